@@ -1,0 +1,93 @@
+"""The settings: flat ``PGEMBED_*`` names with their unit, read when they are needed.
+
+``current()`` gives all of them, ``problems()`` what a system check says of them.
+Zero switches a loop off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from django.conf import settings as django_settings
+
+PREFIX = "PGEMBED_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting with its default. ``lease_seconds`` is ``PGEMBED_LEASE_SECONDS``."""
+
+    providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Alias -> BACKEND (dotted path), MODEL, DIMENSIONS and OPTIONS."""
+
+    lease_seconds: float = 600
+    """How long a claim holds without a heartbeat. Heartbeats come every third of it."""
+
+    poll_seconds: float = 30
+    """The longest a job waits when every notification is lost."""
+
+    reap_seconds: float = 30
+    """How often expired leases are looked for."""
+
+    reconcile_seconds: float = 300
+    """How often gaps are looked for: rows without, with stale or with orphaned vectors."""
+
+    max_attempts: int = 5
+    """Failures after which a job is failed."""
+
+    max_crashes: int = 3
+    """Leases that may run out before a job is failed as ``worker lost``."""
+
+    backoff_seconds: float = 5
+    """The wait before the second attempt. It doubles with each one, with jitter."""
+
+    batch_size: int = 32
+    """Texts in one request, unless the provider's OPTIONS say otherwise."""
+
+    concurrency: int = 2
+    """Requests in flight at once, per provider."""
+
+    claim_limit: int = 500
+    """Units that one claim takes at the most."""
+
+    notify: bool = True
+    """Whether idle workers LISTEN. Without it a job waits up to ``poll_seconds``."""
+
+    stop_grace_seconds: float = 20
+    """How long a stopping worker waits for requests in flight."""
+
+    keep_succeeded_seconds: float = 3600
+    """How long succeeded jobs are kept. Zero deletes them on success."""
+
+    worker_database: str | None = None
+    """The alias that workers use where the application's goes through a pooler."""
+
+
+NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))
+
+
+def current() -> Settings:
+    """Return the settings as they are now: a test's ``override_settings`` counts."""
+    given = {
+        setting.name: getattr(django_settings, name)
+        for setting, name in zip(fields(Settings), NAMES, strict=True)
+        if hasattr(django_settings, name)
+    }
+    return Settings(**given)
+
+
+def problems() -> Iterator[tuple[str, str]]:
+    """Yield ``(what is wrong, what to do)`` for each unusable setting."""
+    for name in sorted(dir(django_settings)):
+        if name.startswith(PREFIX) and name not in NAMES:
+            yield f"{name} is no setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
+    for setting, name in zip(fields(Settings), NAMES, strict=True):
+        value = getattr(django_settings, name, setting.default)
+        if setting.type in ("float", "int") and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0
+        ):
+            yield f"{name} is {value!r}.", "Set it to a number of zero or more."
+        elif setting.type == "int" and (value < 1 or value != int(value)):
+            yield f"{name} is {value!r}.", "Set it to a whole number of one or more."

@@ -1,0 +1,45 @@
+"""Every error of ours, and what the worker does about it."""
+
+from __future__ import annotations
+
+
+class PgembedError(Exception):
+    """The base of all errors of this package."""
+
+
+class LeaseLost(PgembedError):
+    """A job is no longer held by the claim that works on it: its result is discarded."""
+
+
+class SearchError(PgembedError):
+    """A search that cannot be answered as asked. Says what to change."""
+
+
+class ProviderError(PgembedError):
+    """An unusable answer of a provider. Retrying may help: an attempt is spent."""
+
+
+class InputRefused(ProviderError):
+    """The provider will never embed this text. Retrying is useless: the unit fails alone."""
+
+
+class InputTooLong(InputRefused):
+    """The text does not fit the model's context."""
+
+
+class ProviderUnavailable(ProviderError):
+    """The server is down, busy or still loading. Not the texts' fault: no attempt is spent.
+
+    ``retry_after_seconds`` is what the server asked for, or None.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ProviderMisconfigured(ProviderUnavailable):
+    """A person has to mend the settings or the server first: a wrong key, model or width.
+
+    The provider is paused like in an outage, so that a thousand jobs do not burn for one typo.
+    """
