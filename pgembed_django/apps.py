@@ -1,0 +1,17 @@
+"""The Django app. Its label, and so the prefix of its tables, is ``pgembed``."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class PgembedConfig(AppConfig):
+    name = "pgembed_django"
+    label = "pgembed"
+    verbose_name = _("Embeddings")
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        # Registers the system checks.
+        from pgembed_django import checks  # noqa: F401

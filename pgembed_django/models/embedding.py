@@ -1,0 +1,44 @@
+"""The columns of every generated ``<Model>Embedding`` table.
+
+They are in the users' own migrations, so they are fixed from the first release on.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.postgres.search import SearchVectorField
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+from pgvector.django import VectorField
+
+from pgembed_django.models.space import Space
+
+
+class AbstractEmbedding(models.Model):
+    """One chunk of one source row's text in one space. The decorator adds ``source``."""
+
+    id = models.BigAutoField(primary_key=True)
+    space = models.ForeignKey(
+        Space, on_delete=models.DO_NOTHING, related_name="+", db_constraint=False, db_index=False
+    )
+    position = models.IntegerField()
+    start_offset = models.IntegerField()
+    end_offset = models.IntegerField()
+    passage = models.TextField(null=True, help_text=_("NULL with store_text=False."))  # noqa: DJ001
+    chunk_digest = models.BinaryField(help_text=_("SHA-256 of the passage."))
+    text_digest = models.BinaryField(help_text=_("SHA-256 of the whole text with its recipe."))
+    # No fixed width: a change of the model's width is a setting, not a migration.
+    embedding = VectorField(null=True)
+    fulltext = SearchVectorField(null=True)
+    was_cut = models.BooleanField(db_default=False)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        abstract = True
+
+    objects: ClassVar[models.Manager[AbstractEmbedding]]
+
+    def __str__(self) -> str:
+        return f"chunk {self.position} of {self.pk}"

@@ -1,0 +1,138 @@
+"""The job table: what is to be embedded, by whom, and how often that failed.
+
+The partial indexes are the design; each keeps one rule. The lease time is in none
+of them and pages are left half empty, so that a heartbeat is a HOT update.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+PENDING = Q(status="pending")
+RUNNING = Q(status="running")
+OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
+
+
+class Job(models.Model):
+    """One unit, ``(spec, source_pk)``, that is, was or failed to be embedded."""
+
+    class Kind(models.TextChoices):
+        WRITE = "write", _("write")
+        RECONCILER = "reconciler", _("reconciler")
+        BACKFILL = "backfill", _("backfill")
+        MANUAL_RETRY = "manual_retry", _("manual retry")
+
+    class Status(models.TextChoices):
+        PENDING = "pending", _("pending")
+        RUNNING = "running", _("running")
+        SUCCEEDED = "succeeded", _("succeeded")
+        FAILED = "failed", _("failed")
+
+    id = models.BigAutoField(primary_key=True)
+    spec = models.TextField()
+    source_pk = models.TextField()
+    kind = models.TextField(choices=Kind, db_default=Kind.WRITE)
+    status = models.TextField(choices=Status, db_default=Status.PENDING)
+    priority = models.SmallIntegerField(db_default=0)
+    claims = models.IntegerField(
+        db_default=0, help_text=_("How often the job was started. The fencing token of the claim.")
+    )
+    attempts = models.SmallIntegerField(db_default=0, help_text=_("Failures that count."))
+    crashes = models.SmallIntegerField(db_default=0, help_text=_("Leases that ran out."))
+    parkings = models.SmallIntegerField(
+        db_default=0, help_text=_("How often the unit has failed for good before this job.")
+    )
+    items_done = models.IntegerField(db_default=0)
+    items_total = models.IntegerField(db_default=0)
+    last_error = models.TextField(db_default="", blank=True)
+    run_at = models.DateTimeField(
+        db_default=Now(), help_text=_("Not before this time. Of a failure: parked until.")
+    )
+    # No foreign key: a worker row comes and goes without a lock on any job.
+    worker_id = models.BigIntegerField(null=True, blank=True)
+    lease_expires_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    settled_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        constraints = [
+            models.UniqueConstraint(
+                fields=["spec", "source_pk"],
+                condition=PENDING,
+                name="pgembed_one_pending_per_unit",
+            ),
+            models.UniqueConstraint(
+                fields=["spec", "source_pk"],
+                condition=RUNNING,
+                name="pgembed_one_running_per_unit",
+            ),
+            models.UniqueConstraint(
+                fields=["spec", "source_pk"],
+                condition=OPEN_FAILURE,
+                name="pgembed_one_open_failure_per_unit",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind__in=["write", "reconciler", "backfill", "manual_retry"])
+                & Q(status__in=["pending", "running", "succeeded", "failed"]),
+                name="pgembed_job_kind_and_status_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(status="running", worker_id__isnull=False, lease_expires_at__isnull=False)
+                | (~RUNNING & Q(worker_id__isnull=True, lease_expires_at__isnull=True)),
+                name="pgembed_job_running_has_worker_and_lease",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=["succeeded", "failed"], finished_at__isnull=False)
+                | Q(status__in=["pending", "running"], finished_at__isnull=True),
+                name="pgembed_job_finished_has_time",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status="failed") | ~Q(last_error=""),
+                name="pgembed_job_failed_has_error",
+            ),
+            models.CheckConstraint(
+                condition=Q(status="failed") | Q(settled_at__isnull=True),
+                name="pgembed_job_only_failures_settle",
+            ),
+            models.CheckConstraint(
+                condition=Q(claims__gte=0, attempts__gte=0, crashes__gte=0, parkings__gte=0)
+                & Q(items_done__gte=0, items_done__lte=F("items_total")),
+                name="pgembed_job_counts_are_counts",
+            ),
+        ]
+        indexes = [
+            # The claim walks one lane, a spec's jobs of one priority, in the order of run_at.
+            models.Index(
+                F("spec"), F("priority").desc(), F("run_at"), F("id"),
+                condition=PENDING,
+                name="pgembed_job_ready",
+            ),
+            # Jobs that were held when a worker died are claimed alone.
+            models.Index(
+                fields=["spec", "run_at"],
+                condition=PENDING & Q(crashes__gt=0),
+                name="pgembed_job_suspect",
+            ),
+            models.Index(fields=["id"], condition=RUNNING, name="pgembed_job_running"),
+            models.Index(
+                F("finished_at").desc(), F("id").desc(),
+                condition=OPEN_FAILURE,
+                name="pgembed_job_open_failure",
+            ),
+            models.Index(
+                fields=["finished_at"],
+                condition=Q(status="succeeded")
+                | Q(status="failed", settled_at__isnull=False),
+                name="pgembed_job_retention",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.source_pk}"

@@ -1,0 +1,54 @@
+"""What the processes around the queue tell each other: live workers, reconcile cursors."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+
+class Worker(models.Model):
+    """One live worker process. The row goes with it."""
+
+    id = models.BigAutoField(primary_key=True)
+    host = models.TextField()
+    pid = models.IntegerField()
+    version = models.TextField()
+    specs = models.JSONField(default=list)
+    holds = models.IntegerField(db_default=0, help_text=_("Units claimed at the last heartbeat."))
+    paused = models.JSONField(
+        default=dict, help_text=_("Provider -> why it is paused and when it is tried again.")
+    )
+    started_at = models.DateTimeField(db_default=Now())
+    last_seen_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Lap(models.Model):
+    """How far the reconciler's round over a table has come, shared by all workers."""
+
+    class Sweep(models.TextChoices):
+        MISSING = "missing", _("missing")
+        ORPHANED = "orphaned", _("orphaned")
+        STALE = "stale", _("stale")
+
+    id = models.BigAutoField(primary_key=True)
+    spec = models.TextField()
+    sweep = models.TextField(choices=Sweep)
+    cursor = models.TextField(null=True)  # noqa: DJ001 - NULL is "from the start", "" a key
+    started_at = models.DateTimeField(db_default=Now())
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["spec", "sweep"], name="pgembed_one_lap_per_sweep"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.sweep}"

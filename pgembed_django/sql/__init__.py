@@ -1,0 +1,50 @@
+"""The SQL functions that the triggers call, versioned.
+
+A trigger's body is copied into the users' migrations, so it only calls; what it
+calls ships with ours. A version is never changed once released: a new one is added.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pgtrigger.features
+from psycopg import sql
+
+# Name -> argument types, which Postgres needs to drop a function.
+FUNCTIONS = {
+    "pgembed_enqueue_v1": "text, text, integer",
+    "pgembed_forget_v1": "text, text, integer, text",
+    "pgembed_forget_all_v1": "text, text",
+}
+
+
+def qualified(function: str) -> str:
+    """Return how a trigger names ``function``: in pgtrigger's schema, whatever the search_path.
+
+    With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) it is left to the search_path.
+    """
+    schema = pgtrigger.features.schema()
+    return f'"{schema}".{function}' if schema else function
+
+
+def install(apps: Any, schema_editor: Any) -> None:
+    """Create the functions. Called by our migration."""
+    connection = schema_editor.connection
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_schema()")
+        [tables] = cursor.fetchone()
+    for name in FUNCTIONS:
+        text = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql").read_text()
+        statement = sql.SQL(text).format(
+            functions=sql.Identifier(pgtrigger.features.schema() or tables),
+            tables=sql.Identifier(tables),
+        )
+        schema_editor.execute(statement.as_string(connection.connection), params=None)
+
+
+def uninstall(apps: Any, schema_editor: Any) -> None:
+    """Drop the functions."""
+    for name, arguments in FUNCTIONS.items():
+        schema_editor.execute(f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})", params=None)

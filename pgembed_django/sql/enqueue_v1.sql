@@ -1,0 +1,49 @@
+-- A source row was written: leave one pending job for it, and wake an idle worker.
+--
+-- Runs in the writer's transaction. It locks one job row, that of a source row
+-- which the writer has itself locked, and never waits for longer than one of our
+-- own short transactions.
+CREATE OR REPLACE FUNCTION {functions}.pgembed_enqueue_v1(
+    unit_spec text,
+    unit_source_pk text,
+    lane integer
+)
+RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = {tables}, pg_temp
+AS $$
+BEGIN
+    INSERT INTO pgembed_job AS job (spec, source_pk, priority)
+    VALUES (unit_spec, unit_source_pk, lane)
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    -- DO UPDATE, not DO NOTHING: it locks the job until this transaction commits,
+    -- even where its WHERE is false, so no worker can claim the job and read the
+    -- text that is being replaced.
+    DO UPDATE SET
+        kind = 'write',
+        priority = GREATEST(job.priority, excluded.priority),
+        run_at = LEAST(job.run_at, excluded.run_at),
+        attempts = 0,
+        crashes = 0,
+        parkings = 0,
+        last_error = ''
+    -- Only a job that must come forward or start afresh is written.
+    WHERE job.run_at > excluded.run_at
+       OR job.priority < excluded.priority
+       OR job.attempts > 0
+       OR job.crashes > 0
+       OR job.parkings > 0;
+
+    -- An idle worker on watch holds this lock exclusively: it wants to be told.
+    -- Otherwise a worker is awake, and holding the lock (shared with other writers)
+    -- until commit keeps it from falling asleep before it has seen this job.
+    IF NOT pg_try_advisory_xact_lock_shared(
+        hashtextextended(unit_spec, 'pgembed_job'::regclass::oid::bigint)
+    ) THEN
+        PERFORM pg_notify('pgembed', '');
+    END IF;
+END
+$$;
+
+GRANT EXECUTE ON FUNCTION {functions}.pgembed_enqueue_v1(text, text, integer) TO PUBLIC;

@@ -1,0 +1,40 @@
+-- The source table was truncated. The writer holds it exclusively until it commits,
+-- so no unit of it can be read or enqueued meanwhile: no pending jobs are left here.
+CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_all_v1(
+    unit_spec text,
+    embedding_table text
+)
+RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = {tables}, pg_temp
+AS $$
+BEGIN
+    DELETE FROM pgembed_job
+    WHERE spec = unit_spec
+      AND status IN ('pending', 'running');
+
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute
+        WHERE attrelid = embedding_table::regclass
+          AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+        HAVING count(*) = 5
+    ) THEN
+        RAISE EXCEPTION 'pgembed: % is not an embedding table', embedding_table;
+    END IF;
+    -- DELETE, not TRUNCATE: a search that holds this table and waits for the source
+    -- table must not deadlock with the writer.
+    EXECUTE format('DELETE FROM %s', embedding_table::regclass);
+
+    DELETE FROM pgembed_staging
+    WHERE spec = unit_spec;
+
+    UPDATE pgembed_job
+    SET settled_at = statement_timestamp()
+    WHERE spec = unit_spec
+      AND status = 'failed'
+      AND settled_at IS NULL;
+END
+$$;
+
+GRANT EXECUTE ON FUNCTION {functions}.pgembed_forget_all_v1(text, text) TO PUBLIC;

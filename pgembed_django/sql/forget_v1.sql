@@ -1,0 +1,66 @@
+-- A source row was deleted, got another key or left its spec's condition: what is
+-- searchable of it goes in the writer's own transaction.
+CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_v1(
+    unit_spec text,
+    unit_source_pk text,
+    lane integer,
+    embedding_table text
+)
+RETURNS void
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = {tables}, pg_temp
+AS $$
+BEGIN
+    -- First the pending job, held until this transaction ends, so that nobody can
+    -- start on the unit meanwhile: not on a job that is there, and not on one that
+    -- the reconciler would add. It outlives the commit; a worker that claims it
+    -- finds the row gone, and clears what a snapshot older than a worker's commit
+    -- (REPEATABLE READ) could not see here.
+    INSERT INTO pgembed_job AS job (spec, source_pk, priority)
+    VALUES (unit_spec, unit_source_pk, lane)
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    DO UPDATE SET
+        run_at = LEAST(job.run_at, excluded.run_at),
+        attempts = 0,
+        crashes = 0,
+        parkings = 0,
+        last_error = ''
+    WHERE job.run_at > excluded.run_at
+       OR job.attempts > 0
+       OR job.crashes > 0
+       OR job.parkings > 0;
+
+    -- Then the running one: this waits for a worker that is storing vectors at this
+    -- moment, and takes the lease from one that would store them later.
+    DELETE FROM pgembed_job
+    WHERE spec = unit_spec
+      AND source_pk = unit_source_pk
+      AND status = 'running';
+
+    -- A later statement, so with a snapshot that has seen what that worker stored.
+    -- Anyone may call this function, so it deletes from embedding tables only.
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute
+        WHERE attrelid = embedding_table::regclass
+          AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+        HAVING count(*) = 5
+    ) THEN
+        RAISE EXCEPTION 'pgembed: % is not an embedding table', embedding_table;
+    END IF;
+    EXECUTE format('DELETE FROM %s WHERE source_id = %L', embedding_table::regclass, unit_source_pk);
+
+    DELETE FROM pgembed_staging
+    WHERE spec = unit_spec
+      AND source_pk = unit_source_pk;
+
+    UPDATE pgembed_job
+    SET settled_at = statement_timestamp()
+    WHERE spec = unit_spec
+      AND source_pk = unit_source_pk
+      AND status = 'failed'
+      AND settled_at IS NULL;
+END
+$$;
+
+GRANT EXECUTE ON FUNCTION {functions}.pgembed_forget_v1(text, text, integer, text) TO PUBLIC;

