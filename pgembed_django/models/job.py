@@ -84,7 +84,9 @@ class Job(models.Model):
                 name="pgembed_job_kind_and_status_known",
             ),
             models.CheckConstraint(
-                condition=Q(status="running", worker_id__isnull=False, lease_expires_at__isnull=False)
+                condition=Q(
+                    status="running", worker_id__isnull=False, lease_expires_at__isnull=False
+                )
                 | (~RUNNING & Q(worker_id__isnull=True, lease_expires_at__isnull=True)),
                 name="pgembed_job_running_has_worker_and_lease",
             ),
@@ -110,7 +112,10 @@ class Job(models.Model):
         indexes = [
             # The claim walks one lane, a spec's jobs of one priority, in the order of run_at.
             models.Index(
-                F("spec"), F("priority").desc(), F("run_at"), F("id"),
+                F("spec"),
+                F("priority").desc(),
+                F("run_at"),
+                F("id"),
                 condition=PENDING,
                 name="pgembed_job_ready",
             ),
@@ -122,14 +127,14 @@ class Job(models.Model):
             ),
             models.Index(fields=["id"], condition=RUNNING, name="pgembed_job_running"),
             models.Index(
-                F("finished_at").desc(), F("id").desc(),
+                F("finished_at").desc(),
+                F("id").desc(),
                 condition=OPEN_FAILURE,
                 name="pgembed_job_open_failure",
             ),
             models.Index(
                 fields=["finished_at"],
-                condition=Q(status="succeeded")
-                | Q(status="failed", settled_at__isnull=False),
+                condition=Q(status="succeeded") | Q(status="failed", settled_at__isnull=False),
                 name="pgembed_job_retention",
             ),
         ]

@@ -36,8 +36,8 @@ def install(apps: Any, schema_editor: Any) -> None:
         cursor.execute("SELECT current_schema()")
         [tables] = cursor.fetchone()
     for name in FUNCTIONS:
-        text = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql").read_text()
-        statement = sql.SQL(text).format(
+        file = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql")
+        statement = sql.SQL(file.read_text()).format(
             functions=sql.Identifier(pgtrigger.features.schema() or tables),
             tables=sql.Identifier(tables),
         )
@@ -47,4 +47,5 @@ def install(apps: Any, schema_editor: Any) -> None:
 def uninstall(apps: Any, schema_editor: Any) -> None:
     """Drop the functions."""
     for name, arguments in FUNCTIONS.items():
-        schema_editor.execute(f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})", params=None)
+        statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})"
+        schema_editor.execute(statement, params=None)

@@ -24,12 +24,10 @@ BEGIN
         run_at = LEAST(job.run_at, excluded.run_at),
         attempts = 0,
         crashes = 0,
-        parkings = 0,
         last_error = ''
     WHERE job.run_at > excluded.run_at
        OR job.attempts > 0
-       OR job.crashes > 0
-       OR job.parkings > 0;
+       OR job.crashes > 0;
 
     -- Then the running one: this waits for a worker that is storing vectors at this
     -- moment, and takes the lease from one that would store them later.

@@ -1,0 +1,268 @@
+"""Claim due jobs, keep their leases, prove that they are still ours.
+
+Rows are locked with SKIP LOCKED: nothing here waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django.db import transaction
+
+from pgembed_django import database
+
+# Each lane (a spec's jobs of one priority) is walked in the order of run_at, so jobs that
+# are not due yet are never walked over. Lanes are found by jumping along the index.
+CLAIM = """
+    WITH RECURSIVE lane AS (
+        SELECT spec, priority
+        FROM unnest(%(specs)s::text[]) AS wanted(spec)
+        CROSS JOIN LATERAL (
+            SELECT priority
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = wanted.spec
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS highest
+      UNION ALL
+        SELECT lane.spec, lower.priority
+        FROM lane
+        CROSS JOIN LATERAL (
+            SELECT priority
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = lane.spec
+              AND pgembed_job.priority < lane.priority
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS lower
+    ),
+    due_lane AS MATERIALIZED (
+        SELECT lane.spec, lane.priority
+        FROM lane
+        CROSS JOIN LATERAL (
+            SELECT run_at
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = lane.spec
+              AND pgembed_job.priority = lane.priority
+              AND run_at <= statement_timestamp()
+            ORDER BY run_at
+            LIMIT 1
+        ) AS head
+        -- The lowest lane goes first now and then, or a swap under load never ends.
+        ORDER BY lane.priority * %(direction)s, head.run_at
+    ),
+    taken AS MATERIALIZED (
+        SELECT candidate.id
+        FROM due_lane
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM pgembed_job AS job
+            WHERE status = 'pending'
+              AND job.spec = due_lane.spec
+              AND job.priority = due_lane.priority
+              AND job.run_at <= statement_timestamp()
+              -- What was held when a worker died is claimed alone.
+              AND job.crashes = 0
+              -- A row is never embedded by two workers at once.
+              AND NOT EXISTS (
+                  SELECT
+                  FROM pgembed_job AS other
+                  WHERE other.status = 'running'
+                    AND other.spec = job.spec
+                    AND other.source_pk = job.source_pk
+              )
+            ORDER BY run_at, id
+            LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED
+        ) AS candidate
+        LIMIT %(limit)s
+    )
+    UPDATE pgembed_job AS job
+    SET
+        status = 'running',
+        claims = claims + 1,
+        worker_id = %(worker)s,
+        started_at = statement_timestamp(),
+        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+    FROM taken
+    WHERE job.id = taken.id
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes
+"""
+
+CLAIM_ALONE = """
+    UPDATE pgembed_job AS job
+    SET
+        status = 'running',
+        claims = claims + 1,
+        worker_id = %(worker)s,
+        started_at = statement_timestamp(),
+        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+    WHERE id = (
+        SELECT id
+        FROM pgembed_job AS candidate
+        WHERE status = 'pending'
+          AND crashes > 0
+          AND spec = ANY(%(specs)s)
+          AND run_at <= statement_timestamp()
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS other
+              WHERE other.status = 'running'
+                AND other.spec = candidate.spec
+                AND other.source_pk = candidate.source_pk
+          )
+        ORDER BY run_at
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    )
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes
+"""
+
+SUSPECT_DUE = """
+    SELECT EXISTS (
+        SELECT
+        FROM pgembed_job
+        WHERE status = 'pending'
+          AND crashes > 0
+          AND spec = ANY(%(specs)s)
+          AND run_at <= statement_timestamp()
+    )
+"""
+
+# Seconds until the next pending job is due; zero or less where one is due already.
+NEXT_DUE = """
+    WITH RECURSIVE lane AS (
+        SELECT spec, NULL::smallint AS priority
+        FROM unnest(%(specs)s::text[]) AS wanted(spec)
+      UNION ALL
+        SELECT lane.spec, lower.priority
+        FROM lane
+        CROSS JOIN LATERAL (
+            SELECT priority
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = lane.spec
+              AND pgembed_job.priority < COALESCE(lane.priority, 32767)
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS lower
+    )
+    SELECT extract(epoch FROM min(head.run_at) - statement_timestamp())::float8
+    FROM lane
+    CROSS JOIN LATERAL (
+        SELECT run_at
+        FROM pgembed_job
+        WHERE status = 'pending'
+          AND pgembed_job.spec = lane.spec
+          AND pgembed_job.priority = lane.priority
+        ORDER BY run_at
+        LIMIT 1
+    ) AS head
+"""
+
+STILL_OURS = """
+    SELECT job.id
+    FROM pgembed_job AS job
+    JOIN unnest(%(ids)s::bigint[], %(tokens)s::int[]) AS held(id, token)
+      ON job.id = held.id
+     AND job.claims = held.token
+    WHERE status = 'running'
+"""
+
+HOLD = STILL_OURS + "FOR UPDATE OF job SKIP LOCKED"
+
+HEARTBEAT = """
+    UPDATE pgembed_job
+    SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+    WHERE id = ANY(%(ids)s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that a worker holds. ``token`` fences it: a later claim has a higher one."""
+
+    id: int
+    token: int
+    spec: str
+    source_pk: str
+    kind: str
+    attempts: int
+    crashes: int
+
+
+class Held(NamedTuple):
+    """What became of claims, as job ids: ours; ours, but locked by an open writer; lost."""
+
+    ours: frozenset[int]
+    locked: frozenset[int]
+    lost: frozenset[int]
+
+
+def claim(
+    specs: Sequence[str],
+    *,
+    limit: int,
+    worker_id: int,
+    lease_seconds: float,
+    using: str,
+    lowest_first: bool = False,
+) -> list[Claim]:
+    """Start up to ``limit`` due jobs: highest priority first, then the oldest."""
+    return claims(
+        CLAIM,
+        using,
+        specs=list(specs),
+        limit=limit,
+        worker=worker_id,
+        lease=lease_seconds,
+        direction=1 if lowest_first else -1,
+    )
+
+
+def claim_alone(
+    specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
+) -> list[Claim]:
+    """Start one due job that was held when a worker died, if there is one."""
+    return claims(CLAIM_ALONE, using, specs=list(specs), worker=worker_id, lease=lease_seconds)
+
+
+def suspect_due(specs: Sequence[str], *, using: str) -> bool:
+    """Tell whether a job that has to be claimed alone is waiting."""
+    [[due]] = database.rows(using, SUSPECT_DUE, specs=list(specs))
+    return bool(due)
+
+
+def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
+    """Return the seconds until a pending job is due, at most zero where one is due already."""
+    [[seconds]] = database.rows(using, NEXT_DUE, specs=list(specs))
+    return None if seconds is None else float(seconds)
+
+
+def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
+    """Renew the leases. Those that an open writer has locked are left to the next heartbeat."""
+    with transaction.atomic(using=using):
+        found = hold(held, using=using)
+        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+    return found
+
+
+def hold(held: Collection[Claim], *, using: str) -> Held:
+    """Lock the jobs that are still ours, without waiting, until the transaction ends."""
+    tokens = {"ids": [claim.id for claim in held], "tokens": [claim.token for claim in held]}
+    every = frozenset(tokens["ids"])
+    ours = frozenset(row[0] for row in database.rows(using, HOLD, **tokens))
+    if ours == every:
+        return Held(ours, frozenset(), frozenset())
+    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **tokens))
+    return Held(ours, still - ours, every - still - ours)
+
+
+def claims(statement: str, using: str, **parameters: Any) -> list[Claim]:
+    """Run a statement that returns the columns of a claim."""
+    return [Claim(*row) for row in database.rows(using, statement, **parameters)]
