@@ -27,6 +27,10 @@ class InputTooLong(InputRefused):
     """The text does not fit the model's context."""
 
 
+class BatchTooLarge(ProviderError):
+    """The server takes fewer texts or bytes in one request. Smaller batches will do."""
+
+
 class ProviderUnavailable(ProviderError):
     """The server is down, busy or still loading. Not the texts' fault: no attempt is spent.
 
@@ -38,8 +42,16 @@ class ProviderUnavailable(ProviderError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class ProviderTimeout(ProviderUnavailable):
+    """No answer in time. A smaller batch may be answered."""
+
+
 class ProviderMisconfigured(ProviderUnavailable):
     """A person has to mend the settings or the server first: a wrong key, model or width.
 
     The provider is paused like in an outage, so that a thousand jobs do not burn for one typo.
     """
+
+
+class ModelMissing(ProviderMisconfigured):
+    """The server answers, but does not have the model. The message says how to get it."""

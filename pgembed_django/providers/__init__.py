@@ -1,0 +1,106 @@
+"""The providers of PGEMBED_PROVIDERS, built once per process and setting."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from pgembed_django import conf
+from pgembed_django.providers.base import Embedded, Probe, Provider
+
+__all__ = ["Embedded", "Probe", "Provider", "build", "get"]
+
+NEEDED: Final = ("BACKEND", "MODEL", "DIMENSIONS")
+OPTIONAL: Final = ("OPTIONS", "REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
+
+_lock = threading.Lock()
+_built: dict[str, tuple[object, Provider]] = {}
+
+
+def get(alias: str = "default") -> Provider:
+    """Return the provider of that name in PGEMBED_PROVIDERS.
+
+    Raises:
+        ImproperlyConfigured: what is wrong with the setting, and what to do.
+    """
+    settings = conf.current()
+    if alias not in settings.providers:
+        known = ", ".join(map(repr, settings.providers)) or "none: set PGEMBED_PROVIDERS"
+        raise ImproperlyConfigured(f"No provider named {alias!r}. Known are: {known}.")
+    config = settings.providers[alias]
+    # Compared by value: override_settings and a reloaded setting bring new dicts.
+    key = (copy.deepcopy(config), settings.batch_size)
+    with _lock:
+        if alias in _built and _built[alias][0] == key:
+            return _built[alias][1]
+        provider = _from_config(alias, config, batch_size=settings.batch_size)
+        if alias in _built:
+            _built[alias][1].close()
+        _built[alias] = (key, provider)
+        return provider
+
+
+def build(
+    *,
+    alias: str,
+    backend: str,
+    model: str,
+    dimensions: int,
+    options: Mapping[str, Any],
+    batch_size: int | None = None,
+) -> Provider:
+    """Build a provider anew: for a space whose settings have moved on, too.
+
+    ``batch_size`` counts where the options do not say otherwise.
+
+    Raises:
+        ImproperlyConfigured: what is wrong, and what to do.
+    """
+    where = f"PGEMBED_PROVIDERS[{alias!r}]"
+    try:
+        provider_class = import_string(backend)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"{where}: BACKEND is {backend!r}, which cannot be imported: {error}. "
+            "Set it to the dotted path of a provider class."
+        ) from error
+    if not (isinstance(provider_class, type) and issubclass(provider_class, Provider)):
+        raise ImproperlyConfigured(
+            f"{where}: BACKEND is {backend!r}, which is not a subclass of "
+            "pgembed_django.providers.base.Provider."
+        )
+    known = provider_class.known_options()
+    for option in options:
+        if option not in known:
+            raise ImproperlyConfigured(
+                f"{where}: {provider_class.__name__} has no option {option!r}. "
+                f"Its OPTIONS are: {', '.join(sorted(known))}."
+            )
+    if "batch_size" not in options:
+        options = {**options, "batch_size": batch_size or conf.current().batch_size}
+    return provider_class(alias=alias, model=model, dimensions=dimensions, **options)
+
+
+def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> Provider:
+    where = f"PGEMBED_PROVIDERS[{alias!r}]"
+    for key in NEEDED:
+        if key not in config:
+            raise ImproperlyConfigured(f"{where} has no {key}. It needs {', '.join(NEEDED)}.")
+    for key in config:
+        if key not in NEEDED + OPTIONAL:
+            raise ImproperlyConfigured(
+                f"{where} has no use for {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}."
+            )
+    return build(
+        alias=alias,
+        backend=config["BACKEND"],
+        model=config["MODEL"],
+        dimensions=config["DIMENSIONS"],
+        options=config.get("OPTIONS", {}),
+        batch_size=batch_size,
+    )

@@ -1,0 +1,270 @@
+"""Turn texts into vectors: what every provider shares. No database, no settings."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django.exceptions import (
+    InputRefused,
+    InputTooLong,
+    ModelMissing,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderUnavailable,
+)
+from pgembed_django.providers import cutting, vectors
+from pgembed_django.providers.pace import Pace
+from pgembed_django.providers.sift import Embedded, Sift
+from pgembed_django.providers.vectors import Vector, Vectors
+
+__all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What one look at a provider has shown. ``message`` is for a person."""
+
+    reachable: bool
+    model_present: bool | None
+    width: int | None
+    digest: str | None
+    seconds: float
+    message: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.message
+
+
+class Provider(ABC):
+    """One model of one server or library. Threads share it.
+
+    A subclass writes ``embed_batch``, and takes options of its own as keywords
+    of ``__init__``, handing the others up.
+    """
+
+    plain_text: Final = "hello"
+    """Every model embeds it: whether it is answered tells a server's fault from a text's."""
+
+    def __init__(
+        self,
+        *,
+        alias: str,
+        model: str,
+        dimensions: int,
+        document_prefix: str = "",
+        query_prefix: str = "",
+        batch_size: int = 32,
+        max_tokens_per_batch: int | None = None,
+        max_input_tokens: int | None = None,
+        too_long: Literal["cut", "refuse"] = "cut",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.alias = alias
+        self.model = model
+        self.dimensions = self.whole("DIMENSIONS", dimensions)
+        self.document_prefix = document_prefix
+        self.query_prefix = query_prefix
+        self.batch_size = self.whole("batch_size", batch_size)
+        self.max_tokens_per_batch = max_tokens_per_batch and self.whole(
+            "max_tokens_per_batch", max_tokens_per_batch
+        )
+        self._max_input_tokens = max_input_tokens and self.whole(
+            "max_input_tokens", max_input_tokens
+        )
+        if too_long not in ("cut", "refuse"):
+            raise self.wrong("too_long", too_long, 'Set it to "cut" or "refuse"')
+        self.too_long = too_long
+        self.clock = clock
+        self.token_pace = Pace(clock)
+        self.text_pace = Pace(clock)
+        self.learnt_characters: int | None = None
+
+    @abstractmethod
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        """Return one vector per text, in the same order.
+
+        Shape: ``(len(texts), self.dimensions)``, float32. ``texts`` is never empty
+        and never longer than ``self.batch_size``, and has its prefix.
+
+        Raises:
+            InputTooLong: a text does not fit the model's context. Retrying is useless.
+            InputRefused: a text will never be embedded. Retrying is useless.
+            ProviderUnavailable: the server is down, busy or still loading. Not the texts' fault.
+            ProviderError: any other unusable answer. Retrying may help.
+        """
+
+    def embed_documents(self, texts: Sequence[str]) -> Vectors:
+        """Return one vector of length one per text, in the same order. Any number of texts.
+
+        Raises:
+            ProviderError: any text failed. The first failure is raised.
+        """
+        if not texts:
+            return np.empty((0, self.dimensions), dtype=np.float32)
+        embedded = []
+        for outcome in self.embed_each(texts):
+            if isinstance(outcome, ProviderError):
+                raise outcome
+            embedded.append(outcome.vector)
+        return np.stack(embedded)
+
+    def embed_each(self, texts: Sequence[str]) -> list[Embedded | ProviderError]:
+        """Return one outcome per text, in the same order: a bad text fails alone.
+
+        An outcome that is a ``ProviderUnavailable`` says that the server went away before
+        this text's turn: it is to be given back uncharged.
+
+        Raises:
+            ProviderUnavailable: no text could be embedded or blamed. Nothing is to be charged.
+        """
+        return Sift(self, texts).run()
+
+    def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
+        """Return the vector of what somebody searches for. Asks once, and is not retried.
+
+        Raises:
+            InputRefused: the text is empty, or will never be embedded.
+            ProviderError: anything else went wrong.
+        """
+        if not text.strip():
+            raise InputRefused("The query is empty.")
+        shortened = text
+        for cuts in range(cutting.MAX_CUTS + 1):
+            try:
+                answer = self.embed_query_batch(
+                    [self.query_prefix + shortened], timeout_seconds=timeout_seconds
+                )
+                break
+            except InputTooLong as error:
+                if self.too_long == "refuse" or cuts == cutting.MAX_CUTS:
+                    raise
+                characters = cutting.room(text, cuts=cuts, message=str(error), learnt=None)
+                shortened = cutting.cut(text, characters=characters)
+        unit, faults = self.check(answer, count=1)
+        if faults[0]:
+            raise InputRefused(f"{self} answered {faults[0]} for the query.")
+        vector: Vector = unit[0]
+        return vector
+
+    def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
+        """Like ``embed_batch``, for a person who waits. For those that can keep a time-out."""
+        return self.embed_batch(texts)
+
+    def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
+        """Send one batch of documents. See ``vectors.checked`` for the answer."""
+        answer = self.embed_batch([self.document_prefix + text for text in texts])
+        return self.check(answer, count=len(texts))
+
+    def check(self, answer: Vectors, *, count: int) -> tuple[Vectors, list[str | None]]:
+        return vectors.checked(answer, count=count, dimensions=self.dimensions, name=str(self))
+
+    def model_digest(self) -> str | None:
+        """Return what the server tells of the exact model, or None where it tells nothing.
+
+        Raises:
+            ProviderUnavailable: it cannot be asked now. Not the same as None, which would
+                make a new space out of every outage.
+        """
+        return None
+
+    def identity(self) -> dict[str, str | int | None]:
+        """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
+        return {
+            "backend": f"{type(self).__module__}.{type(self).__qualname__}",
+            "model": self.model,
+            "digest": self.model_digest(),
+            "dimensions": self.dimensions,
+            "document_prefix": self.document_prefix,
+            "query_prefix": self.query_prefix,
+        }
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        """The model's context, or None when unknown."""
+        return self._max_input_tokens
+
+    @property
+    def texts_per_request(self) -> int:
+        """How many texts one request may hold just now."""
+        return min(self.batch_size, self.text_pace.limit or self.batch_size)
+
+    def count_tokens(self, text: str) -> int | None:
+        """Return the exact number of tokens, or None when the tokenizer is not at hand."""
+        return None
+
+    def weigh(self, text: str) -> int:
+        """Return the tokens of ``text``, estimated where they cannot be counted.
+
+        A token is some four letters of English and one sign of Chinese (three bytes).
+        """
+        counted = self.count_tokens(text)
+        return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
+
+    def probe(self) -> Probe:
+        """Embed one word and tell what came of it. Never raises a ``ProviderError``."""
+        started = time.monotonic()
+        reachable, present, width, digest, message = True, None, None, None, ""
+        try:
+            answer = self.embed_batch([self.plain_text])
+            present, width = True, int(answer.shape[-1])
+            self.check(answer, count=1)
+            digest = self.model_digest()
+        except ModelMissing as error:
+            present, message = False, str(error)
+        except ProviderMisconfigured as error:
+            message = str(error)
+        except ProviderUnavailable as error:
+            reachable, message = False, str(error)
+        except ProviderError as error:
+            message = str(error)
+        return Probe(
+            reachable=reachable,
+            model_present=present,
+            width=width,
+            digest=digest,
+            seconds=time.monotonic() - started,
+            message=message,
+        )
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of connections. The provider may be used again."""
+
+    @classmethod
+    def known_options(cls) -> set[str]:
+        """Return the names that OPTIONS may hold."""
+        return {
+            name
+            for ancestor in cls.__mro__
+            if "__init__" in vars(ancestor)
+            for name, parameter in inspect.signature(ancestor).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        } - {"alias", "model", "dimensions", "clock"}
+
+    def wrong(self, option: str, value: object, remedy: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            f"PGEMBED_PROVIDERS[{self.alias!r}]: {option} is {value!r}. {remedy}."
+        )
+
+    def whole(self, option: str, value: int) -> int:
+        """Return the value of an option that must be a whole number of one or more."""
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(option, value, "Set it to a whole number of one or more")
+        return value
+
+    def seconds(self, option: str, value: float) -> float:
+        """Return the value of an option that must be a positive number of seconds."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise self.wrong(option, value, "Set it to a number of seconds above zero")
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.model} (provider {self.alias!r})"

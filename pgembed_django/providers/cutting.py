@@ -1,0 +1,52 @@
+"""Cut a text that does not fit the model. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+MAX_CUTS: Final = 12
+"""How often one text is cut before it is refused."""
+
+_SHARES: Final = (0.8, 0.6, 0.4, 0.25, 0.12)
+
+
+def cut(text: str, *, characters: int) -> str:
+    """Return the start of ``text``, at most ``characters`` long, ending with a whole word.
+
+    A word is only broken where a single one is longer than a quarter of the room.
+    """
+    if len(text) <= characters:
+        return text
+    start = text[:characters]
+    if not text[characters].isspace():
+        end = max(start.rfind(space) for space in " \n\t")
+        if end > characters * 3 // 4:
+            start = start[:end]
+    return start.rstrip() or start
+
+
+def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
+    """Return how many characters to try next of ``text``, which was refused.
+
+    ``text`` is the whole one, ``cuts`` how often it was cut before. What the server's
+    message tells, or what fitted another text, is tried first.
+    """
+    if cuts == 0:
+        limit, given = _limits(message)
+        if limit < given:
+            return max(1, int(len(text) * 0.95 * limit / given))
+        if learnt is not None and learnt < len(text):
+            return learnt
+    if cuts < len(_SHARES):
+        return max(1, int(len(text) * _SHARES[cuts]))
+    return max(1, int(len(text) * _SHARES[-1] / 2 ** (cuts - len(_SHARES) + 1)))
+
+
+def _limits(message: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of tokens that a refusal tells.
+
+    "maximum context length is 512 tokens, however you requested 812 tokens": (512, 812).
+    """
+    numbers = [int(number) for number in re.findall(r"\b\d{2,8}\b", message)]
+    return (min(numbers), max(numbers)) if len(numbers) > 1 else (0, 0)

@@ -1,0 +1,50 @@
+"""Remember how much one request may hold, of a server that is slow. No network."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+HOLD_SECONDS: Final = 120.0
+"""How long a smaller size is kept before it is doubled."""
+
+
+class Pace:
+    """A limit that is halved by a failure, held for a while, and doubled by later successes.
+
+    In what it counts (texts, tokens) is the caller's affair. Threads may share it.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, hold_seconds: float = HOLD_SECONDS) -> None:
+        self._clock = clock
+        self._hold_seconds = hold_seconds
+        self._lock = threading.Lock()
+        self._limit: int | None = None
+        self._too_much = 0
+        self._changed_at = 0.0
+
+    @property
+    def limit(self) -> int | None:
+        """How much one request may hold, or None."""
+        return self._limit
+
+    def failed(self, size: int) -> None:
+        """A request of this size was too much."""
+        with self._lock:
+            half = max(1, size // 2)
+            # A thread that started before the limit fell must not raise it.
+            if self._limit is None or half < self._limit:
+                self._too_much = size if self._limit is None else max(size, self._too_much)
+                self._limit = half
+            self._changed_at = self._clock()
+
+    def succeeded(self) -> None:
+        """A request was answered: after a while, allow more again."""
+        with self._lock:
+            if self._limit is None or self._clock() - self._changed_at < self._hold_seconds:
+                return
+            self._changed_at = self._clock()
+            self._limit *= 2
+            if self._limit > self._too_much:
+                self._limit = None

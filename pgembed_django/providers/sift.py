@@ -1,0 +1,236 @@
+"""Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
+
+A failed request does not tell whose fault it was. So the provider is asked for a plain
+word: if that fails too, the trouble is the server's, otherwise the batch is bisected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, log2
+from typing import TYPE_CHECKING, Final
+
+from pgembed_django.exceptions import (
+    BatchTooLarge,
+    InputRefused,
+    InputTooLong,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+from pgembed_django.providers import cutting
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+    from pgembed_django.providers.vectors import Vector
+
+MAX_TIMEOUTS: Final = 4
+"""Each one costs a whole time-out. The rest of the texts are given back after as many."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """A text's vector, and whether only the start of the text fitted the model."""
+
+    vector: Vector = field(repr=False)
+    was_cut: bool = False
+
+
+class Sift:
+    """One call of ``embed_each``. Indexes stand for texts."""
+
+    def __init__(self, provider: Provider, texts: Sequence[str]) -> None:
+        self._provider = provider
+        self._whole = texts
+        self._texts = list(texts)
+        self._cuts: Counter[int] = Counter()
+        self._outcomes: dict[int, Embedded | ProviderError] = {}
+        self._retried: set[int] = set()
+        self._asked_plainly = False
+        # Bisecting one culprit out of n takes log2(n) failures, and two to be sure of it.
+        self._unclear_left = 4 * ceil(log2(len(texts) + 1)) + 4
+        self._timeouts_left = MAX_TIMEOUTS
+
+    def run(self) -> list[Embedded | ProviderError]:
+        """Return one outcome per text. See ``Provider.embed_each``."""
+        todo: deque[list[int]] = deque([self._worth_sending()])
+        outage: ProviderUnavailable | None = None
+        settled_before = len(self._outcomes)
+        while todo and outage is None:
+            group = todo.popleft()
+            if not group:
+                continue
+            fitting = self._fitting(group)
+            if fitting < len(group):
+                todo.appendleft(group[fitting:])
+                group = group[:fitting]
+            try:
+                todo.extendleft(reversed(self._send(group)))
+            except ProviderUnavailable as error:
+                outage = error
+        if outage is not None and len(self._outcomes) == settled_before:
+            raise outage
+        return [self._outcomes.get(index) or outage for index in range(len(self._texts))]  # type: ignore[misc]
+
+    def _worth_sending(self) -> list[int]:
+        """Refuse the empty texts, and cut those that are known not to fit."""
+        limit = self._provider.max_input_tokens
+        for index, text in enumerate(self._texts):
+            if not text.strip():
+                self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
+            elif limit is not None:
+                self._cut_to(limit, index)
+        return [index for index in range(len(self._texts)) if index not in self._outcomes]
+
+    def _cut_to(self, limit: int, index: int) -> None:
+        """Cut a text that is longer than the model's context, as far as that can be told.
+
+        Without a tokenizer only a text that no language fits into the limit is cut
+        here; the others are left to the server, which knows.
+        """
+        provider = self._provider
+        text = self._texts[index]
+        prefix = provider.document_prefix
+        counted = provider.count_tokens(prefix + text)
+        if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
+            return
+        if provider.too_long == "refuse":
+            self._outcomes[index] = InputTooLong(
+                f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
+            )
+            return
+        characters = limit * 12
+        while True:
+            text = cutting.cut(text, characters=characters)
+            counted = provider.count_tokens(prefix + text)
+            if counted is None or counted <= limit or characters == 1:
+                break
+            characters = max(1, min(len(text) - 1, len(text) * limit // counted))
+        self._texts[index] = text
+        self._cuts[index] = 1
+
+    def _fitting(self, group: list[int]) -> int:
+        """Return how many of the group one request may hold: at least one."""
+        provider = self._provider
+        room = min(provider.token_pace.limit or 2**63, provider.max_tokens_per_batch or 2**63)
+        for count, index in enumerate(group[: provider.texts_per_request]):
+            room -= provider.weigh(self._texts[index])
+            if room < 0 and count:
+                return count
+        return min(len(group), provider.texts_per_request)
+
+    def _send(self, group: list[int]) -> list[list[int]]:
+        """Embed a group. Return the groups to send instead, where it failed."""
+        try:
+            vectors, faults = self._provider.answer([self._texts[index] for index in group])
+        except InputTooLong as error:
+            return self._too_long(group, error)
+        except InputRefused as error:
+            return self._refused(group, error)
+        except BatchTooLarge as error:
+            return self._too_large(group, error)
+        except ProviderTimeout as error:
+            return self._too_slow(group, error)
+        except ProviderUnavailable:
+            raise
+        except ProviderError as error:
+            return self._unclear(group, error)
+        self._provider.token_pace.succeeded()
+        self._provider.text_pace.succeeded()
+        if all(faults):
+            self._ask_plainly(again=False)
+        for index, vector, fault in zip(group, vectors, faults, strict=True):
+            if fault:
+                self._outcomes[index] = InputRefused(f"{self._provider} answered {fault}.")
+                continue
+            self._outcomes[index] = Embedded(vector, was_cut=self._cuts[index] > 0)
+            if self._cuts[index]:
+                self._provider.learnt_characters = len(self._texts[index])
+        return []
+
+    def _too_long(self, group: list[int], error: InputTooLong) -> list[list[int]]:
+        if len(group) > 1:
+            # By length, so that the culprits stand together and few halves hold any.
+            return _halves(sorted(group, key=lambda index: len(self._texts[index])))
+        index = group[0]
+        if self._provider.too_long == "cut" and self._cuts[index] < cutting.MAX_CUTS:
+            characters = cutting.room(
+                self._whole[index],
+                cuts=self._cuts[index],
+                message=str(error),
+                learnt=self._provider.learnt_characters,
+            )
+            # A text that was cut before it was sent must get shorter all the same.
+            characters = min(characters, max(1, len(self._texts[index]) - 1))
+            self._texts[index] = cutting.cut(self._whole[index], characters=characters)
+            self._cuts[index] += 1
+            return [group]
+        return self._refused(group, error)
+
+    def _refused(self, group: list[int], error: InputRefused) -> list[list[int]]:
+        self._ask_plainly(again=False)
+        if len(group) > 1:
+            return _halves(group)
+        self._outcomes[group[0]] = error
+        return []
+
+    def _too_large(self, group: list[int], error: BatchTooLarge) -> list[list[int]]:
+        if len(group) > 1:
+            self._provider.text_pace.failed(len(group))
+            return _halves(group)
+        return self._too_long(group, InputTooLong(str(error)))
+
+    def _too_slow(self, group: list[int], error: ProviderTimeout) -> list[list[int]]:
+        weight = sum(self._provider.weigh(self._texts[index]) for index in group)
+        # Before the server is asked again: one that goes on computing what nobody waits
+        # for does not answer now, and must be sent less the next time.
+        self._provider.token_pace.failed(weight)
+        self._ask_plainly(again=len(group) == 1)
+        self._timeouts_left -= 1
+        if len(group) == 1:
+            self._outcomes[group[0]] = ProviderError(
+                f"{error} Other texts are answered, so this one is too much for the server."
+            )
+            return []
+        if self._timeouts_left == 0:
+            raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+        return _halves(group)
+
+    def _unclear(self, group: list[int], error: ProviderError) -> list[list[int]]:
+        """Bisect after a broken answer or a 5xx, which may be the texts' fault or passing."""
+        self._unclear_left -= 1
+        self._ask_plainly(again=len(group) == 1)
+        if self._unclear_left <= 0:
+            raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+        if len(group) > 1:
+            return _halves(group)
+        if group[0] in self._retried:
+            self._outcomes[group[0]] = error
+            return []
+        self._retried.add(group[0])
+        return [group]
+
+    def _ask_plainly(self, *, again: bool) -> None:
+        """Raise ``ProviderUnavailable`` unless the server embeds a plain word just now."""
+        if self._asked_plainly and not again:
+            return
+        provider = self._provider
+        try:
+            _, faults = provider.answer([provider.plain_text])
+        except ProviderUnavailable:
+            raise
+        except InputRefused as error:
+            raise ProviderMisconfigured(f"Even a plain word is refused: {error}") from error
+        except ProviderError as error:
+            raise ProviderUnavailable(str(error)) from error
+        if faults[0]:
+            raise ProviderMisconfigured(f"{provider} answered {faults[0]} for a plain word.")
+        self._asked_plainly = True
+
+
+def _halves(group: list[int]) -> list[list[int]]:
+    middle = len(group) // 2
+    return [group[:middle], group[middle:]]

@@ -1,0 +1,76 @@
+"""Check what a provider answered, and make all vectors alike. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+
+Vector = npt.NDArray[np.float32]
+"""Shape: ``(dimensions,)``, of length one."""
+
+Vectors = npt.NDArray[np.float32]
+"""Shape: ``(number of texts, dimensions)``."""
+
+
+def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
+    """Return the matrix of a JSON answer's rows, in order, unchecked but for its shape.
+
+    A row that is null or empty becomes zeros: the server has no vector for that text only.
+
+    Raises:
+        ProviderError: rows of different widths, or something else than numbers in them.
+    """
+    widths = {len(row) for row in rows if isinstance(row, (list, np.ndarray)) and len(row)}
+    if len(widths) > 1:
+        raise ProviderError(f"One answer holds vectors of the widths {sorted(widths)}.")
+    width = widths.pop() if widths else dimensions
+    matrix = np.zeros((len(rows), width), dtype=np.float32)
+    for position, row in enumerate(rows):
+        if row is None or (isinstance(row, list) and not row):
+            continue
+        try:
+            # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
+            with np.errstate(over="ignore"):
+                matrix[position] = row
+        except (TypeError, ValueError):
+            # Not chained: numpy's message quotes the values.
+            raise ProviderError("The answer holds something else than lists of numbers.") from None
+    return matrix
+
+
+def checked(
+    vectors: Vectors, *, count: int, dimensions: int, name: str
+) -> tuple[Vectors, list[str | None]]:
+    """Return the vectors with length one, and for each what is wrong with it, or None.
+
+    A vector with something wrong is of no use; the others of its batch are.
+
+    Raises:
+        ProviderError: not one vector per text.
+        ProviderMisconfigured: another width than DIMENSIONS.
+    """
+    if vectors.ndim != 2 or len(vectors) != count:
+        answered = len(vectors) if vectors.ndim else 1
+        raise ProviderError(f"{name} answered {answered} vectors for {count} texts.")
+    if vectors.shape[1] != dimensions:
+        width = vectors.shape[1]
+        raise ProviderMisconfigured(
+            f"{name} answered {width} dimensions where DIMENSIONS says {dimensions}: "
+            f"set DIMENSIONS to {width} or choose another model."
+        )
+    # float64: the squares of large float32 numbers do not fit float32.
+    wide = vectors.astype(np.float64)
+    finite = np.isfinite(wide).all(axis=1)
+    wide[~finite] = 0
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    unit = (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
+    faults: list[str | None] = [
+        None if norm > 0 else "a vector of zeros" if is_finite else "a vector that is not finite"
+        for norm, is_finite in zip(norms[:, 0], finite, strict=True)
+    ]
+    return unit, faults
