@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import (
     InputRefused,
@@ -21,6 +19,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import cutting, vectors
+from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Pace
 from pgembed_django.providers.sift import Embedded, Sift
 from pgembed_django.providers.vectors import Vector, Vectors
@@ -44,7 +43,7 @@ class Probe:
         return not self.message
 
 
-class Provider(ABC):
+class Provider(Options):
     """One model of one server or library. Threads share it.
 
     A subclass writes ``embed_batch``, and takes options of its own as keywords
@@ -235,36 +234,8 @@ class Provider(ABC):
             message=message,
         )
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of connections. The provider may be used again."""
-
-    @classmethod
-    def known_options(cls) -> set[str]:
-        """Return the names that OPTIONS may hold."""
-        return {
-            name
-            for ancestor in cls.__mro__
-            if "__init__" in vars(ancestor)
-            for name, parameter in inspect.signature(ancestor).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        } - {"alias", "model", "dimensions", "clock"}
-
-    def wrong(self, option: str, value: object, remedy: str) -> ImproperlyConfigured:
-        return ImproperlyConfigured(
-            f"PGEMBED_PROVIDERS[{self.alias!r}]: {option} is {value!r}. {remedy}."
-        )
-
-    def whole(self, option: str, value: int) -> int:
-        """Return the value of an option that must be a whole number of one or more."""
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(option, value, "Set it to a whole number of one or more")
-        return value
-
-    def seconds(self, option: str, value: float) -> float:
-        """Return the value of an option that must be a positive number of seconds."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise self.wrong(option, value, "Set it to a number of seconds above zero")
-        return value
 
     def __str__(self) -> str:
         return f"{self.model} (provider {self.alias!r})"

@@ -63,17 +63,19 @@ class Sift:
             group = todo.popleft()
             if not group:
                 continue
-            fitting = self._fitting(group)
-            if fitting < len(group):
-                todo.appendleft(group[fitting:])
-                group = group[:fitting]
             try:
-                todo.extendleft(reversed(self._send(group)))
+                fitting = self._fitting(group)
+                if fitting < len(group):
+                    todo.appendleft(group[fitting:])
+                todo.extendleft(reversed(self._send(group[:fitting])))
             except ProviderUnavailable as error:
                 outage = error
-        if outage is not None and len(self._outcomes) == settled_before:
-            raise outage
-        return [self._outcomes.get(index) or outage for index in range(len(self._texts))]  # type: ignore[misc]
+        if outage is not None:
+            if len(self._outcomes) == settled_before:
+                raise outage
+            for index in range(len(self._texts)):
+                self._outcomes.setdefault(index, outage)
+        return [self._outcomes[index] for index in range(len(self._texts))]
 
     def _worth_sending(self) -> list[int]:
         """Refuse the empty texts, and cut those that are known not to fit."""

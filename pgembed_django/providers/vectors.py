@@ -31,8 +31,10 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     width = widths.pop() if widths else dimensions
     matrix = np.zeros((len(rows), width), dtype=np.float32)
     for position, row in enumerate(rows):
-        if row is None or (isinstance(row, list) and not row):
+        if row is None or (isinstance(row, (list, np.ndarray)) and not len(row)):
             continue
+        if not isinstance(row, (list, np.ndarray)):
+            raise ProviderError("The answer holds something else than lists of numbers.")
         try:
             # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
             with np.errstate(over="ignore"):

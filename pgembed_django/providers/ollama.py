@@ -1,0 +1,200 @@
+"""Ollama's own routes: /api/embed, and /api/embeddings of servers before 0.2.6."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pgembed_django.exceptions import (
+    ModelMissing,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderUnavailable,
+)
+from pgembed_django.providers import ollama_host, vectors
+from pgembed_django.providers.server import ServerProvider
+from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.wire import Answer
+
+RECHECK_SECONDS: Final = 300.0
+"""How long what was learnt of a server is believed: servers are upgraded under their clients."""
+
+DIGEST_SECONDS: Final = 60.0
+"""How long a model's digest is believed: a re-pulled tag is a new model."""
+
+BATCHES_SINCE: Final = (0, 2, 6)
+IN_ORDER_SINCE: Final = (0, 3, 5)
+"""Before it a batch could come back in another order, and nothing in the answer tells (#6187)."""
+
+_DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
+
+
+class OllamaProvider(ServerProvider):
+    """A model of an Ollama server.
+
+    Where the text does not fit, the server is told to refuse it: what it cuts by itself
+    it does not tell. ``truncate=True`` lets it.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str | None = None,
+        timeout_seconds: float = 120,
+        truncate: bool = False,
+        keep_alive: str | float | None = None,
+        send_dimensions: bool = False,
+        options: Mapping[str, Any] | None = None,
+        use_digest: bool = True,
+        **common: Any,
+    ) -> None:
+        where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
+        super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
+        # The same with every request: another num_ctx would reload the model.
+        self._constant: dict[str, Any] = {"model": self.model}
+        if keep_alive is not None:
+            self._constant["keep_alive"] = self._keep_alive(keep_alive)
+        if options:
+            self._constant["options"] = dict(options)
+        self._truncate = truncate
+        self._send_dimensions = send_dimensions
+        self._use_digest = use_digest
+        self._version: tuple[int, ...] | None = None
+        self._version_until = self.clock()
+        self._one_by_one_until = self.clock()
+        self._digest: str | None = None
+        self._digest_until = self.clock()
+
+    @property
+    def texts_per_request(self) -> int:
+        one_by_one = self._one_by_one() or not self._keeps_order()
+        return 1 if one_by_one else super().texts_per_request
+
+    def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
+        if not self._one_by_one():
+            payload = {**self._constant, "input": list(texts), "truncate": self._truncate}
+            if self._send_dimensions:
+                payload["dimensions"] = self.dimensions
+            answer = self.ask("POST", "/api/embed", payload, timeout_seconds=timeout_seconds)
+            if not _is_missing_route(answer):
+                value = self._value_of(answer, texts)
+                rows = value.get("embeddings")
+                if not isinstance(rows, list):
+                    raise ProviderError(f"{self.base_url} answered without embeddings.")
+                return vectors.from_rows(rows, dimensions=self.dimensions)
+            self._confirm_one_by_one(answer, timeout_seconds)
+        rows = [self._embed_one(text, timeout_seconds) for text in texts]
+        return vectors.from_rows(rows, dimensions=self.dimensions)
+
+    def model_digest(self) -> str | None:
+        if not self._use_digest:
+            return None
+        if self._digest is None or self.clock() >= self._digest_until:
+            self._digest = self._read_digest()
+            self._digest_until = self.clock() + DIGEST_SECONDS
+        return self._digest
+
+    def _embed_one(self, text: str, timeout_seconds: float) -> object:
+        payload = {**self._constant, "prompt": text}
+        answer = self.ask("POST", "/api/embeddings", payload, timeout_seconds=timeout_seconds)
+        return self._value_of(answer, [text]).get("embedding")
+
+    def _value_of(self, answer: Answer, texts: Sequence[str]) -> dict[str, Any]:
+        try:
+            return self.value_of(answer, texts=texts)
+        except ModelMissing as error:
+            raise self._not_pulled() from error
+
+    def _not_pulled(self) -> ModelMissing:
+        return ModelMissing(
+            f"{self.base_url} does not have the model {self.model!r}. "
+            f"Run there: ollama pull {self.model}"
+        )
+
+    def _one_by_one(self) -> bool:
+        return self.clock() < self._one_by_one_until
+
+    def _confirm_one_by_one(self, answer: Answer, timeout_seconds: float) -> None:
+        """Raise unless the server is really so old that it has no /api/embed.
+
+        The route's 404 may be passing, of a proxy during a restart, or be the answer of
+        a wrong address.
+        """
+        version = self._server_version()
+        if version is None:
+            try:
+                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), list)
+            except ModelMissing:
+                raise
+            except ProviderError:
+                old = False
+        else:
+            old = version < BATCHES_SINCE
+        if not old:
+            raise ProviderMisconfigured(
+                f"{self.base_url} has no /api/embed: {self._quote(answer, [])}. "
+                "Is base_url, or OLLAMA_HOST, the address of an Ollama server?"
+            )
+        self._one_by_one_until = self.clock() + RECHECK_SECONDS
+
+    def _keeps_order(self) -> bool:
+        if self.clock() >= self._version_until:
+            self._version = self._server_version()
+            self._version_until = self.clock() + RECHECK_SECONDS
+        return self._version is None or self._version >= IN_ORDER_SINCE
+
+    def _server_version(self) -> tuple[int, ...] | None:
+        """Return (0, 3, 5), or None when the server does not tell a released version.
+
+        Raises:
+            ProviderUnavailable: it cannot be asked now.
+        """
+        answer = self.ask("GET", "/api/version", timeout_seconds=self.query_timeout_seconds)
+        value = answer.json()
+        told = str(value.get("version", "")) if isinstance(value, dict) else ""
+        match = re.match(r"(\d+)\.(\d+)\.(\d+)", told)
+        # A build without a version says 0.0.0.
+        return tuple(map(int, match.groups())) if match and match[0] != "0.0.0" else None
+
+    def _read_digest(self) -> str | None:
+        answer = self.ask("GET", "/api/tags", timeout_seconds=self.query_timeout_seconds)
+        value = answer.json()
+        models = value.get("models") if isinstance(value, dict) else None
+        if answer.status == 200 and isinstance(models, list):
+            for known in models:
+                if isinstance(known, dict) and _tagged(known.get("name")) == _tagged(self.model):
+                    return str(known["digest"]) if known.get("digest") else None
+            raise self._not_pulled()
+        # A proxy may hide the route. But what was told once is not unknown now: it would
+        # make a new space.
+        if answer.status in (403, 404, 405) and self._digest is None:
+            return None
+        error = self.error_of(answer)
+        raise error if isinstance(error, ProviderUnavailable) else ProviderUnavailable(str(error))
+
+    def _keep_alive(self, value: str | float) -> str | float:
+        """Return what Ollama takes: a number of seconds, or a duration with units.
+
+        A setting read from the environment is a string, and "300" would be refused.
+        """
+        if isinstance(value, str):
+            if re.fullmatch(r"-?\d+(\.\d+)?", value.strip()):
+                return float(value) if "." in value else int(value)
+            if _DURATION.fullmatch(value):
+                return value
+        elif not isinstance(value, bool):
+            return value
+        raise self.wrong("keep_alive", value, 'Set it to seconds, or to a duration like "10m"')
+
+
+def _is_missing_route(answer: Answer) -> bool:
+    """Whether this 404 is the router's own, not the missing model's, which is JSON."""
+    value = answer.json()
+    return answer.status == 404 and not (isinstance(value, dict) and "error" in value)
+
+
+def _tagged(name: object) -> str:
+    full = str(name).lower()
+    return full if ":" in full.rpartition("/")[2] else f"{full}:latest"

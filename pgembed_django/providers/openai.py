@@ -1,0 +1,109 @@
+"""OpenAI's /v1/embeddings, which many servers speak.
+
+OpenAI, vLLM, text-embeddings-inference, llama.cpp, LM Studio, LiteLLM, and Ollama's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from pgembed_django.exceptions import ProviderError
+from pgembed_django.providers import vectors
+from pgembed_django.providers.server import ServerProvider
+from pgembed_django.providers.vectors import Vectors
+
+DEFAULT_URL: Final = "https://api.openai.com/v1"
+_ENCODING: Final = re.compile(r"encoding[_ ]format|base64", re.IGNORECASE)
+
+RECHECK_SECONDS: Final = 3600.0
+"""How long a server that refused base64 is spoken to in floats."""
+
+
+class OpenAIProvider(ServerProvider):
+    """A model of any server that speaks OpenAI's embeddings API."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str = DEFAULT_URL,
+        api_key_env: str | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        send_dimensions: bool = False,
+        encoding_format: Literal["auto", "base64", "float"] = "auto",
+        max_tokens_per_batch: int | None = 100_000,
+        **common: Any,
+    ) -> None:
+        if api_key_env is None and urlsplit(base_url).hostname == "api.openai.com":
+            api_key_env = "OPENAI_API_KEY"
+        headers = dict(headers or {})
+        if organization:
+            headers["OpenAI-Organization"] = organization
+        if project:
+            headers["OpenAI-Project"] = project
+        super().__init__(
+            base_url=base_url,
+            api_key_env=api_key_env,
+            headers=headers,
+            max_tokens_per_batch=max_tokens_per_batch,
+            **common,
+        )
+        if encoding_format not in ("auto", "base64", "float"):
+            raise self.wrong("encoding_format", encoding_format, 'Set it to "auto" or "float"')
+        self._send_dimensions = send_dimensions
+        self._encoding_format = encoding_format
+        self._floats_until = self.clock()
+
+    def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
+        encoding = self._encoding_format
+        if encoding == "auto":
+            encoding = "float" if self.clock() < self._floats_until else "base64"
+        try:
+            value = self._post(texts, encoding, timeout_seconds)
+        except ProviderError as error:
+            if self._encoding_format != "auto" or not _ENCODING.search(str(error)):
+                raise
+            value = self._post(texts, "float", timeout_seconds)
+            self._floats_until = self.clock() + RECHECK_SECONDS
+        return vectors.from_rows(self._rows(value), dimensions=self.dimensions)
+
+    def _post(self, texts: Sequence[str], encoding: str, timeout_seconds: float) -> dict[str, Any]:
+        payload: dict[str, Any] = {
+            "model": self.model,
+            "input": list(texts),
+            "encoding_format": encoding,
+        }
+        if self._send_dimensions:
+            payload["dimensions"] = self.dimensions
+        answer = self.ask("POST", "/embeddings", payload, timeout_seconds=timeout_seconds)
+        return self.value_of(answer, texts=texts)
+
+    def _rows(self, value: dict[str, Any]) -> list[Any]:
+        """Return the vectors in the order of the texts, which is that of ``index``."""
+        data = value.get("data")
+        if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+            raise ProviderError(f"{self.base_url} answered without a list of embeddings.")
+        if any("index" in item for item in data):
+            by_index = {item.get("index"): item for item in data}
+            if set(by_index) != set(range(len(data))):
+                raise ProviderError(f"{self.base_url} answered embeddings with a wrong index.")
+            data = [by_index[index] for index in range(len(data))]
+        return [self._row(item.get("embedding")) for item in data]
+
+    def _row(self, embedding: Any) -> Any:
+        """Return floats: a server may send them although it was asked for base64."""
+        if not isinstance(embedding, str):
+            return embedding
+        try:
+            return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
+        except (binascii.Error, ValueError):
+            # Not chained: the vector is in it.
+            raise ProviderError(f"{self.base_url} answered base64 that is none.") from None

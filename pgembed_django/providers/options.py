@@ -1,0 +1,42 @@
+"""Check the values of a provider's options. Errors name the provider, the option and the remedy."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC
+
+from django.core.exceptions import ImproperlyConfigured
+
+
+class Options(ABC):
+    """What a provider says of its options. They are the keywords of ``__init__``."""
+
+    alias: str
+
+    @classmethod
+    def known_options(cls) -> set[str]:
+        """Return the names that OPTIONS may hold."""
+        return {
+            name
+            for ancestor in cls.__mro__
+            if "__init__" in vars(ancestor)
+            for name, parameter in inspect.signature(ancestor).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        } - {"alias", "model", "dimensions", "clock"}
+
+    def wrong(self, option: str, value: object, remedy: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(
+            f"PGEMBED_PROVIDERS[{self.alias!r}]: {option} is {value!r}. {remedy}."
+        )
+
+    def whole(self, option: str, value: int) -> int:
+        """Return the value of an option that must be a whole number of one or more."""
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(option, value, "Set it to a whole number of one or more")
+        return value
+
+    def seconds(self, option: str, value: float) -> float:
+        """Return the value of an option that must be a positive number of seconds."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise self.wrong(option, value, "Set it to a number of seconds above zero")
+        return value

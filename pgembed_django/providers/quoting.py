@@ -1,0 +1,74 @@
+"""Quote a server's words in an error: short, and without keys or the texts themselves. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+LIMIT: Final = 300
+"""Characters of a server's answer that an error quotes."""
+
+HIDDEN: Final = "[hidden]"
+
+_SECRETS: Final = re.compile(
+    r"""
+    (?P<name> \b (?: bearer | basic ) \s+
+            | (?: api[_-]?key | authorization | token | secret | password ) ["']? \s* [:=] \s* ["']?
+            | (?<= :// ) [^\s/:@]* : (?= [^\s/@]+ @ ) )
+    (?! tokens? \b | bearer \b ) [^\s"',;&@]{4,}
+    | \b (?: sk | pk | hf | gsk | xai ) [-_] [\w-]{8,}
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def said(body: bytes) -> str:
+    """Return the reason out of an error's body, in the shapes that servers are known to use.
+
+    Only the reason, never the whole of a JSON body: validation errors carry the input.
+    """
+    text = body.decode(errors="replace").strip()
+    if not text:
+        return "an empty body"
+    try:
+        return _reason(json.loads(text)) or "no reason given"
+    except (ValueError, RecursionError):
+        pass
+    if text.startswith("<"):
+        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.DOTALL | re.IGNORECASE)
+        return f"an HTML page: {' '.join(title[1].split())}" if title else "an HTML page"
+    return text
+
+
+def _reason(value: Any) -> str:
+    # Ollama: {"error": "…"}; OpenAI: {"error": {…}}; TEI: {"message": …}; FastAPI: {"detail": …}
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "; ".join(filter(None, map(_reason, value)))
+    if not isinstance(value, dict):
+        return ""
+    for key in ("error", "message", "detail", "msg"):
+        reason = _reason(value.get(key))
+        if reason:
+            codes = [str(value[name]) for name in ("type", "code") if value.get(name)]
+            return f"{reason} ({', '.join(codes)})" if codes and key != "error" else reason
+    return ""
+
+
+def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
+    """Return the words of a server, fit for an error, a log and the admin."""
+    for secret in secrets:
+        if secret:
+            words = words.replace(secret, HIDDEN)
+    words = _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
+    for text in texts:
+        # A server that quotes a text may do so in part, and escape what follows a newline.
+        begin = re.match(r"[^\r\n\t\"'\\]*", text.strip())
+        opening = begin[0][:24] if begin else ""
+        if len(opening) >= 8 and opening in words:
+            words = words[: words.index(opening)] + "[the text]"
+    words = " ".join(words.split())
+    return words if len(words) <= LIMIT else f"{words[:LIMIT]}…"

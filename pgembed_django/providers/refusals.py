@@ -1,0 +1,159 @@
+"""Tell from an HTTP answer whose fault it is, once for all servers. Pure.
+
+The body goes before the status: a text that is too long is a 400, a 413 or a 500, and a
+runner that died is a 400 too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from pgembed_django.exceptions import (
+    BatchTooLarge,
+    InputRefused,
+    InputTooLong,
+    ModelMissing,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+
+MAX_WAIT_SECONDS: Final = 3600.0
+"""The longest wait that a server is granted."""
+
+
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+_BATCH_TOO_LARGE: Final = _any_of(
+    r"batch size \d+ >",  # TEI
+    r"maximum allowed batch size",
+    r"tokens per request",  # OpenAI
+    r"too many inputs",
+    r"array too long",
+    r"\d+ (?:items|inputs) or (?:less|fewer)",
+)
+_TOO_LONG: Final = _any_of(
+    r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
+    r"must have less than \d+ tokens",  # TEI
+    r"too large to process",  # llama.cpp
+    r"input is (?:too long|too large|larger)",
+    r"too many tokens",
+    r"maximum (?:number of tokens|input length|sequence length)",
+    r"string[ _](?:is )?(?:too long|above_max_length)",
+)
+# It comes again for the same text; see the Ollama issues 9639 and 14657.
+_NOT_A_NUMBER: Final = _any_of(r"unsupported value: [+-]?(?:nan|inf)", r"nan or inf")
+_MODEL_MISSING: Final = _any_of(
+    r"model\b.{0,200}\b(?:not found|does not exist|not exist)", r"model_not_found", r"try pulling"
+)
+_BUSY: Final = _any_of(
+    r"server busy",
+    r"pending requests",
+    r"(?:loading|starting)(?: the)? model",
+    r"model is (?:currently )?(?:loading|overloaded)",
+    r"overloaded",
+    r"more system memory",
+    r"process has terminated",
+    r"timed out waiting",
+    r"no healthy upstream",
+)
+_MISCONFIGURED: Final = _any_of(
+    r"must be of type",
+    r"cannot unmarshal",
+    r"(?:missing|unknown) unit|invalid duration",
+    r"invalid model name",
+    r"model is required",
+    r"not support embedding",
+    r"unexpected endpoint",  # LM Studio
+    r"no models? (?:is |are )?loaded",
+    r"insufficient_quota|billing",
+    r"invalid[_ ]api[_ ]key",
+)
+# Ollama answers 400 when its runner dies.
+_RUNNER_DIED: Final = _any_of(
+    r"do embedding request", r"connection (?:reset|refused)", r"broken pipe", r"\beof\b"
+)
+
+
+def classify(status: int, reason: str, *, wait_seconds: float | None, where: str) -> ProviderError:
+    """Return the error that an answer stands for. ``reason`` is quoted: see ``quoting``."""
+    message = f"{where} answered {status}: {reason}"
+    # These are about the sender, whatever their words.
+    if status in (401, 402, 403):
+        return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
+    if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
+        return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
+    if status == 429 or status in (502, 503, 529) or 520 <= status <= 523:
+        return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
+    if status in (408, 504, 524):
+        return ProviderTimeout(message, retry_after_seconds=wait_seconds)
+    if _BATCH_TOO_LARGE.search(reason):
+        return BatchTooLarge(message)
+    if _TOO_LONG.search(reason):
+        return InputTooLong(message)
+    if _NOT_A_NUMBER.search(reason):
+        return InputRefused(message)
+    if _MODEL_MISSING.search(reason):
+        return ModelMissing(message)
+    if _BUSY.search(reason):
+        return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
+    if status == 413:
+        return BatchTooLarge(message)
+    if status == 404:
+        return ProviderMisconfigured(f"{message}. Is base_url right?")
+    if status >= 500 or status in (200, 424, 499) or _RUNNER_DIED.search(reason):
+        return ProviderError(message)
+    return InputRefused(message)
+
+
+def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Return how long the server asks to be left alone, or None. ``headers`` ignore case.
+
+    Source: RFC 9110 section 10.2.3; OpenAI "Rate limits", the headers x-ratelimit-*.
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return _granted(milliseconds / 1000)
+    after = headers.get("retry-after", "")
+    seconds = _number(after)
+    if seconds is not None:
+        return _granted(seconds)
+    until = _date(after)
+    if until is not None:
+        # By the server's clock where it tells: ours may be off.
+        told = _date(headers.get("date", ""))
+        return _granted(until - (now if told is None else told))
+    waits = [
+        _duration(headers.get(f"x-ratelimit-reset-{what}", ""))
+        for what in ("requests", "tokens")
+        if _number(headers.get(f"x-ratelimit-remaining-{what}")) == 0
+    ]
+    return _granted(max(waits)) if waits else None
+
+
+def _granted(seconds: float) -> float:
+    return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
+
+
+def _number(value: str | None) -> float | None:
+    return float(value) if value and re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", value) else None
+
+
+def _date(value: str) -> float | None:
+    try:
+        return parsedate_to_datetime(value).timestamp()
+    except (TypeError, ValueError):
+        return None
+
+
+def _duration(value: str) -> float:
+    """Return the seconds of "6m0s", "20ms" or "1.5". Zero when it is none of these."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", value)
+    return sum(float(number) * units[unit] for number, unit in parts) or _number(value) or 0.0

@@ -1,0 +1,105 @@
+"""Any model of sentence-transformers, in process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.providers.base import Provider
+from pgembed_django.providers.vectors import Vectors
+
+_loading: Final = threading.Lock()
+
+
+class SentenceTransformerProvider(Provider):
+    """A model by its name or path, loaded at first use, once per process.
+
+    It cuts long texts without a word, so they are cut before, by its own tokenizer.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        local_files_only: bool = False,
+        revision: str | None = None,
+        encode_options: Mapping[str, Any] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        if importlib.util.find_spec("sentence_transformers") is None:
+            raise ImproperlyConfigured(
+                f"PGEMBED_PROVIDERS[{self.alias!r}] needs the package sentence-transformers: "
+                'pip install "pgembed-django[sentence-transformers]".'
+            )
+        self._arguments = (self.model, device, trust_remote_code, local_files_only, revision)
+        self._encode_options = dict(encode_options or {})
+        # One model computes one batch at a time: more would only share the device's memory.
+        self._encoding = threading.Lock()
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        return super().max_input_tokens or getattr(self._loaded(), "max_seq_length", None)
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        model = self._loaded()
+        try:
+            with self._encoding:
+                answer = model.encode(
+                    list(texts),
+                    batch_size=self.batch_size,
+                    show_progress_bar=False,
+                    convert_to_numpy=True,
+                    **self._encode_options,
+                )
+        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+            # Out of the device's memory, a text the tokenizer does not take.
+            # Not chained: the message may hold the text.
+            raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
+        return np.asarray(answer, dtype=np.float32)
+
+    def count_tokens(self, text: str) -> int | None:
+        tokenizer = getattr(self._loaded(), "tokenizer", None)
+        return None if tokenizer is None else len(tokenizer.encode(text))
+
+    def weigh(self, text: str) -> int:
+        # Tokenizing twice costs more than a batch of the wrong size.
+        return len(text) // 4 + 1
+
+    def _loaded(self) -> Any:
+        try:
+            with _loading:
+                return _load(*self._arguments)
+        except (OSError, ValueError) as error:
+            raise ProviderMisconfigured(
+                f"sentence-transformers cannot load the model {self.model!r}: "
+                f"{type(error).__name__}. Is the name or the path right?"
+            ) from error
+
+
+@cache
+def _load(
+    model: str,
+    device: str | None,
+    trust_remote_code: bool,
+    local_files_only: bool,
+    revision: str | None,
+) -> Any:
+    # By name: the extra need not be installed where this is type-checked.
+    library = importlib.import_module("sentence_transformers")
+    return library.SentenceTransformer(
+        model,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        local_files_only=local_files_only,
+        revision=revision,
+    )

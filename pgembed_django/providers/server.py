@@ -1,0 +1,185 @@
+"""What the providers behind HTTP share: options, secrets, and what an answer means."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
+from pgembed_django.providers import quoting, refusals
+from pgembed_django.providers.base import Provider
+from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.wire import Answer, Wire
+
+_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+
+
+class ServerProvider(Provider):
+    """A provider behind HTTP. A subclass writes ``embed_within``."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        timeout_seconds: float = 60,
+        connect_timeout_seconds: float = 5,
+        query_timeout_seconds: float = 10,
+        api_key_env: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        header_envs: Mapping[str, str] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self._refuse_secrets(base_url, headers or {}, api_key_env, header_envs or {})
+        self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
+        self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
+        self._api_key_env = api_key_env
+        self._plain_headers = dict(headers or {})
+        self._header_envs = dict(header_envs or {})
+        self._not_before = self.clock()
+        self._wire = Wire(
+            base_url,
+            connect_timeout_seconds=self.seconds(
+                "connect_timeout_seconds", connect_timeout_seconds
+            ),
+            headers=self._headers,
+        )
+        self.base_url = self._wire.base_url
+
+    @abstractmethod
+    def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
+        """Do what ``embed_batch`` says, within the time-out."""
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
+
+    def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
+        return self.embed_within(
+            texts, timeout_seconds=timeout_seconds or self.query_timeout_seconds
+        )
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def ask(
+        self, method: str, path: str, payload: object = None, *, timeout_seconds: float
+    ) -> Answer:
+        """Return the server's answer, whatever its status. See ``Wire.request``.
+
+        Raises:
+            ProviderUnavailable: also while the server has asked to be left alone.
+        """
+        wait = self._not_before - self.clock()
+        if wait > 0:
+            raise ProviderUnavailable(
+                f"{self.base_url} asked to be left alone for {wait:.1f} s.",
+                retry_after_seconds=wait,
+            )
+        answer = self._wire.request(method, path, payload, timeout_seconds=timeout_seconds)
+        seconds = refusals.wait_seconds(answer.headers, now=time.time())
+        if seconds:
+            self._not_before = self.clock() + seconds
+        return answer
+
+    def value_of(self, answer: Answer, *, texts: Iterable[str]) -> dict[str, Any]:
+        """Return the JSON object of a success.
+
+        Raises:
+            ProviderError: what the status and the body stand for.
+        """
+        value = answer.json()
+        if answer.status != 200 or (isinstance(value, dict) and value.get("error")):
+            raise self.error_of(answer, texts=texts)
+        if isinstance(value, dict):
+            return value
+        if answer.body.lstrip().startswith(b"<"):
+            raise ProviderUnavailable(
+                f"{self.base_url} answered {self._quote(answer, texts)} instead of JSON. "
+                "Is it the server that base_url means?"
+            )
+        what = "that is not JSON" if answer.body.strip() else "with nothing in it"
+        raise ProviderError(f"{self.base_url} answered 200 and a body {what}.")
+
+    def error_of(self, answer: Answer, *, texts: Iterable[str] = ()) -> ProviderError:
+        """Return what an answer stands for that is no success."""
+        return refusals.classify(
+            answer.status,
+            self._quote(answer, texts),
+            wait_seconds=refusals.wait_seconds(answer.headers, now=time.time()),
+            where=self.base_url,
+        )
+
+    def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
+        return quoting.quote(
+            quoting.said(answer.body),
+            secrets=[self._secret(name) for name in self._secret_names()],
+            texts=[
+                text.removeprefix(self.document_prefix).removeprefix(self.query_prefix)
+                for text in texts
+            ],
+        )
+
+    def _headers(self) -> dict[str, str]:
+        """Read the keys at every request: they may be rotated under a running process."""
+        headers = dict(self._plain_headers)
+        if self._api_key_env:
+            headers["Authorization"] = f"Bearer {self._secret(self._api_key_env)}"
+        for header, name in self._header_envs.items():
+            headers[header] = self._secret(name)
+        return headers
+
+    def _secret_names(self) -> list[str]:
+        return [*filter(None, [self._api_key_env]), *self._header_envs.values()]
+
+    def _secret(self, name: str) -> str:
+        secret = os.environ.get(name, "").strip()
+        if not secret:
+            raise ProviderMisconfigured(
+                f"The environment variable {name}, which PGEMBED_PROVIDERS[{self.alias!r}] names, "
+                "is not set."
+            )
+        if not secret.isascii() or not secret.isprintable():
+            raise ProviderMisconfigured(
+                f"The environment variable {name} holds characters that no HTTP header may have."
+            )
+        return secret
+
+    def _refuse_secrets(
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        api_key_env: str | None,
+        header_envs: Mapping[str, str],
+    ) -> None:
+        """OPTIONS are stored in the database, with the space: no secret may be in them.
+
+        The errors do not quote the values.
+        """
+        parts = urlsplit(base_url)
+        where = f"PGEMBED_PROVIDERS[{self.alias!r}]"
+        if parts.password or parts.query:
+            raise ImproperlyConfigured(
+                f"{where}: base_url holds a password or a query, which would be stored in the "
+                "database. Use api_key_env or header_envs, which name environment variables."
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise self.wrong("base_url", base_url, 'Set it to something like "http://host:8080"')
+        for header in headers:
+            if _SECRET_HEADER.search(header):
+                raise ImproperlyConfigured(
+                    f"{where}: headers holds {header!r}, which would be stored in the database. "
+                    "Put the name of an environment variable into header_envs instead."
+                )
+        for name in filter(None, [api_key_env, *header_envs.values()]):
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+                raise ImproperlyConfigured(
+                    f"{where}: api_key_env and header_envs take names of environment variables, "
+                    "not secrets."
+                )

@@ -1,0 +1,208 @@
+"""Send requests to one server, and read answers to their end. Knows nothing of embeddings."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+from weakref import WeakSet
+
+import requests
+import urllib3
+
+from pgembed_django.exceptions import (
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+
+MAX_REDIRECTS: Final = 3
+READ_BYTES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server sent. ``headers`` ignore case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body's value, or None when it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+
+class _Headers(requests.auth.AuthBase):
+    """Sets the headers at the end, so that no .netrc puts its own Authorization there."""
+
+    def __init__(self, headers: Callable[[], Mapping[str, str]]) -> None:
+        self._headers = headers
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers.update(self._headers())
+        return request
+
+
+class Wire:
+    """Keep-alive connections to one server, a pool of its own for each thread."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        connect_timeout_seconds: float,
+        headers: Callable[[], Mapping[str, str]],
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._headers = headers
+        self._lock = threading.Lock()
+        # Weak: a thread that ends takes its session along.
+        self._sessions: WeakSet[requests.Session] = WeakSet()
+        self._local = threading.local()
+
+    def request(
+        self, method: str, path: str, payload: object = None, *, timeout_seconds: float
+    ) -> Answer:
+        """Return the answer, whatever its status. ``payload`` is sent as JSON.
+
+        ``timeout_seconds`` is for each silence and for the body as a whole.
+
+        Raises:
+            ProviderTimeout: connected, but no answer in time.
+            ProviderUnavailable: no connection.
+            ProviderMisconfigured: redirected to another server, or the address is no good.
+            ProviderError: the answer broke off, or the server hung up.
+        """
+        url = self.base_url + path
+        body = None
+        if payload is not None:
+            body = json.dumps(payload, ensure_ascii=False).encode(errors="replace")
+        for _ in range(MAX_REDIRECTS + 1):
+            answer = self._send(method, url, body, timeout_seconds)
+            if answer.status not in (307, 308):
+                return answer
+            # By ourselves and with the body: requests would also take it, and our key,
+            # to another server.
+            target = urljoin(url, answer.headers.get("location", ""))
+            if urlsplit(target)[:2] != urlsplit(url)[:2]:
+                break
+            url = target
+        raise ProviderMisconfigured(
+            f"{self.base_url} redirects to {urlsplit(target).hostname}{urlsplit(target).path}. "
+            "Set base_url to where the server is."
+        )
+
+    def close(self) -> None:
+        """Close idle connections. New ones are opened when there is another request."""
+        with self._lock:
+            sessions = list(self._sessions)
+            self._sessions.clear()
+            self._local = threading.local()
+        for session in sessions:
+            session.close()
+
+    def _send(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
+        for is_last in (False, True):
+            try:
+                return self._send_once(method, url, body, timeout_seconds)
+            except requests.ConnectionError as error:
+                if not _was_connected(error):
+                    raise ProviderUnavailable(f"{self.base_url}: {_cause(error)}.") from None
+                if is_last:
+                    break
+                # A pooled connection that the server had closed meanwhile, perhaps.
+                # Embedding twice is harmless.
+                self._session().close()
+        raise ProviderError(f"{self.base_url} hung up without an answer.")
+
+    def _send_once(
+        self, method: str, url: str, body: bytes | None, timeout_seconds: float
+    ) -> Answer:
+        connect_seconds = min(self._connect_timeout_seconds, timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            response = self._session().request(
+                method,
+                url,
+                data=body,
+                timeout=(connect_seconds, timeout_seconds),
+                allow_redirects=False,
+                stream=True,
+            )
+            with response:
+                content = self._read(response, deadline)
+        except requests.ConnectTimeout:
+            raise ProviderUnavailable(
+                f"{self.base_url} took no connection within {connect_seconds:g} s."
+            ) from None
+        except (requests.Timeout, urllib3.exceptions.TimeoutError):
+            raise ProviderTimeout(
+                f"{self.base_url} gave no answer within {timeout_seconds:g} s."
+            ) from None
+        except requests.exceptions.SSLError as error:
+            raise ProviderMisconfigured(f"{self.base_url}: {_cause(error)}.") from None
+        except requests.ConnectionError:
+            raise
+        except (requests.RequestException, ValueError) as error:
+            # Not quoted: the message may hold a header.
+            raise ProviderMisconfigured(
+                f"{self.base_url} cannot be asked: {type(error).__name__}."
+            ) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ProviderError(
+                f"{self.base_url} broke off its answer: {type(error).__name__}."
+            ) from None
+        return Answer(response.status_code, response.headers, content)
+
+    def _read(self, response: requests.Response, deadline: float) -> bytes:
+        """Return the body. A server that drips does not outlive the deadline."""
+        content = bytearray()
+        # What one recv brings; read() would wait for all of READ_BYTES.
+        while piece := response.raw.read1(READ_BYTES, decode_content=True):
+            content += piece
+            if time.monotonic() > deadline:
+                raise requests.ReadTimeout
+        return bytes(content)
+
+    def _session(self) -> requests.Session:
+        """Return this thread's session; a forked child must not share its parent's sockets."""
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None or self._local.pid != os.getpid():
+            session = requests.Session()
+            session.auth = _Headers(self._headers)
+            # Numbers hardly shrink, and a server close by would only work more.
+            session.headers.update(
+                {
+                    "Accept": "application/json",
+                    "Accept-Encoding": "identity",
+                    "Content-Type": "application/json",
+                    "User-Agent": "pgembed-django",
+                }
+            )
+            self._local.session, self._local.pid = session, os.getpid()
+            with self._lock:
+                self._sessions.add(session)
+        return session
+
+
+def _was_connected(error: requests.ConnectionError) -> bool:
+    """Whether the connection stood when it broke: RemoteDisconnected, reset, broken pipe."""
+    return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
+
+
+def _cause(error: requests.RequestException) -> str:
+    """Return the innermost reason, such as "[Errno 111] Connection refused"."""
+    reason: object = error.args[0] if error.args else error
+    reason = getattr(reason, "reason", reason)
+    return str(reason).rpartition(": ")[2] or type(error).__name__
