@@ -1,0 +1,127 @@
+"""What each ``@embeddable`` declared, by key and by model. Reads rows, writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model, Q, QuerySet
+
+from pgembed_django import text as texts
+from pgembed_django.chunkers import Chunker
+
+Stale = Literal["serve", "hide"]
+
+_registry: dict[str, Spec] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One declaration. ``key`` is what jobs carry: ``<app_label>.<name of the table's model>``."""
+
+    key: str
+    model: type[Model]
+    embedding_model: type[Model]
+    fields: tuple[str, ...]
+    text: str | None
+    when: Q | None
+    provider: str
+    chunker: Chunker
+    priority: int
+    stale: Stale
+    store_text: bool
+
+    def __str__(self) -> str:
+        return self.key
+
+    @property
+    def recipe(self) -> str:
+        """How a row becomes chunks. Without the model's name, so that it may be renamed."""
+        source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"
+        return f"{source}; {self.chunker.recipe}"
+
+    def text_digest(self, text: str) -> bytes:
+        """Return the SHA-256 of the text with its recipe: a row is stale if it differs."""
+        return texts.digest(self.recipe, text)
+
+    def rows(self, using: str | None = None) -> QuerySet[Any]:
+        """Return the rows that are to be embedded: of all, whatever the default manager hides."""
+        rows = self.model._base_manager.using(using)
+        if self.when:
+            rows = rows.filter(self.when)
+        # A text method may read any column.
+        return rows if self.text else rows.only("pk", *self.fields)
+
+    def text_of(self, instance: Model) -> str:
+        """Return the row's text, clean. Empty means: nothing to embed.
+
+        Raises:
+            TypeError: the text method returned something else than a string or None.
+        """
+        if self.text:
+            method: Callable[[], object] = getattr(instance, self.text)
+            written = method()
+            if written is not None and not isinstance(written, str):
+                raise TypeError(
+                    f"{type(instance).__name__}.{self.text}() returned {type(written).__name__}. "
+                    "Return a string, or None for nothing to embed."
+                )
+            return texts.clean(written or "")
+        fields: list[Any] = [instance._meta.get_field(name) for name in self.fields]
+        parts = [texts.clean(_as_text(field.value_from_object(instance))) for field in fields]
+        return "\n\n".join(part for part in parts if part)
+
+    def parse_pk(self, source_pk: str) -> Any:
+        """Return the key, as Python has it, from the key as Postgres prints it."""
+        return self.model._meta.pk.to_python(source_pk)
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (dict, list)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def register(spec: Spec) -> None:
+    """Make a declaration known."""
+    _registry[spec.key] = spec
+
+
+def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
+    """Return every declaration, in the order of their keys."""
+    return [_registry[key] for key in sorted(_registry)]
+
+
+def get(key: str) -> Spec | None:
+    """Return the declaration that jobs with this key are about, or None: not in this process."""
+    return _registry.get(key)
+
+
+def of(model: type[Model]) -> list[Spec]:
+    """Return the declarations that cover the model's rows, the nearest ones.
+
+    Its own; else those of the same table (a proxy, or what it stands for); else those of
+    a table it inherits from.
+
+    Raises:
+        ImproperlyConfigured: there are none.
+    """
+    concrete = model._meta.concrete_model
+    parents = [parent._meta.concrete_model for parent in model._meta.all_parents]
+    for found in (
+        [spec for spec in all() if spec.model is model],
+        [spec for spec in all() if spec.model._meta.concrete_model is concrete],
+        [spec for spec in all() if spec.model._meta.concrete_model in parents],
+    ):
+        if found:
+            return found
+    raise ImproperlyConfigured(
+        f"{model.__name__} is not embeddable. Decorate it with @embeddable(fields=[...]), then "
+        "run makemigrations and migrate. "
+        f"Embeddable are: {', '.join(spec.model.__name__ for spec in all()) or 'no models yet'}."
+    )
