@@ -1,0 +1,160 @@
+"""Say a spec's ``when`` as SQL about one row, or say why a trigger cannot.
+
+A trigger sees a row's own columns, and only when the row is written. So relations,
+subqueries and the clock are refused, not compiled into something that looks right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FullResultSet
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Field, GeneratedField, Model, Q
+from django.db.models.expressions import CombinedExpression, F, NegatedExpression, Value
+from django.db.models.functions import Now
+from django.db.models.lookups import Lookup
+from django.db.models.sql import Query
+from django.db.models.sql.datastructures import BaseTable
+from psycopg import sql
+
+Row = Literal["old", "new"]
+
+
+def connection() -> BaseDatabaseWrapper:
+    """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
+    for alias in (DEFAULT_DB_ALIAS, *connections):
+        if connections[alias].vendor == "postgresql":
+            return connections[alias]
+    return connections[DEFAULT_DB_ALIAS]
+
+
+def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
+    """Return SQL that is true or false, never NULL: does this version of the row match?"""
+    if not when:
+        return "TRUE"
+    concrete = model._meta.concrete_model or model
+    query = Query(concrete)
+    # Columns are named after the first alias: a trigger's WHEN knows "old" and "new".
+    query.alias_map[row] = BaseTable(concrete._meta.db_table, row)
+    query.alias_refcount[row] = 1
+    compiler = query.get_compiler(connection=connection())
+    try:
+        text, params = compiler.compile(query.build_where(_in_order(when)))
+    except EmptyResultSet:
+        return "FALSE"
+    except FullResultSet:
+        return "TRUE"
+    return f"({text % tuple(sql.quote(param) for param in params)}) IS TRUE"
+
+
+def _in_order(node: Any) -> Any:
+    """Give sets an order. Theirs changes with every process, and each would be a migration."""
+    if isinstance(node, Q):
+        children = [_in_order(child) for child in node.children]
+        return Q.create(children, connector=node.connector, negated=node.negated)
+    if isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], (set, frozenset)):
+        return node[0], sorted(node[1], key=repr)
+    return node
+
+
+def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
+    """Yield what in ``when`` a trigger cannot test, and what to do instead.
+
+    Needs no other model to be loaded.
+    """
+    if isinstance(when, Q):
+        for child in when.children:
+            if isinstance(child, tuple):
+                lookup, value = child
+                yield from _path_refusals(lookup, model=model, is_lookup=True)
+                yield from _constant_refusals(value, model=model)
+            else:
+                yield from refusals(child, model=model)
+    elif isinstance(when, F):
+        path: str = when.name  # type: ignore[attr-defined]
+        yield from _path_refusals(path, model=model, is_lookup=False)
+    elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):
+        for source in when.get_source_expressions():
+            if source is not None:
+                yield from refusals(source, model=model)
+    elif isinstance(when, Now):
+        yield (
+            "Now() is the clock, and time passing fires no trigger. Keep the outcome in a "
+            "column of its own, and filter by time when you search."
+        )
+    elif not isinstance(when, Value):
+        yield (
+            f"{type(when).__name__} is neither a column of the row nor a constant. Keep its "
+            "outcome in a column, for instance a stored GeneratedField."
+        )
+
+
+def _constant_refusals(value: Any, *, model: type[Model]) -> Iterator[str]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _constant_refusals(item, model=model)
+    elif hasattr(value, "resolve_expression"):
+        yield from refusals(value, model=model)
+    elif callable(value) and not isinstance(value, type):
+        yield f"{value!r} is a function. Give its result, if that is a constant."
+
+
+def _path_refusals(path: str, *, model: type[Model], is_lookup: bool) -> Iterator[str]:
+    first, *rest = path.split("__")
+    try:
+        field = model._meta.pk if first == "pk" else model._meta.get_field(first)
+    except FieldDoesNotExist:
+        yield f"no field named {first!r}. {columns_hint(model)}"
+        return
+    problem = column_problem(field, model=model)
+    if problem:
+        yield f"{first!r} {problem}"
+    elif rest and getattr(field, "is_relation", False) and not _is_lookup(field, rest, is_lookup):
+        yield (
+            f"{path!r} follows a relation, and a trigger sees one row. Compare "
+            f"{first!r} itself, or copy the value into a column of {model.__name__}."
+        )
+    elif rest and not _is_lookup(field, rest, is_lookup):
+        yield (
+            f"{path!r} transforms {first!r}. Compare the column as it is, or keep the "
+            "outcome in a column, for instance a stored GeneratedField."
+        )
+
+
+def _is_lookup(field: Any, rest: list[str], is_lookup: bool) -> bool:
+    return is_lookup and len(rest) == 1 and field.get_lookup(rest[0]) is not None
+
+
+def columns_hint(model: type[Model]) -> str:
+    """List what may be named, as the end of an error message."""
+    names = [field.name for field in model._meta.concrete_fields]
+    return f"Fields of {model.__name__} are: {', '.join(names)}."
+
+
+def column_problem(field: Any, *, model: type[Model]) -> str | None:
+    """Say why a trigger on the model's table does not see this field, or return None."""
+    if getattr(field, "many_to_many", False):
+        return (
+            "is many-to-many: it lives in a table of its own, and a change of it fires no "
+            f"trigger of {model.__name__}. Copy what matters into a column."
+        )
+    if not isinstance(field, Field) or not field.concrete or field.column is None:
+        return (
+            "is no column of the table: it is reverse, generic or computed. Name the columns "
+            "that it is made of."
+        )
+    if field.model._meta.concrete_model is not model._meta.concrete_model:
+        return (
+            f"is in the table of {field.model.__name__}, which {model.__name__} inherits from, "
+            f"and a spec watches one table. Decorate {field.model.__name__} instead, or name "
+            f"only fields that {model.__name__} itself defines."
+        )
+    if isinstance(field, GeneratedField) and not field.db_persist:
+        return (
+            "is a virtual generated column, which triggers do not see. "
+            "Make it db_persist=True, or name the columns that it is made of."
+        )
+    return None
