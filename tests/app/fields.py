@@ -1,0 +1,21 @@
+"""Columns that Postgres finds equal although their content is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+
+class IgnoreCaseField(models.TextField):
+    """Like citext, or a case-insensitive collation, which not every server has."""
+
+    def db_type(self, connection: Any) -> str:
+        return "app_ignore_case"
+
+
+class PlainJSONField(models.JSONField):
+    """``json``, not ``jsonb``: it has no equality at all."""
+
+    def db_type(self, connection: Any) -> str:
+        return "json"
