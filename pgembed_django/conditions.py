@@ -22,6 +22,21 @@ from psycopg import sql
 
 Row = Literal["old", "new"]
 
+# Types whose equality is that of their content. Of all others the text is compared:
+# a collation may ignore case, jsonb finds 1 and 1.0 equal, json has no equality at all.
+SIMPLE_TYPES = frozenset(
+    {
+        "bigint",
+        "boolean",
+        "date",
+        "integer",
+        "smallint",
+        "timestamp with time zone",
+        "timestamp without time zone",
+        "uuid",
+    }
+)
+
 
 def connection() -> BaseDatabaseWrapper:
     """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
@@ -48,6 +63,21 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
     except FullResultSet:
         return "TRUE"
     return f"({text % tuple(sql.quote(param) for param in params)}) IS TRUE"
+
+
+def changed(field: Any) -> str:
+    """Return SQL that is true or false: does the new version differ in this column's content?"""
+    column = quoted_name(field.column)
+    old, new = f'"old".{column}', f'"new".{column}'
+    if field.db_type(connection()) in SIMPLE_TYPES:
+        return f"{old} IS DISTINCT FROM {new}"
+    return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
+
+
+def quoted_name(name: str) -> str:
+    """Return a table's or column's name as Django writes it."""
+    quoted: str = connection().ops.quote_name(name)
+    return quoted
 
 
 def _in_order(node: Any) -> Any:
@@ -152,7 +182,7 @@ def column_problem(field: Any, *, model: type[Model]) -> str | None:
             f"and a spec watches one table. Decorate {field.model.__name__} instead, or name "
             f"only fields that {model.__name__} itself defines."
         )
-    if isinstance(field, GeneratedField) and not field.db_persist:
+    if isinstance(field, GeneratedField) and not getattr(field, "db_persist", True):
         return (
             "is a virtual generated column, which triggers do not see. "
             "Make it db_persist=True, or name the columns that it is made of."

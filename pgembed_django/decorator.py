@@ -7,13 +7,10 @@ makemigrations finds them. Refuses what could not be kept fresh.
 from __future__ import annotations
 
 import functools
-import hashlib
 import keyword
-import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import pgtrigger
 from django.apps import apps
@@ -21,15 +18,13 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db import models
 from django.db.models.signals import class_prepared
 
-from pgembed_django import conditions, specs, triggers
+from pgembed_django import conditions, specs, tables, triggers
 from pgembed_django.chunkers import Chunker
 from pgembed_django.specs import Spec, Stale
 
 M = TypeVar("M", bound=models.Model)
 
 HIGHEST_PRIORITY = 100
-CONSTRAINT_NAME_LENGTH = 63
-QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
 
 
 def embeddable(
@@ -76,19 +71,6 @@ def embeddable(
     return decorate
 
 
-class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
-    """A foreign key whose accessor is no matter of the migrations.
-
-    The accessor is made of the model's name. In the migration it would keep makemigrations
-    from seeing that a renamed model's embeddings are the same table under a new name.
-    """
-
-    def deconstruct(self) -> Any:
-        name, _, args, kwargs = super().deconstruct()
-        kwargs.pop("related_name", None)
-        return name, "django.db.models.ForeignKey", args, kwargs
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Declaration:
     """The keywords of one ``@embeddable``."""
@@ -128,7 +110,7 @@ class _Declaration:
         self._require_model(model)
         self._require_fields(model)
         self._require_values(model)
-        embedding_model = _embedding_model(model, name)
+        embedding_model = tables.embedding_model(model, name=name)
         spec = Spec(
             key=f"{model._meta.app_label}.{name}",
             model=model,
@@ -256,55 +238,3 @@ def _refuse(model: type[models.Model], problem: str) -> NoReturn:
 
 def _has_text(field: models.Field[Any, Any]) -> bool:
     return isinstance(field, (models.CharField, models.TextField))
-
-
-def _embedding_model(model: type[models.Model], name: str) -> type[models.Model]:
-    """Generate the model of the table that holds a spec's vectors."""
-    # Not above: our models load only where our app is installed.
-    from pgembed_django.models import AbstractEmbedding
-
-    app_label = model._meta.app_label
-    plural = name if name.endswith("s") else f"{name}s"
-    meta: dict[str, Any] = {
-        "app_label": app_label,
-        "apps": model._meta.apps,
-        "constraints": [
-            models.UniqueConstraint(
-                fields=["source", "space", "position"],
-                name=_constraint_name(f"pgembed_{app_label}_{name.lower()}_position"),
-                deferrable=models.Deferrable.DEFERRED,
-            )
-        ],
-    }
-    qualified = QUALIFIED_TABLE.fullmatch(model._meta.db_table)
-    if qualified:
-        meta["db_table"] = f'"{qualified["schema"]}"."{app_label}_{name.lower()}"'
-    generated = type(
-        name,
-        (AbstractEmbedding,),
-        {
-            "__module__": model.__module__,
-            "__qualname__": name,
-            "__doc__": f"One chunk of the text of one {model.__name__} in one space.",
-            "source": SourceKey(
-                model,
-                on_delete=models.DO_NOTHING,
-                # Without a constraint no writer waits for us, and TRUNCATE needs no CASCADE.
-                db_constraint=False,
-                # The unique constraint leads with it.
-                db_index=False,
-                related_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
-            ),
-            "Meta": type("Meta", (), meta),
-        },
-    )
-    if model.__qualname__ == model.__name__:
-        setattr(sys.modules[model.__module__], name, generated)
-    return cast("type[models.Model]", generated)
-
-
-def _constraint_name(name: str) -> str:
-    if len(name) <= CONSTRAINT_NAME_LENGTH:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: CONSTRAINT_NAME_LENGTH - 9]}_{digest}"

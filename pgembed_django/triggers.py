@@ -19,20 +19,6 @@ from psycopg import sql as psycopg_sql
 
 from pgembed_django import conditions, sql
 
-# Types whose equality is that of their content. Of all others the text is compared:
-# a collation may ignore case, jsonb finds 1 and 1.0 equal, json has no equality at all.
-SIMPLE_TYPES = frozenset(
-    {
-        "bigint",
-        "boolean",
-        "date",
-        "integer",
-        "smallint",
-        "timestamp with time zone",
-        "timestamp without time zone",
-        "uuid",
-    }
-)
 NAME_LENGTH = pgtrigger.core.MAX_NAME_LENGTH
 
 
@@ -128,7 +114,7 @@ class SpecTrigger(pgtrigger.Trigger):
 
     def _forget(self, model: type[Model]) -> str:
         watch = self.watch
-        table = _quoted_name(watch.embedding_table)
+        table = conditions.quoted_name(watch.embedding_table)
         return _called("pgembed_forget_v1", watch.key, _pk(model, "OLD"), watch.priority, table)
 
 
@@ -153,7 +139,9 @@ class Updated(SpecTrigger):
 
     def clauses(self, model: type[Model]) -> list[str]:
         fields = [model._meta.get_field(name) for name in self.watch.fields]
-        changes = [_changed(field) for field in dict.fromkeys((*fields, _pk_field(model)))]
+        changes = [
+            conditions.changed(field) for field in dict.fromkeys((*fields, _pk_field(model)))
+        ]
         return [
             self._matches(model, "new"),
             _any([*changes, _not(self._matches(model, "old"))]),
@@ -172,7 +160,7 @@ class Left(SpecTrigger):
     def clauses(self, model: type[Model]) -> list[str]:
         return [
             self._matches(model, "old"),
-            _any([_changed(_pk_field(model)), _not(self._matches(model, "new"))]),
+            _any([conditions.changed(_pk_field(model)), _not(self._matches(model, "new"))]),
         ]
 
     def call(self, model: type[Model]) -> str:
@@ -203,7 +191,7 @@ class Truncated(SpecTrigger):
         return []
 
     def call(self, model: type[Model]) -> str:
-        table = _quoted_name(self.watch.embedding_table)
+        table = conditions.quoted_name(self.watch.embedding_table)
         return _called("pgembed_forget_all_v1", self.watch.key, table)
 
 
@@ -232,25 +220,12 @@ def _called(function: str, *arguments: _Sql | str | int) -> str:
     return f"{sql.qualified(function)}({', '.join(texts)})"
 
 
-def _quoted_name(name: str) -> str:
-    quoted: str = conditions.connection().ops.quote_name(name)
-    return quoted
-
-
 def _pk_field(model: type[Model]) -> Field[Any, Any]:
     return model._meta.pk
 
 
 def _pk(model: type[Model], row: str) -> _Sql:
-    return _Sql(f"{row}.{_quoted_name(str(_pk_field(model).column))}::text")
-
-
-def _changed(field: Any) -> str:
-    column = _quoted_name(field.column)
-    old, new = f'"old".{column}', f'"new".{column}'
-    if field.db_type(conditions.connection()) in SIMPLE_TYPES:
-        return f"{old} IS DISTINCT FROM {new}"
-    return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
+    return _Sql(f"{row}.{conditions.quoted_name(str(_pk_field(model).column))}::text")
 
 
 def _not(clause: str) -> str:

@@ -1,0 +1,78 @@
+"""Generate the model of the table that holds a spec's vectors, beside the decorated one."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from typing import Any, cast
+
+from django.db import models
+
+CONSTRAINT_NAME_LENGTH = 63
+QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
+
+
+class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
+    """A foreign key whose accessor is no matter of the migrations.
+
+    The accessor is made of the model's name. In the migration it would keep makemigrations
+    from seeing that a renamed model's embeddings are the same table under a new name.
+    """
+
+    def deconstruct(self) -> Any:
+        name, _, args, kwargs = super().deconstruct()
+        kwargs.pop("related_name", None)
+        return name, "django.db.models.ForeignKey", args, kwargs
+
+
+def embedding_model(model: type[models.Model], *, name: str) -> type[models.Model]:
+    """Generate the model of the table that holds a spec's vectors."""
+    # Not above: our models load only where our app is installed.
+    from pgembed_django.models import AbstractEmbedding
+
+    app_label = model._meta.app_label
+    plural = name if name.endswith("s") else f"{name}s"
+    meta: dict[str, Any] = {
+        "app_label": app_label,
+        "apps": model._meta.apps,
+        "constraints": [
+            models.UniqueConstraint(
+                fields=["source", "space", "position"],
+                name=_constraint_name(f"pgembed_{app_label}_{name.lower()}_position"),
+                deferrable=models.Deferrable.DEFERRED,
+            )
+        ],
+    }
+    qualified = QUALIFIED_TABLE.fullmatch(model._meta.db_table)
+    if qualified:
+        meta["db_table"] = f'"{qualified["schema"]}"."{app_label}_{name.lower()}"'
+    generated = type(
+        name,
+        (AbstractEmbedding,),
+        {
+            "__module__": model.__module__,
+            "__qualname__": name,
+            "__doc__": f"One chunk of the text of one {model.__name__} in one space.",
+            "source": SourceKey(
+                model,
+                on_delete=models.DO_NOTHING,
+                # Without a constraint no writer waits for us, and TRUNCATE needs no CASCADE.
+                db_constraint=False,
+                # The unique constraint leads with it.
+                db_index=False,
+                related_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
+            ),
+            "Meta": type("Meta", (), meta),
+        },
+    )
+    if model.__qualname__ == model.__name__:
+        setattr(sys.modules[model.__module__], name, generated)
+    return cast("type[models.Model]", generated)
+
+
+def _constraint_name(name: str) -> str:
+    if len(name) <= CONSTRAINT_NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: CONSTRAINT_NAME_LENGTH - 9]}_{digest}"
