@@ -61,6 +61,9 @@ class Settings:
     keep_succeeded_seconds: float = 3600
     """How long succeeded jobs are kept. Zero deletes them on success."""
 
+    text_search_config: str = "english"
+    """The full-text configuration that passages are stored with."""
+
     worker_database: str | None = None
     """The alias that workers use where the application's goes through a pooler."""
 

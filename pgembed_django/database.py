@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 from django.db import OperationalError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SET LOCAL lock_timeout = '100ms'"
@@ -43,3 +46,29 @@ def giving_way(using: str) -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) in {"55P03", "40P01"}:
             raise Busy from error
         raise
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Tell whether the connection is gone, rather than one statement refused."""
+    cause = error.__cause__
+    return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
+        cause.sqlstate is None or cause.sqlstate[:2] in {"08", "57"}
+    )
+
+
+def settle_session(using: str) -> None:
+    """Make a worker's connection, now and after each reconnect, what the queue counts on."""
+
+    def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
+        if connection.alias != using:
+            return
+        connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_isolation = 'read committed'")
+            # A row that this role may not see is an error, not a deletion.
+            cursor.execute("SET row_security = off")
+
+    connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
+    wrapper = connections[using]
+    if wrapper.connection is not None:
+        settle(wrapper)

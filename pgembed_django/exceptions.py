@@ -55,3 +55,7 @@ class ProviderMisconfigured(ProviderUnavailable):
 
 class ModelMissing(ProviderMisconfigured):
     """The server answers, but does not have the model. The message says how to get it."""
+
+
+class MaintenanceDied(PgembedError):
+    """The thread that reaps and reconciles ended with an error: the worker stops with it."""

@@ -11,7 +11,16 @@ from pgembed_django.jobs.claims import (
     suspect_due,
 )
 from pgembed_django.jobs.endings import complete, fail, reap, release, retry
-from pgembed_django.jobs.entries import LANES, Retried, dismiss, enqueue, prune, retry_failed
+from pgembed_django.jobs.entries import (
+    LANES,
+    Retried,
+    dismiss,
+    enqueue,
+    fail_unknown,
+    forget_dead_workers,
+    prune,
+    retry_failed,
+)
 
 __all__ = [
     "LANES",
@@ -24,6 +33,8 @@ __all__ = [
     "dismiss",
     "enqueue",
     "fail",
+    "fail_unknown",
+    "forget_dead_workers",
     "heartbeat",
     "hold",
     "next_due_seconds",

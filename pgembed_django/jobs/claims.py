@@ -68,6 +68,7 @@ CLAIM = """
               AND job.run_at <= statement_timestamp()
               -- What was held when a worker died is claimed alone.
               AND job.crashes = 0
+              AND (NOT %(only_new)s OR job.claims = 0)
               -- A row is never embedded by two workers at once.
               AND NOT EXISTS (
                   SELECT
@@ -212,8 +213,12 @@ def claim(
     lease_seconds: float,
     using: str,
     lowest_first: bool = False,
+    only_new: bool = False,
 ) -> list[Claim]:
-    """Start up to ``limit`` due jobs: highest priority first, then the oldest."""
+    """Start up to ``limit`` due jobs: highest priority first, then the oldest.
+
+    ``only_new``: only those that have never been started.
+    """
     return claims(
         CLAIM,
         using,
@@ -222,6 +227,7 @@ def claim(
         worker=worker_id,
         lease=lease_seconds,
         direction=1 if lowest_first else -1,
+        only_new=only_new,
     )
 
 

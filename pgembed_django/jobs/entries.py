@@ -17,7 +17,7 @@ LANES = {
     Job.Kind.BACKFILL: -2000,
 }
 
-# A parked unit's next job remembers how often it has been parked.
+# In key order, like every other writer of several jobs.
 ENQUEUE = """
     INSERT INTO pgembed_job (spec, source_pk, kind, priority)
     SELECT %(spec)s, source_pk, %(kind)s, %(priority)s
@@ -60,6 +60,34 @@ PRUNE = """
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
     )
+"""
+
+# During a deploy another worker may know the spec: its jobs wait an hour first.
+FAIL_UNKNOWN = """
+    UPDATE pgembed_job
+    SET
+        status = 'failed',
+        finished_at = statement_timestamp(),
+        last_error = 'No spec named ' || spec || ': its model or its @embeddable is gone.'
+    WHERE id IN (
+        SELECT id
+        FROM pgembed_job
+        WHERE status = 'pending'
+          AND spec <> ALL(%(specs)s)
+          AND created_at < statement_timestamp() - interval '1 hour'
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_worker AS worker
+              WHERE worker.specs ? pgembed_job.spec
+          )
+        LIMIT 1000
+        FOR UPDATE SKIP LOCKED
+    )
+"""
+
+FORGET_DEAD_WORKERS = """
+    DELETE FROM pgembed_worker
+    WHERE last_seen_at < statement_timestamp() - %(silent)s * interval '1 second'
 """
 
 
@@ -124,3 +152,13 @@ def dismiss(job_ids: Iterable[int], *, using: str) -> int:
 def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
     """Delete finished jobs that are old enough, a small batch of them. Not open failures."""
     return database.execute(using, PRUNE, keep=keep_seconds, limit=limit)
+
+
+def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
+    """Fail old jobs of specs that neither this process nor a live worker knows."""
+    return database.execute(using, FAIL_UNKNOWN, specs=list(known_specs))
+
+
+def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
+    """Delete the rows of workers that have not been heard of for so long."""
+    return database.execute(using, FORGET_DEAD_WORKERS, silent=silent_seconds)

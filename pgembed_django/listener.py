@@ -1,0 +1,155 @@
+"""Hear of new jobs while idle. The table is the truth: a lost nudge costs time, never work.
+
+Before it sleeps, a worker goes on watch: it takes an advisory lock, one per spec,
+exclusively. A trigger tries the same lock, shared. Where that fails, somebody is on watch,
+and the trigger notifies. Where it succeeds, nobody sleeps, the trigger spares the
+notification (whose commit takes a lock on the whole cluster), and holds the lock until its
+transaction ends: so no worker can go on watch before it has seen that transaction's jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import psycopg
+from django.db import connections
+
+logger = logging.getLogger("pgembed_django")
+
+CHANNEL = "pgembed"
+ECHO_SECONDS = 2.0
+
+KEYS = """
+    SELECT hashtextextended(spec, 'pgembed_job'::regclass::oid::bigint)
+    FROM unnest(%(specs)s::text[]) AS known(spec)
+"""
+
+# Shared with a writer whose transaction is open, exclusive with a worker on watch.
+WATCH = """
+    SELECT key, pg_try_advisory_lock(key)
+    FROM unnest(%(keys)s::bigint[]) AS wanted(key)
+"""
+IS_WATCHED = """
+    SELECT pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key)
+    FROM unnest(%(keys)s::bigint[]) AS wanted(key)
+"""
+UNWATCH = """
+    SELECT pg_advisory_unlock(key)
+    FROM unnest(%(keys)s::bigint[]) AS held(key)
+"""
+
+
+class Listener:
+    """An autocommit connection of its own, direct to the server: session locks and LISTEN."""
+
+    def __init__(self, specs: Sequence[str], *, using: str) -> None:
+        self._specs = list(specs)
+        self._using = using
+        self._connection: psycopg.Connection | None = None
+        self._keys: list[int] = []
+        self._watched: list[int] = []
+
+    @property
+    def is_up(self) -> bool:
+        """Whether notifications can be heard."""
+        return self._connection is not None and not self._connection.closed
+
+    def open(self) -> bool:
+        """Connect and LISTEN, and tell whether that worked."""
+        self.close()
+        parameters = connections[self._using].get_connection_params()
+        parameters.pop("cursor_factory", None)
+        try:
+            self._connection = psycopg.connect(**parameters, autocommit=True)
+            self._connection.execute(f"LISTEN {CHANNEL}")
+            # A pooler in transaction mode takes a LISTEN and forgets it.
+            self._connection.execute(f"NOTIFY {CHANNEL}")
+            if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
+                logger.warning("Notifications do not arrive, polling instead: is there a pooler?")
+                self.close()
+                return False
+            self._keys = [key for [key] in self._connection.execute(KEYS, {"specs": self._specs})]
+        except psycopg.Error as error:
+            logger.warning("Cannot listen for notifications, polling instead: %s", error)
+            self.close()
+            return False
+        return True
+
+    def watch(self) -> bool:
+        """Go on watch, and tell whether it is safe to sleep after one last look for jobs.
+
+        It is not while a writer's transaction is open that has not notified: it saw a worker
+        awake. It is where another worker is on watch already.
+        """
+        with self._lost_connection_closes():
+            missing = [key for key in self._keys if key not in self._watched]
+            result = self._run(WATCH, keys=missing)
+            self._watched += [key for key, is_ours in result if is_ours]
+            taken = [key for key, is_ours in result if not is_ours]
+            return not any(is_writers for [is_writers] in self._run(IS_WATCHED, keys=taken))
+        return False
+
+    def unwatch(self) -> None:
+        """Tell the triggers that somebody is awake."""
+        if self._watched:
+            with self._lost_connection_closes():
+                self._run(UNWATCH, keys=self._watched)
+        self._watched = []
+
+    def recruit(self) -> None:
+        """Wake the workers that sleep: there is more to do than this one can claim."""
+        with self._lost_connection_closes():
+            self._run(f"NOTIFY {CHANNEL}")
+
+    def drain(self) -> bool:
+        """Take the notifications that have arrived, and tell whether there were any."""
+        if self._connection is None:
+            return False
+        with self._lost_connection_closes():
+            return bool(list(self._connection.notifies(timeout=0)))
+        return True  # a lost connection counts as a nudge
+
+    def probe(self) -> None:
+        """Find out whether the connection is half open."""
+        with self._lost_connection_closes():
+            self._run("SELECT 1")
+
+    def fileno(self) -> int:
+        """Return the socket to wait on."""
+        if self._connection is None:
+            raise ValueError("The listener is not connected.")
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Hang up, and so leave the watch."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._watched = []
+
+    def _run(self, statement: str, **parameters: object) -> list[tuple[object, ...]]:
+        if self._connection is None:
+            return []
+        cursor = self._connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def _lost_connection_closes(self) -> _ClosingOnLoss:
+        return _ClosingOnLoss(self)
+
+
+class _ClosingOnLoss:
+    """A lost connection is not an error here: it is opened again on the worker's timer."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
+        if kind is None or not issubclass(kind, psycopg.Error):
+            return False
+        logger.warning("Lost the connection that listens: %s", error)
+        self._listener.close()
+        return True

@@ -1,0 +1,90 @@
+"""Find gaps: source rows whose stored vectors do not match them in a live space.
+
+Each function looks at one page of keys, ``(after, up to]``, and returns units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
+
+from pgembed_django import store
+from pgembed_django.models import Job, Space
+from pgembed_django.specs import Spec
+
+
+def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> QuerySet[Model, str]:
+    """Return rows without vectors in one of the spaces. Not those at work, not the parked."""
+    rows = spec.rows(using).filter(page)
+    covered = Q(Exists(_covered(spec, spaces[0])))
+    for space in spaces[1:]:
+        covered &= Q(Exists(_covered(spec, space)))
+    jobs = Job.objects.filter(spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
+    return (
+        rows.exclude(covered)
+        .exclude(Exists(jobs.filter(status=Job.Status.PENDING)))
+        .exclude(Exists(jobs.filter(status=Job.Status.RUNNING)))
+        .exclude(Exists(jobs.filter(status=Job.Status.FAILED, settled_at=None, run_at__gt=Now())))
+        .values_list(Cast("pk", TextField()), flat=True)
+    )
+
+
+def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
+    """Return units with stored chunks whose row is gone or out of the condition."""
+    rows = spec.rows(using).filter(pk=OuterRef("source_id"))
+    return (
+        spec.embedding_model._base_manager.using(using)
+        .filter(page)
+        .exclude(Exists(rows))
+        .values_list(Cast("source_id", TextField()), flat=True)
+        .distinct()
+    )
+
+
+def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
+    """Return rows whose text is not the one whose digest is stored. Reads every text."""
+    texts = {
+        row.pgembed_source_pk: spec.text_digest(spec.text_of(row))
+        for row in spec.rows(using).filter(page).annotate(pgembed_source_pk=Cast("pk", TextField()))
+    }
+    stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
+    return sorted(
+        {
+            source_pk
+            for (source_pk, _), chunks in stored.items()
+            if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
+        }
+    )
+
+
+def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str) -> Any:
+    """Return the key that is ``size`` keys after ``after``, or None on the last page."""
+    keys = model._base_manager.using(using).order_by(key).values_list(key, flat=True)
+    if after is not None:
+        keys = keys.filter(**{f"{key}__gt": after})
+    return next(iter(keys[size - 1 : size]), None)
+
+
+def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
+    """Tell whether any row still lacks its vectors in a space. Failed units do not count."""
+    failed = Job.objects.filter(
+        spec=spec.key,
+        source_pk=Cast(OuterRef("pk"), TextField()),
+        status=Job.Status.FAILED,
+        settled_at=None,
+    )
+    rows = spec.rows(using).exclude(Exists(_covered(spec, space))).exclude(Exists(failed))
+    return bool(rows.exists())
+
+
+def _covered(spec: Spec, space: Space) -> QuerySet[Model]:
+    """Return the stored first chunk of the outer row, its vector there or its text empty."""
+    return spec.embedding_model._base_manager.filter(
+        Q(embedding__isnull=False) | Q(end_offset=F("start_offset")),
+        source_id=OuterRef("pk"),
+        space_id=space.pk,
+        position=0,
+    )

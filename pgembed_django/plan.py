@@ -1,0 +1,89 @@
+"""Decide what to embed. Pure: no database, no network, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from pgembed_django.chunkers import Chunk
+from pgembed_django.text import digest
+
+EMPTY = Chunk(position=0, start=0, end=0, text="", digest=digest(""))
+"""An empty text is a row without a vector, not a gap for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """A chunk as one row of the generated table holds it."""
+
+    id: int
+    position: int
+    start: int
+    end: int
+    digest: bytes
+    text_digest: bytes
+    has_vector: bool
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing left to embed: a vector is there, or the text is empty."""
+        return self.has_vector or self.start == self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What has to happen to one unit's rows in one space.
+
+    ``embed`` holds each new digest once. ``insert`` holds the chunks that need a row:
+    their vectors come from the provider, or from a row or a staged vector of the same
+    digest. ``keep`` maps rows that stay, by id, to the chunk they hold from now on.
+    ``drop`` are the ids of the other rows.
+    """
+
+    text_digest: bytes
+    embed: tuple[Chunk, ...]
+    insert: tuple[Chunk, ...]
+    keep: dict[int, Chunk]
+    drop: tuple[int, ...]
+    is_new: bool
+    """The unit has no rows in this space yet: its text can be stored before its vectors."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether what is stored is what the text says already."""
+        return not (self.embed or self.insert or self.keep or self.drop)
+
+
+def make(
+    chunks: Sequence[Chunk],
+    text_digest: bytes,
+    *,
+    stored: Iterable[StoredChunk],
+    staged: Collection[bytes] = (),
+) -> Plan:
+    """Compare the chunks of a text with what is stored of it in one space.
+
+    ``staged`` are the digests whose vectors an earlier run left behind.
+    """
+    chunks = chunks or (EMPTY,)
+    rows = {row.position: row for row in stored}
+    reusable = {row.digest for row in rows.values() if row.has_vector} | set(staged)
+    keep, insert, embed, kept = {}, [], {}, set()
+    for chunk in chunks:
+        row = rows.get(chunk.position)
+        if row is not None and row.digest == chunk.digest and row.is_settled:
+            kept.add(row.id)
+            if (row.start, row.end, row.text_digest) != (chunk.start, chunk.end, text_digest):
+                keep[row.id] = chunk
+        else:
+            insert.append(chunk)
+            if chunk.end > chunk.start and chunk.digest not in reusable:
+                embed[chunk.digest] = chunk
+    return Plan(
+        text_digest=text_digest,
+        embed=tuple(embed.values()),
+        insert=tuple(insert),
+        keep=keep,
+        drop=tuple(row.id for row in rows.values() if row.id not in kept),
+        is_new=not rows,
+    )

@@ -1,0 +1,46 @@
+"""Read source rows: the committed text of claimed units, and never a lock on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from django.db import models
+from django.db.models.functions import Cast
+
+from pgembed_django import database
+from pgembed_django.specs import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Texts and errors by source_pk. Units in neither have no row in the spec's condition.
+
+    ``is_locked``: the whole table is held by an open writer (TRUNCATE, ALTER TABLE).
+    """
+
+    texts: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    is_locked: bool = False
+
+
+def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
+    """Return the texts of units, in one query. To be called after the claim has committed."""
+    loaded = Loaded()
+    rows = (
+        spec.rows(using)
+        .filter(pk__in=[spec.parse_pk(source_pk) for source_pk in source_pks])
+        .annotate(pgembed_source_pk=Cast("pk", models.TextField()))
+    )
+    try:
+        with database.giving_way(using):
+            found = list(rows)
+    except database.Busy:
+        return Loaded(is_locked=True)
+    for row in found:
+        source_pk = row.pgembed_source_pk
+        try:
+            loaded.texts[source_pk] = spec.text_of(row)
+        except Exception as error:  # noqa: BLE001 - the user's method: its job is settled with it
+            loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
+    return loaded

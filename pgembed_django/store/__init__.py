@@ -1,0 +1,173 @@
+"""The verbs of the generated tables and of staging, and their only Python writers.
+
+All of them run in a transaction that holds the units' jobs (``jobs.hold``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from django.db import connections
+from pgvector import Vector
+from pgvector.psycopg import register_vector
+from psycopg.adapt import PyFormat
+
+from pgembed_django import conf
+from pgembed_django.plan import Plan, StoredChunk
+from pgembed_django.providers.base import Embedded
+from pgembed_django.specs import Spec
+from pgembed_django.store import statements
+
+UnitSpace = tuple[str, int]
+"""(source_pk, space id): what a plan is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One unit's plan in one space, with the vectors it asked for, by chunk digest."""
+
+    source_pk: str
+    space_id: int
+    plan: Plan
+    vectors: dict[bytes, Embedded] = field(default_factory=dict)
+    has_waiting_text: bool = False
+    """Its text was stored ahead, by ``apply_text``: those rows give way to these."""
+
+
+def stored(
+    spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
+) -> dict[UnitSpace, list[StoredChunk]]:
+    """Return what is stored of the units in these spaces."""
+    found = defaultdict(list)
+    statement = statements.of(spec, using).stored
+    for source_pk, space_id, row_id, position, start, end, digest, text_digest, has in _run(
+        using, statement, source_pks=list(source_pks), space_ids=list(space_ids)
+    ):
+        found[source_pk, space_id].append(
+            StoredChunk(row_id, position, start, end, digest, text_digest, has)
+        )
+    return found
+
+
+def staged(spec: Spec, source_pks: Sequence[str], *, using: str) -> dict[UnitSpace, set[bytes]]:
+    """Return the chunk digests whose vectors an earlier run left behind."""
+    found = defaultdict(set)
+    for source_pk, space_id, digest in _run(
+        using, statements.STAGED, spec=spec.key, source_pks=list(source_pks)
+    ):
+        found[source_pk, space_id].add(digest)
+    return found
+
+
+def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
+    """Make what is stored of the units what their plans say, whole or not at all."""
+    of_spec = statements.of(spec, using)
+    if waiting := [change for change in changes if change.has_waiting_text]:
+        _run(
+            using,
+            of_spec.drop_without_vector,
+            source_pks=[change.source_pk for change in waiting],
+            space_ids=[change.space_id for change in waiting],
+        )
+    _insert(spec, changes, using)
+    _keep(spec, changes, using)
+    if dropped := [row_id for change in changes for row_id in change.plan.drop]:
+        _run(using, of_spec.drop, ids=dropped)
+
+
+def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
+    """Store the text of units that have no rows yet, so that full-text search finds them."""
+    _insert(spec, changes, using)
+
+
+def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
+    """Delete all that is stored of units whose rows are gone or out of the condition."""
+    _run(using, statements.of(spec, using).forget, source_pks=list(source_pks))
+    unstage(spec, source_pks, using=using)
+
+
+def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
+    """Keep the vectors of units that need further batches: a retry resumes there."""
+    vectors = [
+        (change.source_pk, change.space_id, digest, embedded)
+        for change in changes
+        for digest, embedded in change.vectors.items()
+    ]
+    _run(
+        using,
+        statements.STAGE,
+        spec=spec.key,
+        source_pks=[source_pk for source_pk, _, _, _ in vectors],
+        space_ids=[space_id for _, space_id, _, _ in vectors],
+        chunk_digests=[digest for _, _, digest, _ in vectors],
+        embeddings=[Vector(embedded.vector) for _, _, _, embedded in vectors],
+        was_cut=[embedded.was_cut for _, _, _, embedded in vectors],
+    )
+
+
+def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
+    """Delete the staged vectors of units that need them no longer."""
+    _run(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
+
+
+def _insert(spec: Spec, changes: Collection[Change], using: str) -> None:
+    rows = [(change, chunk) for change in changes for chunk in change.plan.insert]
+    if not rows:
+        return
+    embedded = [change.vectors.get(chunk.digest) for change, chunk in rows]
+    _run(
+        using,
+        statements.of(spec, using).insert,
+        spec=spec.key,
+        store_text=spec.store_text,
+        language=conf.current().text_search_config,
+        source_pks=[change.source_pk for change, _ in rows],
+        space_ids=[change.space_id for change, _ in rows],
+        positions=[chunk.position for _, chunk in rows],
+        starts=[chunk.start for _, chunk in rows],
+        ends=[chunk.end for _, chunk in rows],
+        passages=[chunk.text for _, chunk in rows],
+        chunk_digests=[chunk.digest for _, chunk in rows],
+        text_digests=[change.plan.text_digest for change, _ in rows],
+        embeddings=[found and Vector(found.vector) for found in embedded],
+        was_cut=[found and found.was_cut for found in embedded],
+    )
+
+
+def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
+    rows = [
+        (row_id, chunk, change.plan.text_digest)
+        for change in changes
+        for row_id, chunk in change.plan.keep.items()
+    ]
+    if not rows:
+        return
+    _run(
+        using,
+        statements.of(spec, using).keep,
+        store_text=spec.store_text,
+        language=conf.current().text_search_config,
+        ids=[row_id for row_id, _, _ in rows],
+        starts=[chunk.start for _, chunk, _ in rows],
+        ends=[chunk.end for _, chunk, _ in rows],
+        passages=[chunk.text for _, chunk, _ in rows],
+        text_digests=[text_digest for _, _, text_digest in rows],
+    )
+
+
+def _run(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement with its parameters bound by the server: vectors travel as binary."""
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    connection = wrapper.connection
+    try:
+        connection.adapters.get_dumper(Vector, PyFormat.BINARY)
+    except psycopg.ProgrammingError:
+        register_vector(connection)
+    with wrapper.wrap_database_errors, psycopg.Cursor(connection) as cursor:
+        cursor.execute(statement, parameters)
+        return cursor.fetchall() if cursor.description else []

@@ -1,0 +1,178 @@
+"""The statements of the store, with the generated table's names filled in."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from django.db import connections
+from django.utils.connection import ConnectionDoesNotExist
+from psycopg import sql
+
+from pgembed_django.specs import Spec
+
+STORED = """
+    SELECT
+        source_id::text,
+        space_id,
+        id,
+        position,
+        start_offset,
+        end_offset,
+        chunk_digest,
+        text_digest,
+        embedding IS NOT NULL
+    FROM {table}
+    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+      AND space_id = ANY(%(space_ids)s::bigint[])
+"""
+
+# A chunk whose vector is not given takes that of a row with the same digest, or the one
+# that an earlier run of the job staged. The old rows are deleted afterwards: the unique
+# constraint on the position waits for the end of the transaction.
+INSERT = """
+    INSERT INTO {table} (
+        source_id, space_id, position, start_offset, end_offset,
+        passage, chunk_digest, text_digest, embedding, was_cut, fulltext
+    )
+    SELECT
+        new.source_pk::{key},
+        new.space_id,
+        new.position,
+        new.start_offset,
+        new.end_offset,
+        CASE WHEN %(store_text)s THEN new.passage END,
+        new.chunk_digest,
+        new.text_digest,
+        COALESCE(new.embedding, reused.embedding),
+        COALESCE(new.was_cut, reused.was_cut, false),
+        to_tsvector(%(language)s::regconfig, new.passage)
+    FROM unnest(
+        %(source_pks)s::text[],
+        %(space_ids)s::bigint[],
+        %(positions)s::int[],
+        %(starts)s::int[],
+        %(ends)s::int[],
+        %(passages)s::text[],
+        %(chunk_digests)s::bytea[],
+        %(text_digests)s::bytea[],
+        %(embeddings)s::vector[],
+        %(was_cut)s::bool[]
+    ) AS new(
+        source_pk, space_id, position, start_offset, end_offset,
+        passage, chunk_digest, text_digest, embedding, was_cut
+    )
+    LEFT JOIN LATERAL (
+        SELECT old.embedding, old.was_cut
+        FROM {table} AS old
+        WHERE new.embedding IS NULL
+          AND old.source_id = new.source_pk::{key}
+          AND old.space_id = new.space_id
+          AND old.chunk_digest = new.chunk_digest
+          AND old.embedding IS NOT NULL
+      UNION ALL
+        SELECT staged.embedding, staged.was_cut
+        FROM pgembed_staging AS staged
+        WHERE new.embedding IS NULL
+          AND staged.spec = %(spec)s
+          AND staged.source_pk = new.source_pk
+          AND staged.space_id = new.space_id
+          AND staged.chunk_digest = new.chunk_digest
+        LIMIT 1
+    ) AS reused ON true
+"""
+
+KEEP = """
+    UPDATE {table} AS kept
+    SET
+        start_offset = new.start_offset,
+        end_offset = new.end_offset,
+        text_digest = new.text_digest,
+        passage = CASE WHEN %(store_text)s THEN new.passage END,
+        fulltext = to_tsvector(%(language)s::regconfig, new.passage)
+    FROM unnest(
+        %(ids)s::bigint[],
+        %(starts)s::int[],
+        %(ends)s::int[],
+        %(passages)s::text[],
+        %(text_digests)s::bytea[]
+    ) AS new(id, start_offset, end_offset, passage, text_digest)
+    WHERE kept.id = new.id
+"""
+
+DROP = """
+    DELETE FROM {table}
+    WHERE id = ANY(%(ids)s::bigint[])
+"""
+
+# Rows of text alone, written before the provider was asked.
+DROP_WITHOUT_VECTOR = """
+    DELETE FROM {table} AS waiting
+    USING unnest(%(source_pks)s::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
+    WHERE waiting.source_id = unit.source_pk::{key}
+      AND waiting.space_id = unit.space_id
+      AND waiting.embedding IS NULL
+"""
+
+FORGET = """
+    DELETE FROM {table}
+    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+"""
+
+STAGE = """
+    INSERT INTO pgembed_staging (
+        spec, source_pk, space_id, chunk_digest, embedding, was_cut
+    )
+    SELECT %(spec)s, source_pk, space_id, chunk_digest, embedding, was_cut
+    FROM unnest(
+        %(source_pks)s::text[],
+        %(space_ids)s::bigint[],
+        %(chunk_digests)s::bytea[],
+        %(embeddings)s::vector[],
+        %(was_cut)s::bool[]
+    ) AS staged(source_pk, space_id, chunk_digest, embedding, was_cut)
+    ON CONFLICT DO NOTHING
+"""
+
+STAGED = """
+    SELECT source_pk, space_id, chunk_digest
+    FROM pgembed_staging
+    WHERE spec = %(spec)s
+      AND source_pk = ANY(%(source_pks)s::text[])
+"""
+
+UNSTAGE = """
+    DELETE FROM pgembed_staging
+    WHERE spec = %(spec)s
+      AND source_pk = ANY(%(source_pks)s::text[])
+"""
+
+
+class Statements(NamedTuple):
+    """The statements on one spec's generated table."""
+
+    stored: str
+    insert: str
+    keep: str
+    drop: str
+    drop_without_vector: str
+    forget: str
+
+
+@functools.cache
+def of(spec: Spec, using: str) -> Statements:
+    """Return the statements for a spec's table and its key's type."""
+    source = spec.embedding_model._meta.get_field("source")
+    key = source.db_type(connections[using])
+    if key is None:
+        raise ConnectionDoesNotExist(using)
+    names = {
+        "table": sql.SQL(connections[using].ops.quote_name(spec.embedding_model._meta.db_table)),
+        "key": sql.SQL(key),
+    }
+    return Statements(
+        *(
+            sql.SQL(text).format(**names).as_string(None)
+            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET)
+        )
+    )

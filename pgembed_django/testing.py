@@ -1,0 +1,27 @@
+"""For tests: run the jobs there are, in the test's own transaction."""
+
+from __future__ import annotations
+
+from django.db import DEFAULT_DB_ALIAS
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.providers.deterministic import DeterministicProvider
+
+__all__ = ["DeterministicProvider", "run_jobs"]
+
+
+def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
+    """Embed everything that is due, here and now. Returns how many units were settled.
+
+    It is the worker's own pipeline, without threads or a second connection, so it works
+    inside ``TestCase``, where nothing ever commits.
+    """
+    known = {spec.key: spec for spec in specs.all()}
+    for spec in known.values():
+        spaces.ensure(spec, using=using)
+    pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)
+    while pipeline.step():
+        pass
+    pipeline.release()
+    return pipeline.embedded

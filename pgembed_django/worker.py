@@ -1,0 +1,277 @@
+"""The worker: one loop that claims, embeds and stores, and sleeps when there is nothing to do.
+
+Only the loop's own thread touches the queue. Pool threads talk to providers, one more
+does the maintenance on a connection of its own; when that one dies, the worker stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import metadata
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models.functions import Now
+
+from pgembed_django import conf, database, spaces
+from pgembed_django.listener import Listener
+from pgembed_django.maintenance import Maintenance
+from pgembed_django.models import Worker as WorkerRow
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.specs import Spec
+
+logger = logging.getLogger("pgembed_django")
+
+FIRST_LOOK_SECONDS = 0.001
+LAST_LOOK_SECONDS = 0.064
+"""An awake worker looks again and again, ever more slowly, before it goes on watch."""
+
+BUSY_LOOK_SECONDS = 0.05
+MAX_BUSY_LOOK_SECONDS = 1.0
+"""How soon it looks again while writers are open, or due jobs are locked."""
+
+LISTENER_SECONDS = 15.0
+SPACES_SECONDS = 60.0
+MAX_OUTAGE_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Timer:
+    """Calls ``tick`` every ``seconds``, never where that is zero."""
+
+    seconds: float
+    tick: Callable[[], object]
+    due_at: float
+
+    def run(self, now: float) -> None:
+        if self.seconds and now >= self.due_at:
+            self.due_at = now + self.seconds
+            self.tick()
+
+
+class Worker:
+    """Runs a pipeline until it is stopped, or with ``drain`` until nothing is ready."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        using: str,
+        settings: conf.Settings | None = None,
+        drain: bool = False,
+    ) -> None:
+        self.specs = specs
+        self.using = using
+        self.settings = settings or conf.current()
+        self.drain = drain
+        self.stops_asked = 0
+        self._stopping_since: float | None = None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)  # noqa: FBT003
+        self._wake_sender.setblocking(False)  # noqa: FBT003
+        self._look_seconds = FIRST_LOOK_SECONDS
+        self._busy_seconds = BUSY_LOOK_SECONDS
+        self._outage_seconds = 0.0
+
+    def run(self) -> int:
+        """Work. Returns how many units were settled.
+
+        Raises:
+            MaintenanceDied: the maintenance thread ended with an error.
+        """
+        database.settle_session(self.using)
+        self._ensure_spaces()
+        self._register()
+        self.listener = Listener(list(self.specs), using=self.using)
+        self.pipeline = Pipeline(
+            self.specs,
+            using=self.using,
+            worker_id=self.row.pk,
+            settings=self.settings,
+            wake=self.wake,
+        )
+        self.maintenance = Maintenance(
+            self.specs, using=self.using, settings=self.settings, wake=self.wake
+        )
+        now = time.monotonic()
+        self._timers = [
+            Timer(self.settings.lease_seconds / 3, self._heartbeat, now),
+            Timer(LISTENER_SECONDS, self._tend_listener, now),
+            Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
+        ]
+        logger.info("Worker %s works on %s", self.row, ", ".join(self.specs))
+        try:
+            with self._signals():
+                if not self.drain:
+                    self.maintenance.start()
+                self._loop()
+        finally:
+            self._end()
+        return self.pipeline.embedded
+
+    def stop(self) -> None:
+        """Stop after what is in flight; asked twice, at once."""
+        self.stops_asked += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the loop. May be called from any thread, or from a signal handler."""
+        with suppress(BlockingIOError, OSError):
+            self._wake_sender.send(b"!")
+
+    def _loop(self) -> None:
+        while not self._is_done():
+            try:
+                self._round()
+            except (DatabaseError, InterfaceError) as error:
+                if not database.is_lost_connection(error):
+                    raise
+                self._sit_out(error)
+
+    def _round(self) -> None:
+        self.maintenance.check()
+        now = time.monotonic()
+        for timer in self._timers:
+            timer.run(now)
+        moved = self.pipeline.step(claim=not self.stops_asked)
+        self._outage_seconds = 0.0
+        if moved:
+            self._look_seconds = FIRST_LOOK_SECONDS
+            self._busy_seconds = BUSY_LOOK_SECONDS
+        elif not self._is_done():
+            self._sleep()
+
+    def _sleep(self) -> None:
+        """Wait until something may have moved: an answer, a nudge, a timer, a signal."""
+        timeout = self._timeout()
+        if self.stops_asked or not self.pipeline.has_room:
+            self._wait(timeout)
+        elif self._look_seconds <= LAST_LOOK_SECONDS:
+            self._wait(min(timeout, self._look_seconds))
+            self._look_seconds *= 2
+        elif not self.listener.is_up:
+            self._wait(min(timeout, self._due_seconds()))
+        elif not self.listener.watch():
+            # A writer that saw us awake, and so did not notify, has not committed yet.
+            self._wait(min(timeout, self._busy_look()))
+            self.listener.unwatch()
+        else:
+            # On watch now: who commits from here on notifies. One last look for the others.
+            if not self.pipeline.step() and not self.listener.drain():
+                self._wait(min(timeout, self._due_seconds()))
+            self.listener.unwatch()
+
+    def _due_seconds(self) -> float:
+        due = self.pipeline.next_due_seconds()
+        if due is None:
+            return self.settings.poll_seconds
+        return due if due > 0 else self._busy_look()
+
+    def _busy_look(self) -> float:
+        seconds = self._busy_seconds
+        self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
+        return seconds
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        waits = [timer.due_at - now for timer in self._timers if timer.seconds]
+        waits.append(self.settings.poll_seconds or MAX_BUSY_LOOK_SECONDS)
+        paused = self.pipeline.paused_seconds()
+        if paused is not None:
+            waits.append(paused)
+        if self._stopping_since is not None:
+            waits.append(self._stopping_since + self.settings.stop_grace_seconds - now)
+        return max(0.0, min(waits))
+
+    def _wait(self, seconds: float) -> None:
+        sockets: list[socket.socket | Listener] = [self._wake_receiver]
+        if self.listener.is_up:
+            sockets.append(self.listener)
+        select.select(sockets, [], [], max(0.0, seconds))
+        with suppress(BlockingIOError):
+            while self._wake_receiver.recv(4096):
+                pass
+        if self.listener.drain():
+            self._look_seconds = FIRST_LOOK_SECONDS
+
+    def _is_done(self) -> bool:
+        if self.stops_asked:
+            if self._stopping_since is None:
+                self._stopping_since = time.monotonic()
+                logger.info("Stopping: finishing what is in flight")
+                self.pipeline.release_unsent()
+            waited = time.monotonic() - self._stopping_since
+            return (
+                self.stops_asked > 1
+                or self.pipeline.is_idle
+                or waited >= self.settings.stop_grace_seconds
+            )
+        return (
+            self.drain
+            and self.pipeline.is_idle
+            and not self.pipeline.step()
+            and self.pipeline.is_idle
+            and not self.maintenance.once()
+        )
+
+    def _heartbeat(self) -> None:
+        self.pipeline.heartbeat()
+        WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(
+            last_seen_at=Now(), holds=len(self.pipeline.units), paused=self.pipeline.paused
+        )
+
+    def _tend_listener(self) -> None:
+        if not self.settings.notify:
+            return
+        if self.listener.is_up:
+            self.listener.probe()
+        else:
+            self.listener.open()  # which counts as a nudge: the next round looks for jobs
+
+    def _ensure_spaces(self) -> None:
+        for spec in self.specs.values():
+            spaces.ensure(spec, using=self.using)
+
+    def _register(self) -> None:
+        self.row = WorkerRow.objects.using(self.using).create(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=metadata.version("pgembed-django"),
+            specs=list(self.specs),
+        )
+
+    def _sit_out(self, error: Exception) -> None:
+        """The database is away. What is held stays held; look again, ever more slowly."""
+        self._outage_seconds = min(self._outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
+        logger.warning("Lost the database, again in %.1f s: %s", self._outage_seconds, error)
+        connections[self.using].close()
+        self._wait(self._outage_seconds)
+
+    def _end(self) -> None:
+        """Leave nothing leased."""
+        self.maintenance.stop()
+        self.pipeline.close()
+        self.listener.close()
+        with suppress(DatabaseError, InterfaceError):
+            self.pipeline.release()
+            WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+        logger.info("Worker %s has ended after %d rows", self.row, self.pipeline.embedded)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        before = {
+            number: signal.signal(number, lambda *_: self.stop())
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
