@@ -1,0 +1,182 @@
+"""What a text is: clean, digested, and cut only where a reader would not notice.
+
+Pure, and nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable
+
+Count = Callable[[str], int]
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+SPACES = re.compile(r"\s+")
+FIRST_MARK = "\u0300"
+
+# What general categories do not tell of UAX #29, up to Unicode 18.
+LINKERS = "\u1cf5\u1cf6\U00011a3a"
+PREPENDED = (
+    "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
+    "\U000113d1\U0001193f\U00011941\U00011a84-\U00011a89\U00011d46\U00011f02"
+)
+APPENDED = "\u0e33\u0eb3\u200c\u200d\uff9e\uff9f\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f"
+JAMO_L = "\u1100-\u115f\ua960-\ua97c"
+JAMO_VT = "\u1160-\u11ff\ud7b0-\ud7fb\U00016d63\U00016d67-\U00016d6a"
+HANGUL = "\uac00-\ud7a3"
+JOINED = re.compile(
+    rf"""
+      [{PREPENDED}{LINKERS}\u200d].       # \u200d joins emoji; more than those is kept together
+    | .[{APPENDED}]
+    | [{JAMO_L}][{JAMO_L}{HANGUL}]
+    | [{JAMO_L}{JAMO_VT}{HANGUL}][{JAMO_VT}]
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+EXTENDER = re.compile(f"[{APPENDED}]")
+BREAKING = frozenset({"Cc", "Zl", "Zp"})
+MARKS = frozenset({"Mn", "Mc", "Me"})
+VIRAMA = 9  # the canonical combining class of what links Indic consonants
+
+
+def clean(text: str) -> str:
+    """Return what Postgres and every provider can hold. Idempotent.
+
+    NUL is removed, a surrogate without its partner becomes U+FFFD, every line ends
+    with LF, the form is NFC, and there is no white space around the whole.
+    """
+    text = re.sub("\r\n?", "\n", text.replace("\0", ""))
+    if SURROGATE.search(text):
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def digest(*parts: str | bytes) -> bytes:
+    """Return the SHA-256 (32 bytes) of the parts, each preceded by its length.
+
+    So ``("ab", "c")`` and ``("a", "bc")`` differ. A str counts as its UTF-8.
+    """
+    sha = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        sha.update(len(data).to_bytes(8, "big"))
+        sha.update(data)
+    return sha.digest()
+
+
+def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
+    """Tell whether a cut at ``index`` leaves all extended grapheme clusters whole.
+
+    ``start`` is a boundary known already: nothing before it is looked at, which keeps
+    long runs of flags linear. A legal cut may be refused, an illegal one never passes:
+    next to characters that this Python's ``unicodedata`` does not know yet, none does.
+
+    Source: UAX #29, "Grapheme Cluster Boundary Rules".
+    """
+    if index <= start or index >= len(text):
+        return True
+    before, after = text[index - 1], text[index]
+    if before < FIRST_MARK and after < FIRST_MARK:
+        return (before, after) != ("\r", "\n")
+    kind = unicodedata.category(after)
+    if not BREAKING.isdisjoint((kind, unicodedata.category(before))):
+        return True
+    if kind in MARKS or _is_unknown(before) or _is_unknown(after):
+        return False
+    if JOINED.match(text, index - 1):
+        return False
+    if _is_regional(before) and _is_regional(after):
+        return _regionals_before(text, index, start) % 2 == 0
+    return not (kind == "Lo" and _is_linked(text, index, start))
+
+
+def _is_unknown(char: str) -> bool:
+    """Tell whether a newer Unicode may make this a mark or a prefix."""
+    return (
+        unicodedata.category(char) == "Cn"
+        # Reserved for pictographs and for ideographs, which join with nothing by themselves.
+        and not "\U0001f000" <= char <= "\U0001faff"
+        and not "\U00020000" <= char <= "\U0003ffff"
+    )
+
+
+def _is_regional(char: str) -> bool:
+    """Tell whether this is half a flag."""
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _regionals_before(text: str, index: int, start: int) -> int:
+    first = index
+    while first > start and _is_regional(text[first - 1]):
+        first -= 1
+    return index - first
+
+
+def _is_linked(text: str, index: int, start: int) -> bool:
+    """Tell whether a virama among the marks before ``index`` binds the next consonant."""
+    for position in range(index - 1, start - 1, -1):
+        char = text[position]
+        if unicodedata.combining(char) == VIRAMA or char in LINKERS or _is_unknown(char):
+            return True
+        if unicodedata.category(char) not in MARKS and not EXTENDER.match(char):
+            return False
+    return False
+
+
+def reach(text: str, limit: int, *, start: int = 0, count: Count = len) -> int:
+    """Return the furthest end for which ``text[start:end]`` counts at most ``limit``."""
+    return start + _longest(len(text) - start, limit, lambda n: count(text[start : start + n]))
+
+
+def reach_back(text: str, limit: int, *, start: int, end: int, count: Count = len) -> int:
+    """Return the first index from ``start`` on for which ``text[index:end]`` still fits."""
+    return end - _longest(end - start, limit, lambda n: count(text[end - n : end]))
+
+
+def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
+    """Return the greatest length up to ``most`` that measures at most ``limit``.
+
+    Trusts that what is longer measures no less. A measure may be a slow tokenizer, so the
+    next guess supposes an even density; every third is a bisection, for where it is not.
+    """
+    fits, exceeds = 0, most + 1
+    guess, guesses = limit, 0
+    while exceeds - fits > 1:
+        guess = min(max(guess, fits + 1), exceeds - 1)
+        measured = measure(guess)
+        if measured <= limit:
+            fits = guess
+        else:
+            exceeds = guess
+        guesses += 1
+        if guesses % 3:
+            guess = guess * limit // max(measured, 1)
+        else:
+            guess = min((fits + exceeds) // 2, 2 * fits)
+    return fits
+
+
+def trim(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return the span without its outer white space, except a space that carries a mark."""
+    leading = SPACES.match(text, start, end)
+    if leading:
+        start = leading.end() - (not is_boundary(text, leading.end(), start=start))
+    tail = start + len(text[start:end].rstrip())
+    return start, tail + (tail < end and not is_boundary(text, tail, start=start))
+
+
+def cut(text: str, limit: int, *, count: Count = len) -> str:
+    """Return the longest beginning that counts at most ``limit`` and ends after a word.
+
+    A word that would take more than half of it is cut too, between graphemes.
+    """
+    end = reach(text, limit, count=count)
+    if end == len(text):
+        return text
+    words = [match.start() for match in SPACES.finditer(text, end // 2, end + 1)]
+    for position in (*reversed(words), *range(end, 0, -1)):
+        if 0 < position <= end and is_boundary(text, position):
+            return text[: trim(text, 0, position)[1]]
+    return ""
