@@ -136,7 +136,7 @@ class Provider(Options):
         """
         if not text.strip():
             raise InputRefused("The query is empty.")
-        shortened = text
+        shortened = text = cutting.well_formed(text)
         for cuts in range(cutting.MAX_CUTS + 1):
             try:
                 answer = self.embed_query_batch(

@@ -1,4 +1,4 @@
-"""Cut a text that does not fit the model. Pure."""
+"""Make a text fit to be sent: cut to the model's context, and well-formed. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Final
 MAX_CUTS: Final = 12
 """How often one text is cut before it is refused."""
 
+_LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
+_GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
 _SHARES: Final = (0.8, 0.6, 0.4, 0.25, 0.12)
+
+
+def well_formed(text: str) -> str:
+    """Return the text with "?" for lone surrogates, which neither UTF-8 nor a tokenizer takes."""
+    return text.encode(errors="replace").decode()
 
 
 def cut(text: str, *, characters: int) -> str:
@@ -34,7 +41,7 @@ def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
     """
     if cuts == 0:
         limit, given = _limits(message)
-        if limit < given:
+        if 0 < limit < given:
             return max(1, int(len(text) * 0.95 * limit / given))
         if learnt is not None and learnt < len(text):
             return learnt
@@ -44,9 +51,9 @@ def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
 
 
 def _limits(message: str) -> tuple[int, int]:
-    """Return the smallest and the largest number of tokens that a refusal tells.
+    """Return the most tokens and those given, where a refusal tells both.
 
     "maximum context length is 512 tokens, however you requested 812 tokens": (512, 812).
     """
-    numbers = [int(number) for number in re.findall(r"\b\d{2,8}\b", message)]
-    return (min(numbers), max(numbers)) if len(numbers) > 1 else (0, 0)
+    limit, given = _LIMIT.search(message), _GIVEN.search(message)
+    return (int(limit[1]), int(given[1])) if limit and given else (0, 0)

@@ -44,8 +44,8 @@ class Sift:
 
     def __init__(self, provider: Provider, texts: Sequence[str]) -> None:
         self._provider = provider
-        self._whole = texts
-        self._texts = list(texts)
+        self._whole = [cutting.well_formed(text) for text in texts]
+        self._texts = list(self._whole)
         self._cuts: Counter[int] = Counter()
         self._outcomes: dict[int, Embedded | ProviderError] = {}
         self._retried: set[int] = set()
