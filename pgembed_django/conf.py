@@ -87,10 +87,9 @@ def problems() -> Iterator[tuple[str, str]]:
         if name.startswith(PREFIX) and name not in NAMES:
             yield f"{name} is no setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
     for setting, name in zip(fields(Settings), NAMES, strict=True):
-        value = getattr(django_settings, name, setting.default)
-        if setting.type in ("float", "int") and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0
-        ):
+        value: Any = getattr(django_settings, name, setting.default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if setting.type in ("float", "int") and (not is_number or value < 0):
             yield f"{name} is {value!r}.", "Set it to a number of zero or more."
         elif setting.type == "int" and (value < 1 or value != int(value)):
             yield f"{name} is {value!r}.", "Set it to a whole number of one or more."

@@ -15,7 +15,7 @@ from django.db.backends.signals import connection_created
 GIVE_WAY = "SET LOCAL lock_timeout = '100ms'"
 
 
-class Busy(Exception):  # noqa: N818 - not an error: a writer is at it, look again later
+class Busy(Exception):
     """An open transaction of the application holds what we need. To be tried again."""
 
 

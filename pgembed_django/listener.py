@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 from django.db import connections
@@ -30,7 +31,7 @@ WATCH = """
     SELECT key, pg_try_advisory_lock(key)
     FROM unnest(%(keys)s::bigint[]) AS wanted(key)
 """
-IS_WATCHED = """
+HAS_WRITERS = """
     SELECT pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key)
     FROM unnest(%(keys)s::bigint[]) AS wanted(key)
 """
@@ -69,7 +70,7 @@ class Listener:
                 logger.warning("Notifications do not arrive, polling instead: is there a pooler?")
                 self.close()
                 return False
-            self._keys = [key for [key] in self._connection.execute(KEYS, {"specs": self._specs})]
+            self._keys = [key for [key] in self._run(KEYS, specs=self._specs)]
         except psycopg.Error as error:
             logger.warning("Cannot listen for notifications, polling instead: %s", error)
             self.close()
@@ -87,7 +88,7 @@ class Listener:
             result = self._run(WATCH, keys=missing)
             self._watched += [key for key, is_ours in result if is_ours]
             taken = [key for key, is_ours in result if not is_ours]
-            return not any(is_writers for [is_writers] in self._run(IS_WATCHED, keys=taken))
+            return not any(has for [has] in self._run(HAS_WRITERS, keys=taken))
         return False
 
     def unwatch(self) -> None:
@@ -128,7 +129,7 @@ class Listener:
         self._connection = None
         self._watched = []
 
-    def _run(self, statement: str, **parameters: object) -> list[tuple[object, ...]]:
+    def _run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:
             return []
         cursor = self._connection.execute(statement, parameters or None)

@@ -68,6 +68,11 @@ class Pool:
         return self._pause_seconds > 0
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it is down and nothing may be sent now: paused, or its probe is in flight."""
+        return self.is_down and self.free <= 0
+
+    @property
     def paused_seconds(self) -> float:
         """How long it is paused from now."""
         return max(0.0, self._paused_until - self._clock())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
@@ -18,6 +19,9 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
 from pgembed_django.specs import Spec
+
+Identity = dict[str, Any]
+"""What makes vectors comparable, as ``Provider.identity`` returns it."""
 
 logger = logging.getLogger("pgembed_django")
 
@@ -78,7 +82,7 @@ def activate(space: Space, *, using: str) -> None:
         spaces.filter(pk=space.pk).update(state=Space.State.ACTIVE, activated_at=Now())
 
 
-def _identity(provider: Provider) -> dict[str, str | int | None]:
+def _identity(provider: Provider) -> Identity:
     try:
         return provider.identity()
     except ProviderError as error:
@@ -94,11 +98,11 @@ def _identity(provider: Provider) -> dict[str, str | int | None]:
         }
 
 
-def _fingerprint(identity: dict[str, str | int | None]) -> str:
+def _fingerprint(identity: Identity) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _matches(space: Space, identity: dict[str, str | int | None]) -> bool:
+def _matches(space: Space, identity: Identity) -> bool:
     mine = {
         "backend": space.backend,
         "model": space.model,
@@ -110,16 +114,14 @@ def _matches(space: Space, identity: dict[str, str | int | None]) -> bool:
     return mine == {name: identity[name] for name in mine} and (len(digests) == 1 or "" in digests)
 
 
-def _learn_digest(space: Space, identity: dict[str, str | int | None], *, using: str) -> None:
+def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
     if identity["digest"] and not space.model_digest:
         Space.objects.using(using).filter(pk=space.pk, model_digest="").update(
             model_digest=identity["digest"], fingerprint=_fingerprint(identity)
         )
 
 
-def _open(
-    spec: Spec, provider: Provider, identity: dict[str, str | int | None], *, using: str
-) -> None:
+def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:
     spaces = Space.objects.using(using).filter(spec=spec.key)
     fingerprint = _fingerprint(identity)
     if spaces.filter(fingerprint=fingerprint).exists():

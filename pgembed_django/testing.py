@@ -24,4 +24,4 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     while pipeline.step():
         pass
     pipeline.release()
-    return pipeline.embedded
+    return pipeline.completed

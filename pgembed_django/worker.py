@@ -11,16 +11,16 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import metadata
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, spaces
+from pgembed_django import __version__, conf, database, spaces
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Worker as WorkerRow
@@ -74,8 +74,8 @@ class Worker:
         self.stops_asked = 0
         self._stopping_since: float | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)  # noqa: FBT003
-        self._wake_sender.setblocking(False)  # noqa: FBT003
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         self._look_seconds = FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
         self._outage_seconds = 0.0
@@ -114,7 +114,7 @@ class Worker:
                 self._loop()
         finally:
             self._end()
-        return self.pipeline.embedded
+        return self.pipeline.completed
 
     def stop(self) -> None:
         """Stop after what is in flight; asked twice, at once."""
@@ -151,7 +151,7 @@ class Worker:
     def _sleep(self) -> None:
         """Wait until something may have moved: an answer, a nudge, a timer, a signal."""
         timeout = self._timeout()
-        if self.stops_asked or not self.pipeline.has_room:
+        if self.stops_asked or not self.pipeline.claiming.wanted:
             self._wait(timeout)
         elif self._look_seconds <= LAST_LOOK_SECONDS:
             self._wait(min(timeout, self._look_seconds))
@@ -169,7 +169,7 @@ class Worker:
             self.listener.unwatch()
 
     def _due_seconds(self) -> float:
-        due = self.pipeline.next_due_seconds()
+        due = self.pipeline.claiming.next_due_seconds()
         if due is None:
             return self.settings.poll_seconds
         return due if due > 0 else self._busy_look()
@@ -183,9 +183,11 @@ class Worker:
         now = time.monotonic()
         waits = [timer.due_at - now for timer in self._timers if timer.seconds]
         waits.append(self.settings.poll_seconds or MAX_BUSY_LOOK_SECONDS)
-        paused = self.pipeline.paused_seconds()
-        if paused is not None:
-            waits.append(paused)
+        waits += [
+            pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
+        ]
+        if self.pipeline.holding.is_blocked:
+            waits.append(self._busy_look())
         if self._stopping_since is not None:
             waits.append(self._stopping_since + self.settings.stop_grace_seconds - now)
         return max(0.0, min(waits))
@@ -210,22 +212,26 @@ class Worker:
             waited = time.monotonic() - self._stopping_since
             return (
                 self.stops_asked > 1
-                or self.pipeline.is_idle
+                or self.pipeline.holding.is_empty
                 or waited >= self.settings.stop_grace_seconds
             )
         return (
             self.drain
-            and self.pipeline.is_idle
+            and self.pipeline.holding.is_empty
             and not self.pipeline.step()
-            and self.pipeline.is_idle
+            and self.pipeline.holding.is_empty
             and not self.maintenance.once()
         )
 
     def _heartbeat(self) -> None:
-        self.pipeline.heartbeat()
+        self.pipeline.holding.heartbeat()
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(
-            last_seen_at=Now(), holds=len(self.pipeline.units), paused=self.pipeline.paused
+            last_seen_at=Now(), holds=len(self.pipeline.holding.units), paused=self._paused()
         )
+
+    def _paused(self) -> dict[str, str]:
+        pools = self.pipeline.embedding.pools
+        return {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
 
     def _tend_listener(self) -> None:
         if not self.settings.notify:
@@ -243,7 +249,7 @@ class Worker:
         self.row = WorkerRow.objects.using(self.using).create(
             host=socket.gethostname(),
             pid=os.getpid(),
-            version=metadata.version("pgembed-django"),
+            version=__version__,
             specs=list(self.specs),
         )
 
@@ -257,15 +263,18 @@ class Worker:
     def _end(self) -> None:
         """Leave nothing leased."""
         self.maintenance.stop()
-        self.pipeline.close()
+        self.pipeline.embedding.close()
         self.listener.close()
         with suppress(DatabaseError, InterfaceError):
             self.pipeline.release()
             WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
-        logger.info("Worker %s has ended after %d rows", self.row, self.pipeline.embedded)
+        logger.info("Worker %s has ended after %d rows", self.row, self.pipeline.completed)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {
             number: signal.signal(number, lambda *_: self.stop())
             for number in (signal.SIGTERM, signal.SIGINT)

@@ -1,3 +1,128 @@
 """Fixtures for all tests. Factories named ``make_…`` build only possible rows."""
 
 from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, connections
+
+from pgembed_django import testing
+from tests.app.models import Article, ArticleEmbedding
+
+PUBLISHED = "2026-01-01T00:00:00Z"
+REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@pytest.fixture
+def run_jobs() -> Callable[[], int]:
+    return testing.run_jobs
+
+
+@pytest.fixture
+def make_article() -> Callable[..., Article]:
+    numbers = itertools.count(1)
+
+    def make(**values: Any) -> Article:
+        number = next(numbers)
+        defaults = {
+            "title": f"Title {number}",
+            "contents": f"Contents of article {number}",
+            "published_time": PUBLISHED,
+        }
+        return Article.objects.create(**{**defaults, **values})
+
+    return make
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[], psycopg.Connection]]:
+    """Further connections to the test database, each with an open transaction."""
+    opened = []
+
+    def open_one(**options: Any) -> psycopg.Connection:
+        parameters = connections["default"].get_connection_params()
+        for name in ("cursor_factory", "context"):
+            parameters.pop(name, None)
+        opened.append(psycopg.connect(**parameters, **options))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def second_connection(connect: Callable[[], psycopg.Connection]) -> psycopg.Connection:
+    return connect()
+
+
+def embedded_text(article: Article) -> str | None:
+    """Return the stored passages of an article that have vectors, joined."""
+    rows = ArticleEmbedding.objects.filter(source=article, embedding__isnull=False)
+    passages = rows.order_by("position").values_list("passage", flat=True)
+    return "\n".join(passages) if passages else None
+
+
+def wait_until(condition: Callable[[], Any], *, seconds: float = 30.0) -> Any:
+    """Return the condition's first true value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            pytest.fail(f"Not within {seconds} s")
+        # Any statement but a look at what another process has committed.
+        connection.cursor().execute("SELECT pg_sleep(0.002)")
+    return value
+
+
+@pytest.fixture
+def start_worker(
+    transactional_db: None, tmp_path: Any
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start real ``embed_worker`` processes on the test database."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        with (tmp_path / f"worker-{len(started)}.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "django", "embed_worker", *arguments],
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    "DJANGO_SETTINGS_MODULE": "tests.settings",
+                    "DATABASE_URL": testing_url(),
+                    **environment,
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+def testing_url() -> str:
+    """Return the address of the test database, for other processes."""
+    settings = connections["default"].settings_dict
+    host = settings["HOST"] or settings["OPTIONS"].get("host", "")
+    port = f"&port={settings['PORT']}" if settings["PORT"] else ""
+    password = f":{settings['PASSWORD']}" if settings["PASSWORD"] else ""
+    return f"postgres://{settings['USER']}{password}@/{settings['NAME']}?host={host}{port}"
+
+
+testing_url.__test__ = False  # type: ignore[attr-defined]

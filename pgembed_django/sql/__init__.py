@@ -25,7 +25,7 @@ def qualified(function: str) -> str:
 
     With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) it is left to the search_path.
     """
-    schema = pgtrigger.features.schema()
+    schema = _functions_schema()
     return f'"{schema}".{function}' if schema else function
 
 
@@ -38,7 +38,7 @@ def install(apps: Any, schema_editor: Any) -> None:
     for name in FUNCTIONS:
         file = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql")
         statement = sql.SQL(file.read_text()).format(
-            functions=sql.Identifier(pgtrigger.features.schema() or tables),
+            functions=sql.Identifier(_functions_schema() or tables),
             tables=sql.Identifier(tables),
         )
         schema_editor.execute(statement.as_string(connection.connection), params=None)
@@ -49,3 +49,8 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
     for name, arguments in FUNCTIONS.items():
         statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})"
         schema_editor.execute(statement, params=None)
+
+
+def _functions_schema() -> str | None:
+    schema: str | None = pgtrigger.features.schema()  # type: ignore[no-untyped-call]
+    return schema

@@ -105,7 +105,7 @@ def similar_to(
             f"{instance!r} has no vectors yet. Save it, and see that manage.py embed_worker runs "
             "and that its text is not empty."
         )
-    mean = np.asarray(vectors, dtype=np.float32).mean(axis=0)
+    mean = np.asarray(vectors, dtype=np.float32).mean(axis=0, dtype=np.float32)
     others = queryset.exclude(pk=instance.pk)
     return Results(_nearest(spec, space, others, mean, limit), space)
 
@@ -117,7 +117,7 @@ def _nearest(
     chunks = _chunks(spec, space, queryset, vector)
     taken = limit * CHUNKS_PER_RESULT
     while True:
-        nearest = list(chunks[:taken])
+        nearest: list[Any] = list(chunks[:taken])
         best: dict[Any, Any] = {}
         for chunk in nearest:
             best.setdefault(chunk.source_id, chunk)
@@ -136,7 +136,7 @@ def _nearest(
 def _chunks(spec: Spec, space: Space, queryset: QuerySet[Row], vector: Vector) -> QuerySet[Model]:
     # With the Cast it is the expression that the space's index is built on.
     embedding = Cast("embedding", VectorField(dimensions=space.dimensions))
-    chunks = (
+    chunks: QuerySet[Model] = (
         spec.embedding_model._base_manager.using(queryset.db)
         .filter(space=space, embedding__isnull=False)
         .filter(source__in=queryset.order_by().values("pk"))

@@ -1,0 +1,111 @@
+"""From a due job to stored vectors. ``Pipeline.step`` is the walk of one saved row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from pgembed_django import conf
+from pgembed_django.pipeline import storing
+from pgembed_django.pipeline.claiming import Claiming
+from pgembed_django.pipeline.embedding import Embedding
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.specs import Spec
+
+TEXT_AHEAD_SECONDS = 0.1
+"""A unit whose vectors take longer than this has its text stored ahead of them."""
+
+
+class Pipeline:
+    """Claims units, embeds their chunks in batches across units, stores what came back."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        using: str,
+        worker_id: int,
+        settings: conf.Settings,
+        wake: Callable[[], None] = lambda: None,
+        inline: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.holding = Holding(using=using, settings=settings)
+        self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
+        self.claiming = Claiming(
+            specs,
+            holding=self.holding,
+            embedding=self.embedding,
+            worker_id=worker_id,
+            clock=clock,
+        )
+        self.completed = 0
+        self._clock = clock
+        self._rate_since = clock()
+        self._rate_from = 0
+
+    def step(self, *, claim: bool = True) -> bool:
+        """Do one round, and tell whether anything moved.
+
+        What came back from the providers is stored, and its jobs are completed. Then free
+        capacity is filled: units are claimed, their texts read and cut into chunks, the
+        chunks compared with what is stored, and those that are new sent off in batches.
+        """
+        moved = self.holding.end_jobs()
+        moved |= self.embedding.take()
+        moved |= self._complete()
+        self._stage()
+        if claim:
+            moved |= self.claiming.claim()
+        moved |= self.embedding.send()
+        self._store_text_ahead()
+        self._step_aside()
+        return moved
+
+    def release_unsent(self) -> None:
+        """Give back what is not with a provider just now, with no attempt spent."""
+        in_flight = self.embedding.in_flight
+        for unit in list(self.holding.units.values()):
+            if unit not in in_flight and not unit.is_whole:
+                self.holding.give_back(unit)
+        self.holding.end_jobs()
+
+    def release(self) -> None:
+        """Give every job back, with no attempt spent."""
+        for unit in list(self.holding.units.values()):
+            self.holding.give_back(unit)
+        self.holding.end_jobs()
+
+    def _complete(self) -> bool:
+        whole = [unit for unit in self.holding.units.values() if unit.is_whole]
+        if not whole:
+            return False
+        self.completed += storing.complete(self.holding, whole)
+        self._measure()
+        return any(unit not in self.holding for unit in whole)
+
+    def _stage(self) -> None:
+        if self.embedding.to_stage:
+            storing.stage(self.holding, self.embedding.to_stage)
+            self.embedding.to_stage.clear()
+
+    def _store_text_ahead(self) -> None:
+        before = self._clock() - TEXT_AHEAD_SECONDS
+        late = [unit for unit in self.holding.units.values() if unit.started <= before]
+        if late:
+            storing.store_text(self.holding, late)
+
+    def _step_aside(self) -> None:
+        """Give back what waits for a paused provider, its text stored."""
+        stuck = self.embedding.stuck()
+        if stuck:
+            storing.store_text(self.holding, [unit for unit, _ in stuck])
+            for unit, pool in stuck:
+                self.embedding.do_without(unit, pool)
+
+    def _measure(self) -> None:
+        """Tell the claiming how fast units are completed, so that it keeps just ahead."""
+        elapsed = self._clock() - self._rate_since
+        if elapsed >= 1.0:
+            self.claiming.units_per_second = (self.completed - self._rate_from) / elapsed
+            self._rate_since, self._rate_from = self._clock(), self.completed

@@ -1,0 +1,167 @@
+"""Claim due units, some seconds of work ahead, and plan what each needs."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pgembed_django import jobs, plan, spaces, store
+from pgembed_django.jobs import Claim
+from pgembed_django.models import Space
+from pgembed_django.pipeline.embedding import Embedding
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Part, Request, Unit
+from pgembed_django.sources import load
+from pgembed_django.specs import Spec
+
+SPACES_SECONDS = 5.0
+"""How long a worker may go on with spaces that another one has changed."""
+
+LOWEST_LANE_EVERY = 8
+"""One claim in so many begins with the lowest lane, or a swap under load never ends."""
+
+AHEAD_SECONDS = 2.0
+"""How much work is claimed ahead: enough for the provider, and the rest is for the others."""
+
+
+class Claiming:
+    """Fills the free capacity of ``embedding`` with claimed and planned units."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        holding: Holding,
+        embedding: Embedding,
+        worker_id: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.specs = specs
+        self.holding = holding
+        self.embedding = embedding
+        self.worker_id = worker_id
+        self.units_per_second = 0.0
+        self._clock = clock
+        self._claims = 0
+        self._spaces: dict[str, list[Space]] = {}
+        self._spaces_read = float("-inf")
+
+    @property
+    def wanted(self) -> int:
+        """How many units to claim now: some seconds of work."""
+        settings = self.holding.settings
+        round_of_batches = settings.batch_size * settings.concurrency
+        if self.embedding.queued >= round_of_batches:
+            return 0
+        some_seconds = int(self.units_per_second * AHEAD_SECONDS)
+        return min(settings.claim_limit, max(2 * round_of_batches, some_seconds))
+
+    def claim(self) -> bool:
+        """Claim and plan, and tell whether there was anything to claim."""
+        limit = self.wanted
+        if limit:
+            now = self._clock()
+            claims = self._claim(limit)
+            self.holding.add(Unit(claim, self.specs[claim.spec], now) for claim in claims)
+        unplanned = [unit for unit in self.holding.units.values() if not unit.is_planned]
+        by_spec = defaultdict(list)
+        for unit in unplanned:
+            by_spec[unit.spec].append(unit)
+        for spec, units in by_spec.items():
+            self._plan(spec, units)
+        return bool(unplanned)
+
+    def next_due_seconds(self) -> float | None:
+        """Return when the next job that could be claimed is due, from now."""
+        up, _ = self._reachable()
+        return jobs.next_due_seconds(up, using=self.holding.using)
+
+    def _claim(self, limit: int) -> list[Claim]:
+        self._read_spaces()
+        up, down = self._reachable()
+        using, lease = self.holding.using, self.holding.settings.lease_seconds
+        held = list(self.holding.units.values())
+        if not held:
+            alone = jobs.claim_alone(up, worker_id=self.worker_id, lease_seconds=lease, using=using)
+            if alone:
+                return alone
+        elif any(unit.claim.crashes for unit in held) or jobs.suspect_due(up, using=using):
+            # What was held when a worker died is claimed alone: let the others end first.
+            return []
+        self._claims += 1
+        claims = jobs.claim(
+            up,
+            limit=limit,
+            worker_id=self.worker_id,
+            lease_seconds=lease,
+            lowest_first=self._claims % LOWEST_LANE_EVERY == 0,
+            using=using,
+        )
+        if not claims and down:
+            # Their provider is paused, but full-text search can have their text.
+            claims = jobs.claim(
+                down,
+                limit=limit,
+                worker_id=self.worker_id,
+                lease_seconds=lease,
+                only_new=True,
+                using=using,
+            )
+        return claims
+
+    def _reachable(self) -> tuple[list[str], list[str]]:
+        """Return the specs whose active provider can be asked now, and the others."""
+        up: list[str] = []
+        down: list[str] = []
+        for key in self.specs:
+            active = self._spaces.get(key, [])[:1]
+            is_down = any(self.embedding.pool(space).is_waiting for space in active)
+            (down if is_down else up).append(key)
+        return up, down
+
+    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
+        using = self.holding.using
+        source_pks = [unit.claim.source_pk for unit in units]
+        live = self._spaces[spec.key]
+        loaded = load(spec, source_pks, using=using)
+        stored = store.stored(spec, source_pks, [space.pk for space in live], using=using)
+        staged = store.staged(spec, source_pks, using=using)
+        for unit in units:
+            unit.is_planned = True
+            source_pk = unit.claim.source_pk
+            if loaded.is_locked:
+                self.holding.give_back(unit, delay_seconds=1.0)
+            elif source_pk in loaded.errors:
+                self.holding.retry(unit, loaded.errors[source_pk])
+            elif source_pk not in loaded.texts:
+                unit.is_gone = True
+            else:
+                self._plan_unit(unit, loaded.texts[source_pk], live, stored, staged)
+
+    def _plan_unit(
+        self,
+        unit: Unit,
+        text: str,
+        live: Iterable[Space],
+        stored: Mapping[store.UnitSpace, list[plan.StoredChunk]],
+        staged: Mapping[store.UnitSpace, set[bytes]],
+    ) -> None:
+        chunks = unit.spec.chunker.split(text)
+        text_digest = unit.spec.text_digest(text)
+        unit.chunks = len(chunks)
+        for space in live:
+            where = (unit.claim.source_pk, space.pk)
+            made = plan.make(
+                chunks, text_digest, stored=stored.get(where, ()), staged=staged.get(where, ())
+            )
+            part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
+            unit.parts.append(part)
+            unit.has_staged |= where in staged
+            self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
+
+    def _read_spaces(self) -> None:
+        if self._clock() - self._spaces_read >= SPACES_SECONDS:
+            using = self.holding.using
+            self._spaces = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
+            self._spaces_read = self._clock()

@@ -1,0 +1,180 @@
+"""Fill batches across units, keep requests in flight, hand the outcomes to their units."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from pgembed_django import spaces
+from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
+from pgembed_django.models import Space
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Batch, Part, Request, Unit
+from pgembed_django.pool import Pool
+from pgembed_django.providers.base import Embedded
+
+logger = logging.getLogger("pgembed_django")
+
+
+class Embedding:
+    """A queue of requests and a pool of threads for each provider. Never touches the database."""
+
+    def __init__(
+        self,
+        *,
+        holding: Holding,
+        wake: Callable[[], None],
+        inline: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.holding = holding
+        self.to_stage: list[tuple[Unit, Part]] = []
+        self._wake = wake
+        self._inline = inline
+        self._clock = clock
+        self._pools: dict[int, Pool] = {}
+        self._queues: dict[Pool, deque[Request]] = {}
+        self._batches: list[Batch] = []
+
+    @property
+    def queued(self) -> int:
+        """How many chunks wait for a batch."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def pools(self) -> list[Pool]:
+        """One for each provider that a live space needs."""
+        return list(self._queues)
+
+    @property
+    def in_flight(self) -> set[Unit]:
+        """The units that are with a provider just now."""
+        return {request.unit for batch in self._batches for request in batch.requests}
+
+    def pool(self, space: Space) -> Pool:
+        """Return the pool of a space's provider. Spaces of one provider share it."""
+        if space.pk not in self._pools:
+            provider = spaces.provider_of(space)
+            shared = [pool for pool in self._queues if pool.provider is provider]
+            pool = shared[0] if shared else self._new_pool(space)
+            self._pools[space.pk] = pool
+            self._queues.setdefault(pool, deque())
+        return self._pools[space.pk]
+
+    def enqueue(self, space: Space, requests: Iterable[Request]) -> None:
+        """Add chunks to be embedded in a space."""
+        self._queues[self.pool(space)].extend(requests)
+
+    def send(self) -> bool:
+        """Start as many requests as the providers take, and tell whether there were any."""
+        sent = False
+        for pool, queue in self._queues.items():
+            while queue and pool.free > 0:
+                requests = self._fill(pool, queue)
+                if requests:
+                    future = pool.submit([request.chunk.text for request in requests])
+                    self._batches.append(Batch(pool, requests, future, self._clock()))
+                    sent = True
+        return sent
+
+    def take(self) -> bool:
+        """Hand out what came back, and tell whether anything did."""
+        done = [batch for batch in self._batches if batch.future.done()]
+        for batch in done:
+            self._batches.remove(batch)
+            self._take(batch)
+        return bool(done)
+
+    def stuck(self) -> list[tuple[Unit, Pool]]:
+        """Take the units out of the queues of paused providers. Their text can be stored."""
+        found: dict[Unit, Pool] = {}
+        for pool, queue in self._queues.items():
+            if pool.is_waiting:
+                found.update(
+                    {request.unit: pool for request in queue if request.unit in self.holding}
+                )
+                queue.clear()
+        return list(found.items())
+
+    def do_without(self, unit: Unit, pool: Pool) -> None:
+        """Let go of a unit that waits for a paused provider.
+
+        A space that is being built never delays the active one: only its part is dropped,
+        and the reconciler brings it back.
+        """
+        parts = [part for part in unit.parts if self.pool(part.space) is not pool]
+        if any(part.space.state == Space.State.ACTIVE for part in parts):
+            unit.parts = parts
+        else:
+            self.holding.give_back(unit, delay_seconds=pool.paused_seconds, reason=pool.reason)
+
+    def close(self) -> None:
+        """Let the pool threads end."""
+        for pool in self._queues:
+            pool.close()
+
+    def _new_pool(self, space: Space) -> Pool:
+        return Pool(
+            spaces.provider_of(space),
+            concurrency=self.holding.settings.concurrency,
+            wake=self._wake,
+            inline=self._inline,
+            clock=self._clock,
+        )
+
+    def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
+        requests: list[Request] = []
+        while queue and len(requests) < pool.provider.batch_size:
+            request = queue.popleft()
+            if request.unit in self.holding and request.part in request.unit.parts:
+                requests.append(request)
+        return requests
+
+    def _take(self, batch: Batch) -> None:
+        batch.pool.take(batch.future)
+        for request, outcome in zip(batch.requests, _outcomes(batch), strict=True):
+            unit, part = request.unit, request.part
+            if unit not in self.holding or part not in unit.parts:
+                continue  # lost, or ended by another of its chunks
+            if isinstance(outcome, Embedded):
+                part.vectors[request.chunk.digest] = outcome
+                part.waiting.discard(request.chunk.digest)
+                if part.waiting:
+                    self.to_stage.append((unit, part))
+            elif isinstance(outcome, ProviderUnavailable):
+                self.do_without(unit, batch.pool)
+            elif isinstance(outcome, InputRefused):
+                self.holding.fail(unit, str(outcome))
+            else:
+                self.holding.retry(unit, str(outcome))
+        self._log(batch)
+
+    def _log(self, batch: Batch) -> None:
+        pool = batch.pool
+        if pool.is_down:
+            logger.warning(
+                "Provider %s is paused for %.1f s: %s",
+                pool.provider.alias,
+                pool.paused_seconds,
+                pool.reason,
+            )
+        else:
+            logger.info(
+                "Embedded %d chunks of %d rows in %.0f ms with %s",
+                len(batch.requests),
+                len({request.unit for request in batch.requests}),
+                (self._clock() - batch.started) * 1000,
+                pool.provider,
+            )
+
+
+def _outcomes(batch: Batch) -> list[Embedded | ProviderError]:
+    """Return one outcome for each request: what a whole batch died of is each one's own."""
+    error = batch.future.exception()
+    if error is None:
+        return batch.future.result()
+    if not isinstance(error, ProviderError):
+        error = ProviderError(f"{type(error).__name__}: {error}")
+    return [error] * len(batch.requests)

@@ -1,0 +1,93 @@
+"""The units a worker holds, and how they end when they do not succeed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from pgembed_django import conf, jobs
+from pgembed_django.jobs import Claim
+from pgembed_django.pipeline.units import Unit
+
+MAX_BACKOFF_SECONDS = 3600
+
+
+class Holding:
+    """Units by job id. A unit that is no longer here is no longer worked on."""
+
+    def __init__(self, *, using: str, settings: conf.Settings) -> None:
+        self.using = using
+        self.settings = settings
+        self.units: dict[int, Unit] = {}
+        self._endings: list[tuple[Claim, Callable[[Claim], str]]] = []
+
+    def __contains__(self, unit: Unit) -> bool:
+        return self.units.get(unit.claim.id) is unit
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lease is held."""
+        return not self.units and not self._endings
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether an open writer keeps something from ending: to be tried again soon."""
+        return bool(self._endings) or any(unit.is_whole for unit in self.units.values())
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Take newly claimed units in."""
+        self.units.update({unit.claim.id: unit for unit in units})
+
+    def drop(self, job_ids: Iterable[int]) -> None:
+        """Forget units that have succeeded or are lost."""
+        for job_id in job_ids:
+            self.units.pop(job_id, None)
+
+    def heartbeat(self) -> None:
+        """Renew every lease, and stop working on what was lost."""
+        claims = [unit.claim for unit in self.units.values()]
+        claims += [claim for claim, _ in self._endings]
+        if claims:
+            held = jobs.heartbeat(
+                claims, lease_seconds=self.settings.lease_seconds, using=self.using
+            )
+            self.drop(held.lost)
+
+    def fail(self, unit: Unit, error: str) -> None:
+        """This text will never be embedded."""
+        self._end(unit, lambda claim: jobs.fail(claim, error, using=self.using))
+
+    def retry(self, unit: Unit, error: str) -> None:
+        """Spend an attempt, and come back after a while."""
+        backoff = self.settings.backoff_seconds * 2**unit.claim.attempts
+        delay = min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
+        max_attempts = self.settings.max_attempts
+        self._end(
+            unit,
+            lambda claim: jobs.retry(
+                claim, error, max_attempts=max_attempts, delay_seconds=delay, using=self.using
+            ),
+        )
+
+    def give_back(self, unit: Unit, *, delay_seconds: float = 0, reason: str = "") -> None:
+        """Let the unit go with no attempt spent."""
+        self._end(
+            unit,
+            lambda claim: jobs.release(
+                claim, delay_seconds=delay_seconds, reason=reason, using=self.using
+            ),
+        )
+
+    def end_jobs(self) -> bool:
+        """Run the endings, one job a transaction. A busy one is tried again next time."""
+        ended = False
+        for claim, ending in list(self._endings):
+            if ending(claim) != "busy":
+                self._endings.remove((claim, ending))
+                ended = True
+        return ended
+
+    def _end(self, unit: Unit, ending: Callable[[Claim], str]) -> None:
+        if unit in self:
+            self.drop([unit.claim.id])
+            self._endings.append((unit.claim, ending))

@@ -1,0 +1,105 @@
+"""Store what came back. Vectors and completion commit together, in one short transaction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from django.db import DatabaseError, transaction
+
+from pgembed_django import database, jobs, store
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.specs import Spec
+
+Parts = list[tuple[Unit, Part]]
+
+
+def complete(holding: Holding, units: Sequence[Unit]) -> int:
+    """Store whole units and complete their jobs. Returns how many were completed.
+
+    Those whose jobs an open writer has locked stay held, to be tried again. The results
+    of lost ones are discarded.
+    """
+    using = holding.using
+    try:
+        with transaction.atomic(using=using):
+            held = jobs.hold([unit.claim for unit in units], using=using)
+            ours = [unit for unit in units if unit.claim.id in held.ours]
+            for spec, of_spec in _by_spec(ours).items():
+                _write(spec, of_spec, using=using)
+            jobs.complete(
+                {unit.claim.id: unit.chunks for unit in ours},
+                keep_seconds=holding.settings.keep_succeeded_seconds,
+                using=using,
+            )
+    except DatabaseError as error:
+        if database.is_lost_connection(error):
+            raise
+        if len(units) > 1:
+            # One unit's data may be at fault. It must not take the others along.
+            return sum(complete(holding, [unit]) for unit in units)
+        holding.retry(units[0], f"{type(error).__name__}: {error}")
+        return 0
+    holding.drop(held.ours | held.lost)
+    return len(held.ours)
+
+
+def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
+    """Persist what batches brought for units that wait for further ones."""
+    unfinished = {part: unit for unit, part in parts if unit in holding and part.waiting}
+    for spec, ours in _held_parts(holding, [(unit, part) for part, unit in unfinished.items()]):
+        store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
+        for _, part in ours:
+            part.is_staged = True
+
+
+def store_text(holding: Holding, units: Collection[Unit]) -> None:
+    """Store the text of units that have no rows yet: full-text search finds them at once."""
+    parts = [
+        (unit, part)
+        for unit in units
+        for part in unit.parts
+        if part.plan.is_new and part.waiting and not part.has_waiting_text
+    ]
+    for spec, ours in _held_parts(holding, parts):
+        changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
+        store.apply_text(spec, changes, using=holding.using)
+        for _, part in ours:
+            part.has_waiting_text = True
+
+
+def _held_parts(holding: Holding, parts: Parts) -> Iterable[tuple[Spec, Parts]]:
+    """Yield the parts whose jobs are still ours, a spec and a transaction at a time."""
+    by_spec: dict[Spec, Parts] = defaultdict(list)
+    for unit, part in parts:
+        by_spec[unit.spec].append((unit, part))
+    for spec, of_spec in by_spec.items():
+        with transaction.atomic(using=holding.using):
+            held = jobs.hold({unit.claim for unit, _ in of_spec}, using=holding.using)
+            ours = [(unit, part) for unit, part in of_spec if unit.claim.id in held.ours]
+            if ours:
+                yield spec, ours
+
+
+def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+    found: dict[Spec, list[Unit]] = defaultdict(list)
+    for unit in units:
+        found[unit.spec].append(unit)
+    return found
+
+
+def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
+    gone = [unit.claim.source_pk for unit in units if unit.is_gone]
+    if gone:
+        store.forget(spec, gone, using=using)
+    changes = [unit.change(part) for unit in units for part in unit.parts if not part.plan.is_fresh]
+    if changes:
+        store.apply(spec, changes, using=using)
+    staged = [
+        unit.claim.source_pk
+        for unit in units
+        if unit.has_staged or any(part.is_staged for part in unit.parts)
+    ]
+    if staged:
+        store.unstage(spec, staged, using=using)

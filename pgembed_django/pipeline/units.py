@@ -1,0 +1,72 @@
+"""What is held and on its way: units, their parts, batches."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from pgembed_django.chunkers import Chunk
+from pgembed_django.jobs import Claim
+from pgembed_django.models import Space
+from pgembed_django.plan import Plan
+from pgembed_django.pool import Outcomes, Pool
+from pgembed_django.providers.base import Embedded
+from pgembed_django.specs import Spec
+from pgembed_django.store import Change
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What one unit needs in one space. ``waiting`` holds the digests without a vector yet."""
+
+    space: Space
+    plan: Plan
+    waiting: set[bytes]
+    vectors: dict[bytes, Embedded] = field(default_factory=dict)
+    has_waiting_text: bool = False
+    is_staged: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A claimed job on its way, from ``started`` on by the monotonic clock."""
+
+    claim: Claim
+    spec: Spec
+    started: float
+    parts: list[Part] = field(default_factory=list)
+    chunks: int = 0
+    is_planned: bool = False
+    is_gone: bool = False
+    """The source row is gone, or out of the condition: what is stored of it goes too."""
+    has_staged: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its vectors have come."""
+        return self.is_planned and not any(part.waiting for part in self.parts)
+
+    def change(self, part: Part) -> Change:
+        """Return what the store has to do for one part."""
+        return Change(
+            self.claim.source_pk, part.space.pk, part.plan, part.vectors, part.has_waiting_text
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One chunk to be embedded, for one part of one unit."""
+
+    unit: Unit
+    part: Part
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Requests of several units, sent to one provider together."""
+
+    pool: Pool
+    requests: list[Request]
+    future: Future[Outcomes]
+    started: float
