@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import (
     InputTooLong,
@@ -15,7 +13,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import ollama, ollama_host
+from pgembed_django.providers import ollama
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.ollama import OllamaProvider
 from tests import played
@@ -26,25 +24,7 @@ Make = Callable[..., OllamaProvider]
 @pytest.fixture
 def make_provider() -> Iterator[Make]:
     """Return a provider of a played server, which is its ``played``."""
-    with ExitStack() as stack:
-
-        def make(server: played.Ollama | None = None, **options: object) -> OllamaProvider:
-            server = stack.enter_context(played.serving(server or played.Ollama()))
-            given = {"model": server.model, "dimensions": server.width, "base_url": server.url}
-            provider = OllamaProvider(alias="tested", **{**given, **options})
-            stack.callback(provider.close)
-            provider.played = server
-            return provider
-
-        yield make
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+    yield from played.making(OllamaProvider, played.Ollama)
 
 
 def test_a_thousand_rows_take_no_more_requests_than_batches(make_provider: Make):
@@ -114,7 +94,7 @@ def test_a_server_without_a_version_route_is_old_when_the_old_route_answers(make
 
 
 def test_an_upgraded_server_is_asked_in_batches_again(make_provider: Make):
-    clock = Clock()
+    clock = played.Clock()
     provider = make_provider(played.Ollama(version="0.2.5"), clock=clock)
     provider.embed_documents(["one", "two"])
     provider.played.version = "0.33.0"
@@ -268,80 +248,3 @@ def test_a_vector_of_no_use_is_its_own_texts_failure(make_provider: Make, row):
     assert isinstance(first, Embedded)
     assert isinstance(last, Embedded)
     assert "played (provider 'tested') answered a vector" in str(bad)
-
-
-def test_a_digest_is_read_and_a_pulled_tag_is_a_new_model(make_provider: Make):
-    clock = Clock()
-    provider = make_provider(clock=clock)
-    before = provider.identity()
-
-    provider.played.models["played:latest"] = "sha-two"
-    clock.now += ollama.DIGEST_SECONDS
-
-    assert before["digest"] == "sha-one"
-    assert provider.identity()["digest"] == "sha-two"
-
-
-def test_a_digest_can_be_left_out(make_provider: Make):
-    provider = make_provider(use_digest=False)
-    assert provider.identity()["digest"] is None
-    assert provider.played.seen == []
-
-
-def test_no_outage_is_taken_for_a_model_without_a_digest(make_provider: Make):
-    provider = make_provider()
-    provider.played.over.set()
-    unreachable = OllamaProvider(
-        alias="down", model="played", dimensions=16, base_url="http://127.0.0.1:9"
-    )
-
-    with pytest.raises(ProviderUnavailable, match="refused"):
-        unreachable.identity()
-
-
-@pytest.mark.parametrize(
-    ("value", "url"),
-    [
-        (None, "http://127.0.0.1:11434"),
-        ("", "http://127.0.0.1:11434"),
-        ("example.com", "http://example.com:11434"),
-        ("0.0.0.0", "http://127.0.0.1:11434"),
-        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
-        (":8080", "http://127.0.0.1:8080"),
-        ("::", "http://[::1]:11434"),
-        ("::1", "http://[::1]:11434"),
-        ("[::1]", "http://[::1]:11434"),
-        ("[::1]:8080", "http://[::1]:8080"),
-        ("ollama.com", "https://ollama.com:443"),
-        ("http://example.com", "http://example.com:80"),
-        ("https://example.com", "https://example.com:443"),
-        ("https://h:8443/ollama", "https://h:8443/ollama"),
-        ("http://h:11434/v1/", "http://h:11434/v1"),
-        ("example.com:66000", "http://example.com:11434"),
-        (":abc", "http://127.0.0.1:11434"),
-        (' "localhost:11434" ', "http://localhost:11434"),
-    ],
-)
-def test_ollama_host_is_read_in_all_its_forms(value: str | None, url: str):
-    assert ollama_host.url(value) == url
-
-
-def test_the_environment_names_the_server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("OLLAMA_HOST", "elsewhere:1234")
-    provider = OllamaProvider(alias="tested", model="m", dimensions=8)
-    assert provider.base_url == "http://elsewhere:1234"
-
-
-@pytest.mark.parametrize(
-    ("given", "sent"),
-    [("300", 300), ("-1", -1), ("1.5", 1.5), (0, 0), ("5m", "5m"), ("1h30m", "1h30m")],
-)
-def test_keep_alive_is_sent_as_ollama_takes_it(given, sent):
-    provider = OllamaProvider(alias="tested", model="m", dimensions=8, keep_alive=given)
-    assert provider._constant["keep_alive"] == sent
-
-
-@pytest.mark.parametrize("given", ["1d", "", "5 m", True])
-def test_a_keep_alive_that_ollama_refuses_is_told_at_once(given):
-    with pytest.raises(ImproperlyConfigured, match="keep_alive"):
-        OllamaProvider(alias="tested", model="m", dimensions=8, keep_alive=given)

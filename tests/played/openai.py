@@ -1,0 +1,62 @@
+"""OpenAI and its kin, played."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from tests.played.replies import Reply, Seen, reply, vector_of
+from tests.played.server import Server
+
+
+class OpenAI(Server):
+    """Any server that speaks /v1/embeddings. ``kin`` decides the shape of its errors."""
+
+    routes = ("/v1/embeddings",)
+
+    def __init__(self, *, kin: str = "openai", takes_base64: bool = True, **common: Any) -> None:
+        super().__init__(**common)
+        self.kin = kin
+        self.takes_base64 = takes_base64
+        self.most = 32 if kin == "tei" else 2048
+
+    def embed(self, seen: Seen) -> Reply:
+        texts, encoding = seen.payload["input"], seen.payload.get("encoding_format", "float")
+        if encoding == "base64" and not self.takes_base64:
+            return self.error(400, "encoding_format: only 'float' is supported")
+        if seen.payload["model"] != self.model:
+            return self.error(404, f"The model `{seen.payload['model']}` does not exist.")
+        if len(texts) > self.most:
+            said = f"batch size {len(texts)} > maximum allowed batch size {self.most}"
+            return self.error(422, said)
+        longest = max(map(len, texts))
+        if longest > self.context:
+            return self.error(*self.too_long(longest))
+        rows = [
+            {"object": "embedding", "index": index, "embedding": self.encoded(text, encoding)}
+            for index, text in enumerate(texts)
+        ]
+        return reply({"object": "list", "model": self.model, "data": rows[::-1]})
+
+    def encoded(self, text: str, encoding: str) -> object:
+        vector = vector_of(text, self.width)
+        if encoding == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        return vector.tolist()
+
+    def too_long(self, given: int) -> tuple[int, str]:
+        said = f"maximum context length is {self.context} tokens, however you requested {given}"
+        return {
+            "tei": (413, f"`inputs` must have less than {self.context} tokens. Given: {given}"),
+            "llama.cpp": (500, "input is too large to process. increase the physical batch size"),
+            "litellm": (400, f"litellm.ContextWindowExceededError: {said} tokens"),
+        }.get(self.kin, (400, f"This model's {said} tokens."))
+
+    def error(self, status: int, message: str) -> Reply:
+        shapes: dict[str, object] = {
+            "tei": {"message": message, "code": status, "type": "Validation"},
+            "vllm": {"object": "error", "message": message, "type": "BadRequest", "code": status},
+            "lm studio": {"error": message},
+        }
+        one = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        return reply(shapes.get(self.kin, {"error": one}), status)

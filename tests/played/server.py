@@ -1,0 +1,110 @@
+"""What all played servers share: a real socket, and faults that come before the answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.played.replies import NO_ROUTE, Reply, Seen, texts_of
+
+
+class Server:
+    """One played server. ``faults`` answer the next embedding requests instead of it."""
+
+    model = "played"
+    routes: tuple[str, ...] = ()
+
+    def __init__(self, *, width: int = 16, context: int = 10**9) -> None:
+        self.width = width
+        self.context = context
+        self.faults: deque[Reply | None] = deque()
+        self.poison: Callable[[str], Reply | None] = lambda text: None
+        self.seen: list[Seen] = []
+        self.over = threading.Event()
+        self.url = ""
+
+    @property
+    def asked(self) -> list[list[str]]:
+        """The texts of each embedding request, in order."""
+        return [texts_of(seen) for seen in self.seen if seen.path in self.routes]
+
+    def answer(self, seen: Seen) -> Reply:
+        if seen.path in self.routes and seen.method == "POST":
+            fault = self.faults.popleft() if self.faults else None
+            poisoned = next(filter(None, map(self.poison, texts_of(seen))), None)
+            return fault or poisoned or self.embed(seen)
+        return self.other(seen)
+
+    def embed(self, seen: Seen) -> Reply:
+        raise NotImplementedError
+
+    def other(self, seen: Seen) -> Reply:
+        return NO_ROUTE
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    played: Server
+
+    def log_message(self, *args: object) -> None:
+        """Be quiet."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        payload = json.loads(body) if body else None
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        seen = Seen(self.command, self.path, headers, payload, self.client_address)
+        self.played.seen.append(seen)
+        self.give(self.played.answer(seen))
+
+    do_GET = do_POST  # noqa: N815
+
+    def give(self, answer: Reply) -> None:
+        self.close_connection = answer.how != "whole"
+        if answer.how == "hang up":
+            return
+        if answer.how == "silent":
+            self.played.over.wait(30)
+            return
+        # Without a Date of its own.
+        self.send_response_only(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if answer.how == "drip":
+            while not self.played.over.wait(0.02):
+                try:
+                    self.wfile.write(answer.body[:1])
+                except OSError:
+                    return
+        self.wfile.write(answer.body[: len(answer.body) // (2 if answer.how == "cut" else 1)])
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is part of the play."""
+
+
+@contextmanager
+def serving(played: Server) -> Iterator[Server]:
+    """Let the server be reached at ``played.url`` while the block runs."""
+    handler = type("Handler", (_Handler,), {"played": played})
+    with _Quiet(("127.0.0.1", 0), handler) as httpd:
+        played.url = f"http://127.0.0.1:{httpd.server_port}"
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield played
+        finally:
+            played.over.set()
+            httpd.shutdown()
+            thread.join()

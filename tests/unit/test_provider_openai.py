@@ -1,0 +1,163 @@
+"""OpenAI's API, as its many servers answer on a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pgembed_django.exceptions import (
+    BatchTooLarge,
+    InputTooLong,
+    ModelMissing,
+    ProviderError,
+)
+from pgembed_django.providers import openai
+from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.openai import OpenAIProvider
+from tests import played
+
+Make = Callable[..., OpenAIProvider]
+KIN = ["openai", "vllm", "tei", "llama.cpp", "lm studio", "litellm"]
+
+
+@pytest.fixture
+def make_provider() -> Iterator[Make]:
+    """Return a provider of a played server, which is its ``played``."""
+    yield from played.making(OpenAIProvider, played.OpenAI, path="/v1")
+
+
+def test_the_request_holds_what_the_options_say(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TEAM_KEY", "sk-secret-of-the-team\n")
+    monkeypatch.setenv("GATEWAY_KEY", "gateway")
+    provider = make_provider(
+        api_key_env="TEAM_KEY",
+        organization="org",
+        project="proj",
+        header_envs={"X-Api-Key": "GATEWAY_KEY"},
+        send_dimensions=True,
+    )
+
+    provider.embed_query("cats")
+
+    [seen] = provider.played.seen
+    assert seen.payload == {
+        "model": "played",
+        "input": ["cats"],
+        "encoding_format": "base64",
+        "dimensions": 16,
+    }
+    assert seen.headers["authorization"] == "Bearer sk-secret-of-the-team"
+    assert seen.headers["openai-organization"] == "org"
+    assert seen.headers["openai-project"] == "proj"
+    assert seen.headers["x-api-key"] == "gateway"
+
+
+def test_dimensions_are_not_sent_unless_asked_for(make_provider: Make):
+    provider = make_provider()
+    provider.embed_query("cats")
+    assert "dimensions" not in provider.played.seen[0].payload
+
+
+def test_no_netrc_puts_its_own_authorization_there(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch, tmp_path
+):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("TEAM_KEY", "ours")
+
+    provider = make_provider(api_key_env="TEAM_KEY")
+    provider.embed_query("cats")
+
+    assert provider.played.seen[0].headers["authorization"] == "Bearer ours"
+
+
+def test_a_server_that_refuses_base64_is_asked_for_floats_once_and_for_long(make_provider: Make):
+    clock = played.Clock()
+    provider = make_provider(played.OpenAI(takes_base64=False), clock=clock, batch_size=1)
+
+    provider.embed_documents(["one", "two"])
+    clock.now += openai.RECHECK_SECONDS
+    provider.embed_documents(["three"])
+
+    formats = [seen.payload["encoding_format"] for seen in provider.played.seen]
+    assert formats == ["base64", "float", "float", "base64", "float"]
+
+
+@pytest.mark.parametrize("order", [[2, 0, 1], [0, 1, 2]])
+def test_the_index_gives_the_order(make_provider: Make, order: list[int]):
+    provider = make_provider()
+    texts = ["one", "two", "three"]
+    data = [
+        {"index": index, "embedding": played.vector_of(texts[index], 16).tolist()}
+        for index in order
+    ]
+    provider.played.faults.append(played.reply({"data": data}))
+
+    vectors = provider.embed_documents(texts)
+
+    assert vectors[0] == pytest.approx(played.vector_of("one", 16), abs=1e-5)
+    assert vectors[2] == pytest.approx(played.vector_of("three", 16), abs=1e-5)
+
+
+@pytest.mark.parametrize("indexes", [[0, 0], [0, None], [1, 2], ["0", "1"]])
+def test_an_index_that_fits_nothing_is_no_answer(make_provider: Make, indexes):
+    provider = make_provider()
+    row = played.vector_of("x", 16).tolist()
+    data = [{"index": index, "embedding": row} for index in indexes]
+    provider.played.faults.append(played.reply({"data": data}))
+
+    with pytest.raises(ProviderError, match="wrong index"):
+        provider.embed_batch(["one", "two"])
+
+
+@pytest.mark.parametrize("kin", KIN)
+def test_too_long_is_told_by_the_words_of_each_server(make_provider: Make, kin: str):
+    provider = make_provider(played.OpenAI(kin=kin, context=40), too_long="refuse")
+
+    short, long, other = provider.embed_each(["short", "word " * 20, "other"])
+
+    assert isinstance(short, Embedded)
+    assert isinstance(long, InputTooLong)
+    assert isinstance(other, Embedded)
+
+
+@pytest.mark.parametrize("kin", KIN)
+def test_a_text_is_cut_to_what_the_server_takes(make_provider: Make, kin: str):
+    provider = make_provider(played.OpenAI(kin=kin, context=40))
+
+    [embedded] = provider.embed_each(["word " * 20])
+
+    assert embedded.was_cut is True
+    assert 20 <= len(provider.played.asked[-1][0]) <= 40
+
+
+@pytest.mark.parametrize("kin", KIN)
+def test_a_model_that_is_missing_is_an_outage(make_provider: Make, kin: str):
+    provider = make_provider(played.OpenAI(kin=kin), model="nope")
+
+    with pytest.raises(ModelMissing, match="nope"):
+        provider.embed_each(["one", "two"])
+    assert len(provider.played.asked) == 1
+
+
+def test_a_server_that_takes_smaller_batches_is_sent_smaller_ones(make_provider: Make):
+    provider = make_provider(played.OpenAI(kin="tei"), batch_size=64)
+    texts = [f"text {number}" for number in range(128)]
+
+    provider.embed_documents(texts)
+    assert [len(asked) for asked in provider.played.asked] == [64, 32, 32, 32, 32]
+
+    with pytest.raises(BatchTooLarge):
+        provider.embed_batch(texts)
+
+
+def test_a_batch_is_bounded_by_tokens_too(make_provider: Make):
+    provider = make_provider(max_tokens_per_batch=100)
+
+    provider.embed_documents(["x" * 120] * 6)  # some 41 tokens each
+
+    assert [len(asked) for asked in provider.played.asked] == [2, 2, 2]

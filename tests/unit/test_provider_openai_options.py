@@ -1,0 +1,74 @@
+"""What OpenAI's provider is told: keys by name only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django.exceptions import (
+    ProviderMisconfigured,
+)
+from pgembed_django.providers.openai import OpenAIProvider
+from tests import played
+
+Make = Callable[..., OpenAIProvider]
+KIN = ["openai", "vllm", "tei", "llama.cpp", "lm studio", "litellm"]
+
+
+@pytest.fixture
+def make_provider() -> Iterator[Make]:
+    """Return a provider of a played server, which is its ``played``."""
+    yield from played.making(OpenAIProvider, played.OpenAI, path="/v1")
+
+
+def test_a_missing_key_names_the_variable(make_provider: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TEAM_KEY", raising=False)
+    provider = make_provider(api_key_env="TEAM_KEY")
+
+    with pytest.raises(ProviderMisconfigured, match="TEAM_KEY"):
+        provider.embed_each(["one"])
+    assert provider.played.seen == []
+
+
+def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    provider = OpenAIProvider(alias="tested", model="text-embedding-3-small", dimensions=1536)
+
+    with pytest.raises(ProviderMisconfigured, match="OPENAI_API_KEY"):
+        provider.embed_query("one")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api_key_env": "sk-proj-0123456789"},
+        {"headers": {"Authorization": "Bearer 0123456789"}},
+        {"headers": {"api-key": "0123456789"}},
+        {"header_envs": {"api-key": "sk-0123456789"}},
+        {"base_url": "https://user:0123456789@host/v1"},
+        {"base_url": "https://host/v1?key=0123456789"},
+    ],
+)
+def test_a_secret_in_the_options_is_refused_unseen(options):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
+    assert "0123456789" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"base_url": "localhost:8080"},
+        {"timeout_seconds": 0},
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"too_long": "explode"},
+        {"encoding_format": "hex"},
+    ],
+)
+def test_a_wrong_option_is_told_with_its_value(options):
+    [(name, value)] = options.items()
+    with pytest.raises(ImproperlyConfigured, match=f"{name} is {value!r}"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
