@@ -17,5 +17,9 @@ class IgnoreCaseField(models.TextField):
 class PlainJSONField(models.JSONField):
     """``json``, not ``jsonb``: it has no equality at all."""
 
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        # psycopg has parsed it, while jsonb is left to Django.
+        return value
+
     def db_type(self, connection: Any) -> str:
         return "json"
