@@ -220,7 +220,8 @@ class _Declaration:
         if self.when is not None and not isinstance(self.when, models.Q):
             _refuse(model, f"when is {self.when!r}. Give a Q object.")
         for refusal in conditions.refusals(self.when or models.Q(), model=model):
-            _refuse(model, f"when={self.when}: {refusal}")
+            # Not the whole of it: to print a queryset is to run it.
+            _refuse(model, f"when: {refusal}")
         is_number = isinstance(self.priority, int) and not isinstance(self.priority, bool)
         if not is_number or abs(self.priority) > HIGHEST_PRIORITY:
             _refuse(model, f"priority is {self.priority!r}. Give a whole number from -100 to 100.")

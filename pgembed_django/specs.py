@@ -38,6 +38,11 @@ class Spec:
         return self.key
 
     @property
+    def name(self) -> str:
+        """The name of the generated model, which tells several declarations of a model apart."""
+        return self.embedding_model.__name__
+
+    @property
     def recipe(self) -> str:
         """How a row becomes chunks. Without the model's name, so that it may be renamed."""
         source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"
