@@ -37,6 +37,7 @@ BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 1.0
 """How soon it looks again while writers are open, or due jobs are locked."""
 
+REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
 SPACES_SECONDS = 60.0
 MAX_OUTAGE_SECONDS = 30.0
@@ -102,7 +103,8 @@ class Worker:
         )
         now = time.monotonic()
         self._timers = [
-            Timer(self.settings.lease_seconds / 3, self._heartbeat, now),
+            Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
+            Timer(REPORT_SECONDS, self._report, now),
             Timer(LISTENER_SECONDS, self._tend_listener, now),
             Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
         ]
@@ -186,6 +188,9 @@ class Worker:
         waits += [
             pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
         ]
+        text_due = self.pipeline.text_due_seconds()
+        if text_due is not None:
+            waits.append(text_due)
         if self.pipeline.holding.is_blocked:
             waits.append(self._busy_look())
         if self._stopping_since is not None:
@@ -223,8 +228,8 @@ class Worker:
             and not self.maintenance.once()
         )
 
-    def _heartbeat(self) -> None:
-        self.pipeline.holding.heartbeat()
+    def _report(self) -> None:
+        """Tell the admin that this worker lives, and what it holds."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(
             last_seen_at=Now(), holds=len(self.pipeline.holding.units), paused=self._paused()
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from pgembed_django import conf
 from pgembed_django.pipeline import storing
 from pgembed_django.pipeline.claiming import Claiming
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 TEXT_AHEAD_SECONDS = 0.1
@@ -89,11 +90,19 @@ class Pipeline:
             storing.stage(self.holding, self.embedding.to_stage)
             self.embedding.to_stage.clear()
 
+    def text_due_seconds(self) -> float | None:
+        """Return when the next unit's text is to be stored ahead of its vectors, from now."""
+        started = min((unit.started for unit in self._without_text()), default=None)
+        return None if started is None else started + TEXT_AHEAD_SECONDS - self._clock()
+
     def _store_text_ahead(self) -> None:
         before = self._clock() - TEXT_AHEAD_SECONDS
-        late = [unit for unit in self.holding.units.values() if unit.started <= before]
+        late = [unit for unit in self._without_text() if unit.started <= before]
         if late:
             storing.store_text(self.holding, late)
+
+    def _without_text(self) -> Iterator[Unit]:
+        return (unit for unit in self.holding.units.values() if unit.lacks_text)
 
     def _step_aside(self) -> None:
         """Give back what waits for a paused provider, its text stored."""

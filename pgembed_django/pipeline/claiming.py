@@ -51,6 +51,8 @@ class Claiming:
     def wanted(self) -> int:
         """How many units to claim now: some seconds of work."""
         settings = self.holding.settings
+        if any(pool.is_down for pool in self.embedding.pools):
+            return settings.batch_size  # enough for a probe
         round_of_batches = settings.batch_size * settings.concurrency
         if self.embedding.queued >= round_of_batches:
             return 0
@@ -130,7 +132,7 @@ class Claiming:
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
-            if loaded.is_locked:
+            if loaded.is_locked or not live:
                 self.holding.give_back(unit, delay_seconds=1.0)
             elif source_pk in loaded.errors:
                 self.holding.retry(unit, loaded.errors[source_pk])

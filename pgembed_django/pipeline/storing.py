@@ -56,12 +56,7 @@ def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
 
 def store_text(holding: Holding, units: Collection[Unit]) -> None:
     """Store the text of units that have no rows yet: full-text search finds them at once."""
-    parts = [
-        (unit, part)
-        for unit in units
-        for part in unit.parts
-        if part.plan.is_new and part.waiting and not part.has_waiting_text
-    ]
+    parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
     for spec, ours in _held_parts(holding, parts):
         changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
         store.apply_text(spec, changes, using=holding.using)

@@ -24,7 +24,13 @@ class Part:
     waiting: set[bytes]
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
     has_waiting_text: bool = False
+    """Its text is stored ahead of its vectors."""
     is_staged: bool = False
+
+    @property
+    def lacks_text(self) -> bool:
+        """Whether nothing is stored yet, so that full-text search could have the text."""
+        return self.plan.is_new and bool(self.waiting) and not self.has_waiting_text
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +51,11 @@ class Unit:
     def is_whole(self) -> bool:
         """Whether all its vectors have come."""
         return self.is_planned and not any(part.waiting for part in self.parts)
+
+    @property
+    def lacks_text(self) -> bool:
+        """Whether any part of it lacks its text."""
+        return any(part.lacks_text for part in self.parts)
 
     def change(self, part: Part) -> Change:
         """Return what the store has to do for one part."""
