@@ -1,0 +1,219 @@
+"""One bad text fails alone, an outage charges none, and the number of requests is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, log2
+
+import pytest
+
+from pgembed_django.exceptions import (
+    InputRefused,
+    InputTooLong,
+    ProviderError,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+from pgembed_django.providers import pace
+from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.ollama import OllamaProvider
+from pgembed_django.providers.openai import OpenAIProvider
+from tests import played
+
+Make = Callable[..., OpenAIProvider]
+REFUSED = played.reply({"error": {"message": "not this one"}}, 400)
+BROKEN = played.reply({"error": {"message": "internal error"}}, 500)
+
+
+@pytest.fixture
+def make_provider() -> Iterator[Make]:
+    """Return a provider of a played server, which is its ``played``."""
+    yield from played.making(OpenAIProvider, played.OpenAI, path="/v1")
+
+
+def texts_with(bad: set[int], count: int = 32) -> list[str]:
+    return [f"{'bad' if number in bad else 'good'} text {number}" for number in range(count)]
+
+
+def charged(outcomes: list[Embedded | ProviderError]) -> set[int]:
+    return {
+        index
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, ProviderError) and not isinstance(outcome, ProviderUnavailable)
+    }
+
+
+@pytest.mark.parametrize("fault", [REFUSED, BROKEN])
+@pytest.mark.parametrize("bad", [{0}, {31}, {3, 4}, {0, 17, 31}])
+def test_the_culprits_stand_alone_within_a_bound(make_provider: Make, fault, bad: set[int]):
+    provider = make_provider()
+    provider.played.poison = lambda text: fault if text.startswith("bad") else None
+
+    outcomes = provider.embed_each(texts_with(bad))
+
+    assert charged(outcomes) == bad
+    assert sum(isinstance(outcome, Embedded) for outcome in outcomes) == 32 - len(bad)
+    assert len(provider.played.asked) <= 2 + len(bad) * (2 * ceil(log2(32)) + 3)
+
+
+def test_no_text_is_embedded_twice(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: REFUSED if text.startswith("bad") else None
+
+    provider.embed_each(texts_with({5, 20}))
+
+    embedded = [
+        text
+        for asked in provider.played.asked
+        if not any(text.startswith("bad") for text in asked)
+        for text in asked
+    ]
+    assert len(embedded) == len(set(embedded)) == 31  # with the plain word
+
+
+def test_all_refused_texts_are_refused(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: REFUSED if text.startswith("bad") else None
+
+    outcomes = provider.embed_each(texts_with(set(range(32))))
+
+    assert all(isinstance(outcome, InputRefused) for outcome in outcomes)
+    assert len(provider.played.asked) <= 2 * 32
+
+
+def test_unclear_failures_have_a_budget_and_what_is_left_is_given_back(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: BROKEN if text.startswith("bad") else None
+
+    outcomes = provider.embed_each(texts_with(set(range(32))))
+
+    assert charged(outcomes)
+    assert isinstance(outcomes[31], ProviderUnavailable)
+    assert outcomes[31].retry_after_seconds == 0
+    assert len(provider.played.asked) <= 60
+
+
+def test_a_passing_failure_charges_none(make_provider: Make):
+    provider = make_provider()
+    provider.played.faults.extend([BROKEN, None, BROKEN, None, BROKEN])
+
+    outcomes = provider.embed_each(texts_with(set()))
+
+    assert all(isinstance(outcome, Embedded) for outcome in outcomes)
+
+
+def test_a_server_that_is_broken_for_all_charges_none(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: BROKEN
+
+    with pytest.raises(ProviderUnavailable, match="internal error"):
+        provider.embed_each(texts_with(set()))
+    assert len(provider.played.asked) == 2
+
+
+def test_what_was_embedded_before_an_outage_is_kept(make_provider: Make):
+    provider = make_provider(batch_size=8)
+    provider.played.faults.extend([None, None, played.plain(503, "restarting")])
+
+    outcomes = provider.embed_each(texts_with(set()))
+
+    assert all(isinstance(outcome, Embedded) for outcome in outcomes[:16])
+    assert all(isinstance(outcome, ProviderUnavailable) for outcome in outcomes[16:])
+    assert len(provider.played.asked) == 3
+
+
+def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_provider: Make):
+    clock = played.Clock()
+    provider = make_provider(clock=clock, timeout_seconds=0.4)
+    texts = texts_with(set())
+    provider.played.faults.append(played.SILENT)
+
+    assert charged(provider.embed_each(texts)) == set()
+    assert [len(asked) for asked in provider.played.asked] == [32, 1, 16, 16]
+
+    provider.played.seen.clear()
+    provider.embed_each(texts)
+    assert max(len(asked) for asked in provider.played.asked) < 20
+
+    for _ in range(2):
+        clock.now += pace.HOLD_SECONDS
+        provider.embed_each(texts)
+    provider.played.seen.clear()
+    provider.embed_each(texts)
+    assert [len(asked) for asked in provider.played.asked] == [32]
+
+
+def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make_provider: Make):
+    provider = make_provider(timeout_seconds=0.4)
+    provider.played.poison = lambda text: played.SILENT if text.startswith("bad") else None
+
+    good, bad = provider.embed_each(["good", "bad"])
+
+    assert isinstance(good, Embedded)
+    assert not isinstance(bad, ProviderUnavailable)
+    assert "too much for the server" in str(bad)
+
+
+def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_provider: Make):
+    provider = make_provider(timeout_seconds=0.4)
+    provider.played.poison = lambda text: played.SILENT
+
+    with pytest.raises(ProviderTimeout):
+        provider.embed_each(texts_with(set()))
+    provider.played.poison = lambda text: None
+    provider.played.seen.clear()
+    provider.embed_each(texts_with(set()))
+
+    assert max(len(asked) for asked in provider.played.asked) < 20
+
+
+def test_many_long_texts_cost_few_requests(make_provider: Make):
+    provider = make_provider(played.OpenAI(context=100), too_long="refuse")
+    texts = ["word " * (100 if number % 8 == 0 else 10) for number in range(32)]
+
+    outcomes = provider.embed_each(texts)
+
+    assert [isinstance(outcome, InputTooLong) for outcome in outcomes] == [
+        number % 8 == 0 for number in range(32)
+    ]
+    assert len(provider.played.asked) <= 16
+
+
+def test_what_fitted_one_text_is_tried_first_with_the_next():
+    for provider in played.making(OllamaProvider, played.Ollama):
+        provider = provider(played.Ollama(context=100))
+        provider.embed_each(["word " * 1000])
+        provider.played.seen.clear()
+
+        [embedded] = provider.embed_each(["other " * 1000])
+
+        assert embedded.was_cut
+        assert len(provider.played.asked) == 2
+
+
+def test_a_model_that_takes_nothing_at_all_is_the_configurations_fault(make_provider: Make):
+    provider = make_provider(played.OpenAI(context=0))
+
+    with pytest.raises(ProviderUnavailable, match="Even a plain word"):
+        provider.embed_each(["some words"])
+
+
+@pytest.mark.parametrize(("too_long", "outcome"), [("cut", Embedded), ("refuse", InputTooLong)])
+def test_a_known_context_is_kept_without_asking(too_long: str, outcome: type):
+    provider = DeterministicProvider(
+        alias="tested", model="m", dimensions=8, max_input_tokens=4, too_long=too_long
+    )
+
+    fitting, longer = provider.embed_each(["one two three four", "one two three four five"])
+
+    assert fitting.was_cut is False
+    assert isinstance(longer, outcome)
+    if too_long == "cut":
+        [expected] = provider.embed_documents(["one two three four"])
+        assert longer.was_cut is True
+        assert longer.vector == pytest.approx(expected)
+
+
+def test_vectors_are_in_no_repr(make_provider: Make):
+    assert repr(make_provider().embed_each(["one"])) == "[Embedded(was_cut=False)]"

@@ -1,0 +1,182 @@
+"""What happens to a request on its way: over a real socket, with every provider alike."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pgembed_django.exceptions import (
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.openai import OpenAIProvider
+from tests import played
+
+Make = Callable[..., OpenAIProvider]
+
+
+@pytest.fixture
+def make_provider() -> Iterator[Make]:
+    """Return a provider of a played server, which is its ``played``."""
+    yield from played.making(OpenAIProvider, played.OpenAI, path="/v1")
+
+
+def test_a_refused_connection_is_an_outage(make_provider: Make):
+    provider = make_provider(base_url="http://127.0.0.1:9/v1")
+
+    with pytest.raises(ProviderUnavailable, match="refused"):
+        provider.embed_each(["one"])
+    assert provider.probe().reachable is False
+
+
+def test_a_name_that_does_not_resolve_is_an_outage(make_provider: Make):
+    provider = make_provider(base_url="http://nowhere.invalid/v1")
+
+    with pytest.raises(ProviderUnavailable):
+        provider.embed_each(["one"])
+
+
+def test_a_pooled_connection_that_went_away_is_replaced_once(make_provider: Make):
+    provider = make_provider()
+    provider.embed_query("first")
+    provider.played.faults.append(played.HANG_UP)
+
+    assert isinstance(provider.embed_each(["second"])[0], Embedded)
+    assert provider.played.asked == [["first"], ["second"], ["second"]]
+
+
+def test_a_server_that_hangs_up_on_one_text_fails_that_text(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.HANG_UP if text == "bad" else None
+
+    good, bad = provider.embed_each(["good", "bad"])
+
+    assert isinstance(good, Embedded)
+    assert "hung up" in str(bad)
+    assert not isinstance(bad, ProviderUnavailable)
+
+
+def test_a_server_that_hangs_up_on_everything_is_down(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.HANG_UP
+
+    with pytest.raises(ProviderUnavailable, match="hung up"):
+        provider.embed_each(["one", "two"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (played.EMPTY, "nothing in it"),
+        (played.plain(200, "[1, 2"), "not JSON"),
+        (played.plain(200, "[1, 2]"), "not JSON"),
+        (played.plain(500, ""), "an empty body"),
+        (played.plain(500, "Internal Server Error"), "Internal Server Error"),
+        (played.Reply(body=b'{"data": [' + b" " * 100, how="cut"), "broke off"),
+        (played.reply({"data": "none"}), "without a list"),
+        (played.reply({"data": [{"embedding": "%%%", "index": 0}]}), "base64 that is none"),
+        (played.reply({"data": [{"embedding": "AAA=", "index": 0}]}), "base64 that is none"),
+        (played.reply({"data": [{"embedding": 0.5, "index": 0}]}), "else than lists"),
+        (played.reply({"data": [{"embedding": ["x"], "index": 0}]}), "else than lists"),
+        (played.reply({"data": []}), "0 vectors for 1 texts"),
+    ],
+)
+def test_a_broken_answer_has_an_error_of_its_own_and_may_pass(
+    make_provider: Make, fault: played.Reply, said: str
+):
+    provider = make_provider()
+    provider.played.faults.append(fault)
+
+    with pytest.raises(ProviderError, match=said) as raised:
+        provider.check(provider.embed_batch(["text"]), count=1)
+    assert not isinstance(raised.value, ProviderUnavailable)
+
+    provider.played.faults.append(fault)
+    assert isinstance(provider.embed_each(["text"])[0], Embedded)
+
+
+def test_a_page_instead_of_json_is_told_by_its_title(make_provider: Make):
+    provider = make_provider()
+    provider.played.faults.append(played.HTML)
+
+    with pytest.raises(ProviderUnavailable, match="an HTML page: Sign in"):
+        provider.embed_each(["one"])
+
+
+@pytest.mark.parametrize("fault", [played.SILENT, played.DRIP])
+def test_a_server_that_does_not_finish_is_given_up_in_time(make_provider: Make, fault):
+    provider = make_provider(timeout_seconds=0.3)
+    provider.played.poison = lambda text: fault
+
+    with pytest.raises(ProviderTimeout, match="within"):
+        provider.embed_each(["one"])
+
+
+def test_a_query_has_a_time_out_of_its_own(make_provider: Make):
+    provider = make_provider(timeout_seconds=60)
+    provider.played.poison = lambda text: played.SILENT
+
+    with pytest.raises(ProviderTimeout, match=r"within 0\.1 s"):
+        provider.embed_query("cats", timeout_seconds=0.1)
+
+
+def test_a_redirect_on_the_same_server_is_followed_with_the_body(make_provider: Make):
+    provider = make_provider()
+    provider.played.faults.append(played.plain(307, "", Location="/v1/embeddings"))
+
+    assert isinstance(provider.embed_each(["one"])[0], Embedded)
+    assert provider.played.asked == [["one"], ["one"]]
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_elsewhere_is_told_and_takes_no_key_along(make_provider: Make, status: int):
+    elsewhere = make_provider()
+    provider = make_provider()
+    target = f"{elsewhere.played.url}/v1/embeddings"
+    provider.played.faults.append(played.plain(status, "", Location=target))
+
+    with pytest.raises(ProviderMisconfigured, match=r"redirects to 127|answered 30"):
+        provider.embed_each(["one"])
+    assert elsewhere.played.seen == []
+
+
+def test_redirects_do_not_go_round_for_ever(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.plain(307, "", Location="/v1/embeddings")
+
+    with pytest.raises(ProviderMisconfigured, match="redirects"):
+        provider.embed_each(["one"])
+    assert len(provider.played.asked) < 10
+
+
+def test_each_thread_has_its_own_connection(make_provider: Make):
+    provider = make_provider()
+    barrier = threading.Barrier(3)
+
+    def work() -> None:
+        barrier.wait(10)
+        provider.embed_documents(["one"] * 40)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({seen.client for seen in provider.played.seen}) == 3
+    assert len(provider.played.seen) == 6
+
+
+def test_a_forked_child_does_not_share_its_parents_connection(make_provider: Make):
+    provider = make_provider()
+    session = provider._wire._session()
+
+    provider._wire._local.pid = os.getpid() + 1  # as a child sees it
+
+    assert provider._wire._session() is not session
