@@ -179,7 +179,8 @@ class _Cutter:
             start, end = trim(self.text, start, end)
             yield start, end
             fresh, _ = trim(self.text, end, last)
-            start = self._overlap_start(start, end, fresh)
+            if fresh < last:
+                start = self._overlap_start(start, end, fresh)
 
     def _end(self, start: int, fresh: int, last: int) -> int | None:
         """Return where the chunk from ``start`` ends, or None if ``fresh`` does not fit."""
