@@ -1,0 +1,14 @@
+"""Publish an article here, and it is found; take its time away, and it is not."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from blog.models import Article
+
+
+@admin.register(Article)
+class ArticleAdmin(admin.ModelAdmin):
+    list_display = ("title", "author", "category", "published_time")
+    list_filter = ("category",)
+    search_fields = ("title",)

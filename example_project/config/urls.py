@@ -1,0 +1,11 @@
+"""The search page at the root, the admin beside it."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("", include("website.urls")),
+    path("admin/", admin.site.urls),
+]

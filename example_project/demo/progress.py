@@ -1,0 +1,20 @@
+"""Progress bars: lively on a terminal, sparing in a log."""
+
+from __future__ import annotations
+
+import sys
+
+from tqdm import tqdm
+
+
+def bar(description: str, *, total: int, done: int = 0, show: bool = True) -> tqdm[None]:
+    """Return a bar that counts rows, and shows how many a second."""
+    return tqdm(
+        desc=description,
+        total=total,
+        initial=done,
+        unit=" rows",
+        disable=not show,
+        mininterval=0.1 if sys.stderr.isatty() else 2,
+        dynamic_ncols=True,
+    )

@@ -1,0 +1,14 @@
+"""Edit an entry here, and watch the search page find it by its new text."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from library.models import Entry
+
+
+@admin.register(Entry)
+class EntryAdmin(admin.ModelAdmin):
+    list_display = ("name", "kind", "module", "is_public")
+    list_filter = ("kind", "is_public")
+    search_fields = ("name",)
