@@ -67,7 +67,7 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
     for text in texts:
         # A server that quotes a text may do so in part, and escape what follows a newline.
         begin = re.match(r"[^\r\n\t\"'\\]*", text.strip())
-        opening = begin[0][:24] if begin else ""
+        opening = begin[0][:12] if begin else ""
         if len(opening) >= 8 and opening in words:
             words = words[: words.index(opening)] + "[the text]"
     words = " ".join(words.split())

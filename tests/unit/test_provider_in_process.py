@@ -1,0 +1,160 @@
+"""The providers that need no server: WordLlama for real, sentence-transformers stood in for."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.providers import sentence_transformers as module
+from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.sentence_transformers import SentenceTransformerProvider
+from pgembed_django.providers.wordllama import WordLlamaProvider
+
+STAND_IN = '''
+"""Stands in for the library: it needs torch."""
+
+import numpy as np
+
+loaded = []
+
+
+class Tokenizer:
+    def encode(self, text):
+        return [0, *text.split(), 1]
+
+
+class SentenceTransformer:
+    max_seq_length = 6
+
+    def __init__(self, name, **arguments):
+        if name == "nowhere":
+            raise OSError("no such model")
+        loaded.append((name, arguments))
+        self.tokenizer = Tokenizer()
+
+    def encode(self, texts, *, batch_size, show_progress_bar, convert_to_numpy):
+        if "explode" in texts:
+            raise RuntimeError("CUDA out of memory: explode")
+        return np.array([[len(text), 1.0] for text in texts])
+'''
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    (tmp_path / "sentence_transformers.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sentence_transformers", raising=False)
+    module._load.cache_clear()
+    yield __import__("sentence_transformers")
+    module._load.cache_clear()
+    sys.modules.pop("sentence_transformers", None)
+
+
+def wordllama(dimensions: int = 256, **options: object) -> WordLlamaProvider:
+    return WordLlamaProvider(alias="tested", model="l2_supercat", dimensions=dimensions, **options)
+
+
+def sentence_transformer(model: str = "any", **options: object) -> SentenceTransformerProvider:
+    return SentenceTransformerProvider(alias="tested", model=model, dimensions=2, **options)
+
+
+@pytest.mark.parametrize("dimensions", [64, 128, 256])
+def test_wordllama_gives_the_librarys_own_vectors(dimensions: int):
+    import wordllama as package
+
+    texts = ["The cat sat on the mat.", "Why is my index not used?", "漢字 and naïve"]
+    library = package.WordLlama.load(
+        cache_dir=Path(package.__file__).parent, trunc_dim=dimensions, disable_download=True
+    )
+
+    ours = wordllama(dimensions).embed_documents(texts)
+
+    assert ours == pytest.approx(library.embed(texts, norm=True), abs=1e-5)
+
+
+def test_wordllama_knows_what_words_mean():
+    cat, kitten, database = wordllama().embed_documents(
+        ["a cat asleep", "the sleeping kitten", "an index of a database table"]
+    )
+    assert cat @ kitten > cat @ database + 0.2
+
+
+def test_wordllama_leaves_the_applications_logging_alone():
+    code = (
+        "import logging; from pgembed_django.providers.wordllama import WordLlamaProvider;"
+        "WordLlamaProvider(alias='a', model='l2_supercat', dimensions=64).embed_query('x');"
+        "print(logging.root.handlers, logging.root.level)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == f"[] {logging.WARNING}"
+
+
+def test_wordllama_takes_a_text_of_any_length():
+    [embedded] = wordllama(64).embed_each(["word " * 100_000])
+    assert isinstance(embedded, Embedded)
+    assert embedded.was_cut is False
+
+
+@pytest.mark.parametrize(
+    ("model", "dimensions", "said"),
+    [("l2_supercat", 300, "DIMENSIONS is 300"), ("l3_supercat", 256, "ships l2_supercat")],
+)
+def test_wordllama_says_what_it_ships(model: str, dimensions: int, said: str):
+    with pytest.raises(ImproperlyConfigured, match=said):
+        WordLlamaProvider(alias="tested", model=model, dimensions=dimensions)
+
+
+def test_a_sentence_transformer_is_loaded_once_per_process(library: ModuleType):
+    first = sentence_transformer(device="cpu")
+    assert library.loaded == []
+
+    first.embed_query("one")
+    sentence_transformer(device="cpu").embed_query("two")
+
+    [(name, arguments)] = library.loaded
+    assert name == "any"
+    assert arguments["device"] == "cpu"
+    assert arguments["trust_remote_code"] is False
+
+
+def test_a_sentence_transformer_never_cuts_silently(library: ModuleType):
+    short, long = sentence_transformer().embed_each(["one two", "one two three four five"])
+
+    assert short.was_cut is False
+    assert long.was_cut is True
+    [expected] = sentence_transformer().embed_documents(["one two three four"])
+    assert long.vector == pytest.approx(expected)
+
+
+def test_a_sentence_transformer_that_fails_does_not_quote_the_text(library: ModuleType):
+    fine, failed = sentence_transformer().embed_each(["fine", "explode"])
+
+    assert isinstance(fine, Embedded)
+    assert isinstance(failed, ProviderError)
+    assert str(failed) == "any (provider 'tested') failed with RuntimeError."
+
+
+def test_a_sentence_transformer_that_is_nowhere_is_misconfigured(library: ModuleType):
+    with pytest.raises(ProviderMisconfigured, match="cannot load the model 'nowhere'"):
+        sentence_transformer("nowhere").embed_each(["one"])
+
+
+def test_the_deterministic_provider_is_the_same_in_every_process():
+    provider = DeterministicProvider(alias="tested", model="hashes", dimensions=100)
+
+    [vector] = provider.embed_documents(["one two"])
+
+    assert vector[:3] == pytest.approx([0.0745205, 0.0267768, 0.0379467], abs=1e-6)
+    assert np.linalg.norm(vector) == pytest.approx(1)
+    near, far = provider.embed_documents(["two three one", "quite different"])
+    assert vector @ near > 0.5 > vector @ far

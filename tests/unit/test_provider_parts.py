@@ -1,0 +1,166 @@
+"""The pure parts: cutting, pace, quoting, waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgembed_django.exceptions import ProviderError
+from pgembed_django.providers import cutting, quoting, refusals, vectors
+from pgembed_django.providers.pace import Pace
+from tests import played
+
+
+@given(text=st.text(min_size=1), characters=st.integers(1, 50))
+def test_a_cut_text_is_a_start_of_it_and_short_enough(text: str, characters: int):
+    short = cutting.cut(text, characters=characters)
+
+    assert text.startswith(short)
+    assert 0 < len(short) <= characters
+
+
+def test_a_cut_ends_with_a_whole_word():
+    assert cutting.cut("one two three", characters=9) == "one two"
+    assert cutting.cut("one two three", characters=7) == "one two"
+    assert cutting.cut("donaudampfschiff", characters=9) == "donaudamp"
+    assert cutting.cut("short", characters=9) == "short"
+
+
+@pytest.mark.parametrize(
+    ("message", "characters"),
+    [
+        ("maximum context length is 500 tokens, however you requested 1000 tokens", 475),
+        ("`inputs` must have less than 500 tokens. Given: 1000", 475),
+        ("input (1000 tokens) is larger than the max context size (500 tokens). skipping", 475),
+        ("input (1000 tokens) is too large to process (current batch size: 500)", 475),
+        ("http://127.0.0.1:11434 answered 400: the input length exceeds the context length", 800),
+    ],
+)
+def test_what_a_server_tells_of_its_limit_is_used(message: str, characters: int):
+    assert cutting.room("x" * 1000, cuts=0, message=message, learnt=None) == characters
+
+
+def test_each_cut_leaves_less_until_hardly_anything_is_left():
+    rooms = [
+        cutting.room("x" * 100_000, cuts=cuts, message="", learnt=None)
+        for cuts in range(cutting.MAX_CUTS)
+    ]
+    assert rooms == sorted(set(rooms), reverse=True)
+    assert rooms[-1] < 200
+
+
+def test_a_limit_falls_at_once_and_rises_with_time():
+    clock = played.Clock()
+    pace = Pace(clock, hold_seconds=60)
+
+    pace.succeeded()
+    assert pace.limit is None
+    pace.failed(100)
+    assert pace.limit == 50
+    pace.failed(80)  # by a thread that began before: no news
+    pace.failed(50)
+    assert pace.limit == 25
+    clock.now += 59
+    pace.succeeded()
+    assert pace.limit == 25
+    for limit in (50, 100, None):
+        clock.now += 60
+        pace.succeeded()
+        pace.succeeded()
+        assert pace.limit == limit
+
+
+def test_a_limit_is_never_nothing():
+    pace = Pace(played.Clock())
+    for _ in range(5):
+        pace.failed(1)
+    assert pace.limit == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": "no"}', "no"),
+        (b'{"error": {"message": "no", "type": "bad", "code": null}}', "no (bad)"),
+        (b'{"message": "no", "code": 413, "type": "Validation"}', "no (Validation, 413)"),
+        (b'{"detail": [{"loc": ["body"], "msg": "no", "input": "a diary"}]}', "no"),
+        (b'{"error": {}}', "no reason given"),
+        (b'{"input": "a diary"}', "no reason given"),
+        (b"", "an empty body"),
+        (b"<html><head><TITLE>502\n Bad Gateway</TITLE>", "an HTML page: 502 Bad Gateway"),
+        (b"<!doctype html><p>hello", "an HTML page"),
+        (b"404 page not found", "404 page not found"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_the_reason_is_found_in_every_shape(body: bytes, said: str):
+    assert quoting.said(body) == said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Incorrect API key provided: sk-proj-SECRETSECRET. See",
+        "header Authorization: Bearer SECRETSECRET",
+        "api_key=SECRETSECRET&x=1",
+        '{"token": "SECRETSECRET"}',
+        "https://user:SECRETSECRET@host/v1",
+        "the value OURSECRET is wrong",
+        "for hf_SECRETSECRET",
+    ],
+)
+def test_keys_are_hidden(words: str):
+    quoted = quoting.quote(words, secrets=["OURSECRET"])
+    assert "SECRET" not in quoted
+    assert quoting.HIDDEN in quoted
+
+
+def test_what_looks_like_no_key_stays_readable():
+    said = "maximum context length is 512 tokens, however you requested 812 tokens"
+    assert quoting.quote(said) == said
+
+
+@pytest.mark.parametrize("echo", ["{text}", "input_value='{part}...'", "got {part}"])
+def test_texts_are_not_quoted(echo: str):
+    text = "my private diary of\nlast summer"
+    words = "cannot take " + echo.format(text=text, part=text[:18])
+    assert "diary" not in quoting.quote(words, texts=[text])
+
+
+def test_a_quote_is_short():
+    assert len(quoting.quote("x " * 10_000)) == quoting.LIMIT + 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "5"}, 5),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT"}, 10),
+        ({"retry-after": "Thu, 01 Jan 1970 00:00:50 GMT"}, 0),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5"}, 1.5),
+        ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, None),
+    ],
+)
+def test_a_wait_is_read_as_servers_write_it(headers: dict[str, str], seconds: float | None):
+    assert refusals.wait_seconds(headers, now=1000) == seconds
+
+
+def test_vectors_come_out_with_length_one_whatever_their_size():
+    rows = np.array([[3, 4], [3e30, 4e30], [3e-30, 4e-30]], dtype=np.float32)
+
+    unit, faults = vectors.checked(rows, count=3, dimensions=2, name="m")
+
+    assert faults == [None, None, None]
+    assert unit == pytest.approx(np.array([[0.6, 0.8]] * 3))
+
+
+@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], [{}], ["x"], [True], [[[1.0]]]])
+def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
+    with pytest.raises(ProviderError):
+        vectors.from_rows(rows, dimensions=1)

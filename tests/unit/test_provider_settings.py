@@ -1,0 +1,127 @@
+"""PGEMBED_PROVIDERS: every mistake is told with its remedy, every change is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from pgembed_django import providers
+from pgembed_django.providers.deterministic import DeterministicProvider
+
+BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
+GOOD = {"BACKEND": BACKEND, "MODEL": "hashes", "DIMENSIONS": 8}
+
+
+def test_a_provider_is_built_once():
+    with override_settings(PGEMBED_PROVIDERS={"default": dict(GOOD)}):
+        first = providers.get()
+    with override_settings(PGEMBED_PROVIDERS={"default": dict(GOOD)}):
+        assert providers.get("default") is first
+
+
+@pytest.mark.parametrize("change", [{"DIMENSIONS": 16}, {"OPTIONS": {"query_prefix": "q: "}}])
+def test_a_changed_setting_builds_it_anew(change: dict[str, Any]):
+    config = {"default": dict(GOOD)}
+    with override_settings(PGEMBED_PROVIDERS=config):
+        first = providers.get()
+        config["default"].update(change)
+        assert providers.get() is not first
+
+
+def test_the_batch_size_is_the_settings_unless_the_options_say_otherwise():
+    own = {**GOOD, "OPTIONS": {"batch_size": 7}}
+    with override_settings(PGEMBED_PROVIDERS={"a": GOOD, "b": own}, PGEMBED_BATCH_SIZE=9):
+        assert providers.get("a").batch_size == 9
+        assert providers.get("b").batch_size == 7
+
+
+def test_a_provider_is_built_for_a_space_whose_settings_have_moved_on():
+    provider = providers.build(
+        alias="gone",
+        backend=BACKEND,
+        model="hashes",
+        dimensions=8,
+        options={"query_prefix": "q: "},
+        batch_size=3,
+    )
+    assert isinstance(provider, DeterministicProvider)
+    assert (provider.alias, provider.batch_size, provider.query_prefix) == ("gone", 3, "q: ")
+
+
+def test_an_unknown_alias_lists_the_known_ones():
+    with (
+        override_settings(PGEMBED_PROVIDERS={"fast": GOOD, "good": GOOD}),
+        pytest.raises(ImproperlyConfigured, match=r"'slow'.*'fast', 'good'"),
+    ):
+        providers.get("slow")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"BACKEND": "nowhere.Provider"}, r"'nowhere.Provider', which cannot be imported"),
+        ({"BACKEND": "pgembed_django.conf.Settings"}, "not a subclass"),
+        ({"BACKEND": "Provider"}, "cannot be imported"),
+        ({"DIMENSION": 8}, "no use for 'DIMENSION'. Known are: BACKEND, MODEL, DIMENSIONS"),
+        ({"OPTIONS": {"prefix": "x"}}, "no option 'prefix'.*document_prefix, .*query_prefix"),
+        ({"OPTIONS": {"clock": None}}, "no option 'clock'"),
+        ({"DIMENSIONS": "8"}, "DIMENSIONS is '8'"),
+        ({"DIMENSIONS": 0}, "DIMENSIONS is 0"),
+    ],
+)
+def test_a_mistake_is_told_with_its_value(change: dict[str, Any], said: str):
+    with (
+        override_settings(PGEMBED_PROVIDERS={"default": {**GOOD, **change}}),
+        pytest.raises(ImproperlyConfigured, match=said),
+    ):
+        providers.get()
+
+
+@pytest.mark.parametrize("missing", ["BACKEND", "MODEL", "DIMENSIONS"])
+def test_what_is_missing_is_named(missing: str):
+    config = {key: value for key, value in GOOD.items() if key != missing}
+    with (
+        override_settings(PGEMBED_PROVIDERS={"default": config}),
+        pytest.raises(ImproperlyConfigured, match=f"has no {missing}"),
+    ):
+        providers.get()
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        ("wordllama.WordLlamaProvider", "wordllama"),
+        ("sentence_transformers.SentenceTransformerProvider", "sentence-transformers"),
+    ],
+)
+def test_a_missing_extra_is_told_with_its_command(
+    path: str, package: str, without: Callable[[str], None]
+):
+    without(package.replace("-", "_"))
+    config = {**GOOD, "BACKEND": f"pgembed_django.providers.{path}", "DIMENSIONS": 64}
+    with (
+        override_settings(PGEMBED_PROVIDERS={"default": config}),
+        pytest.raises(ImproperlyConfigured, match=rf'pip install "pgembed-django\[{package}\]"'),
+    ):
+        providers.get()
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a package impossible to find, as where it is not installed."""
+    from importlib.machinery import PathFinder
+
+    def hide(package: str) -> None:
+        found = PathFinder.find_spec
+
+        def find_spec(name: str, *args: Any, **kwargs: Any) -> Any:
+            return None if name == package else found(name, *args, **kwargs)
+
+        monkeypatch.delitem(__import__("sys").modules, package, raising=False)
+        monkeypatch.setattr(PathFinder, "find_spec", staticmethod(find_spec))
+
+    return hide
