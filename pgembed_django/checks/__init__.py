@@ -1,0 +1,37 @@
+"""System checks: users' mistakes, each with an id and a remedy.
+
+Those of settings and declarations look at nothing else. Those of databases run with
+``migrate`` and ``check --database``. None talks to a provider.
+"""
+
+from __future__ import annotations
+
+from django.core.checks import Tags, register
+
+from pgembed_django.checks.databases import check_databases
+from pgembed_django.checks.declarations import check_declarations
+from pgembed_django.checks.settings import check_settings
+
+__all__ = ["IDS", "check_databases", "check_declarations", "check_settings"]
+
+IDS = {
+    "pgembed.E001": "An app that pgembed_django needs is not in INSTALLED_APPS.",
+    "pgembed.E002": "A PGEMBED_ setting is unknown or unusable.",
+    "pgembed.E003": "A provider in PGEMBED_PROVIDERS is unusable, for instance its DIMENSIONS.",
+    "pgembed.E004": "An @embeddable names a provider that is not in PGEMBED_PROVIDERS.",
+    "pgembed.E005": "The database of an embeddable model is not PostgreSQL.",
+    "pgembed.E006": "The condition of an @embeddable cannot be written as SQL.",
+    "pgembed.E007": "A primary key prints differently from one connection to the next.",
+    "pgembed.E010": "The database cannot be reached.",
+    "pgembed.E011": "Django talks to PostgreSQL through psycopg 2.",
+    "pgembed.E012": "The server is older than PostgreSQL 15.",
+    "pgembed.E013": "The extension vector is missing.",
+    "pgembed.E014": "The extension vector is too old.",
+    "pgembed.E015": "PGEMBED_TEXT_SEARCH_CONFIG is unknown to the database.",
+    "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
+    "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
+}
+
+register(check_settings)
+register(check_declarations, Tags.models)
+register(check_databases, Tags.database)

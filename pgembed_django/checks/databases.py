@@ -1,0 +1,139 @@
+"""Check the databases that hold our tables: before ``migrate``, and with ``check --database``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.db import connections, router
+from django.db.backends.postgresql import psycopg_any
+from django.db.utils import OperationalError
+
+from pgembed_django import conf
+from pgembed_django.models import Job
+
+OLDEST_POSTGRES = 15
+OLDEST_VECTOR = (0, 7)
+
+EXTENSION = """
+    SELECT
+        available.installed_version,
+        to_regclass('pgembed_job') IS NOT NULL AS is_migrated,
+        current_setting('is_superuser')::boolean
+            OR (
+                version.trusted
+                AND has_database_privilege(current_database(), 'CREATE')
+            ) AS may_create
+    FROM pg_available_extensions AS available
+    JOIN pg_available_extension_versions AS version
+      ON version.name = available.name
+     AND version.version = available.default_version
+    WHERE available.name = 'vector'
+"""
+IS_UNLOGGED = """
+    SELECT FROM pg_class
+    WHERE oid = to_regclass('pgembed_job')
+      AND relpersistence = 'u'
+"""
+TEXT_SEARCH_CONFIGS = """
+    SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
+    FROM pg_ts_config
+    ORDER BY cfgname
+"""
+
+
+def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Return what is wrong with those of the named databases that are ours."""
+    return [
+        message
+        for alias in databases or ()
+        if connections[alias].vendor == "postgresql" and router.allow_migrate_model(alias, Job)
+        for message in _database(alias)
+    ]
+
+
+def _database(alias: str) -> Iterator[CheckMessage]:
+    connection: Any = connections[alias]
+    if not psycopg_any.is_psycopg3:
+        yield Error(
+            "Django talks to PostgreSQL through psycopg 2.",
+            hint='Install psycopg 3: pip install "psycopg[binary]".',
+            id="pgembed.E011",
+        )
+    try:
+        with connection.cursor() as cursor:
+            yield from _server(connection)
+            yield from _extension(connection, cursor)
+            yield from _job_table(cursor)
+            yield from _text_search(cursor)
+    except OperationalError as error:
+        yield Error(
+            f"The database {alias!r} cannot be reached: {error}".strip(),
+            hint="Start its server, or mend DATABASES in the settings.",
+            id="pgembed.E010",
+        )
+
+
+def _server(connection: Any) -> Iterator[CheckMessage]:
+    version = connection.pg_version // 10000
+    if version < OLDEST_POSTGRES:
+        yield Error(
+            f"The server of database {connection.alias!r} is PostgreSQL {version}.",
+            hint=f"Upgrade it to PostgreSQL {OLDEST_POSTGRES} or later.",
+            id="pgembed.E012",
+        )
+
+
+def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
+    cursor.execute(EXTENSION)
+    found = cursor.fetchone()
+    if found is None:
+        yield Error(
+            f"The extension vector is not available on the server of database "
+            f"{connection.alias!r}.",
+            hint="Install pgvector on the server (packages are called postgresql-17-pgvector or "
+            "the like), then run CREATE EXTENSION vector.",
+            id="pgembed.E013",
+        )
+        return
+    installed, is_migrated, may_create = found
+    # Our first migration creates it, where the role may.
+    if installed is None and (is_migrated or not may_create):
+        yield Error(
+            f"The extension vector is missing in database {connection.alias!r}.",
+            hint="Run CREATE EXTENSION vector there, as a role that may: the database's owner "
+            "or a superuser.",
+            id="pgembed.E013",
+        )
+    if installed and tuple(map(int, installed.split(".")[:2])) < OLDEST_VECTOR:
+        oldest = ".".join(map(str, OLDEST_VECTOR))
+        yield Error(
+            f"The extension vector in database {connection.alias!r} is version {installed}.",
+            hint=f"Install pgvector {oldest} or later on the server, then run "
+            "ALTER EXTENSION vector UPDATE.",
+            id="pgembed.E014",
+        )
+
+
+def _job_table(cursor: Any) -> Iterator[CheckMessage]:
+    cursor.execute(IS_UNLOGGED)
+    if cursor.fetchone() is not None:
+        yield Warning(
+            "The table pgembed_job is unlogged: a crash of the server empties it, and what was "
+            "written shortly before is embedded only when the reconciler comes by.",
+            hint="Run ALTER TABLE pgembed_job SET LOGGED.",
+            id="pgembed.W001",
+        )
+
+
+def _text_search(cursor: Any) -> Iterator[CheckMessage]:
+    name = conf.current().text_search_config
+    cursor.execute(TEXT_SEARCH_CONFIGS)
+    known = cursor.fetchall()
+    if not any(name in names for names in known):
+        yield Error(
+            f"PGEMBED_TEXT_SEARCH_CONFIG is {name!r}, which the database does not have.",
+            hint=f"It has: {', '.join(short for short, _ in known)}.",
+            id="pgembed.E015",
+        )

@@ -1,0 +1,64 @@
+"""Check the settings, without a look at a database or a provider's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pgtrigger.features
+from django.apps import apps
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django import conf, providers
+
+NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
+
+
+def check_settings(**_: Any) -> list[CheckMessage]:
+    """Return what is wrong with INSTALLED_APPS, ours and pgtrigger's settings."""
+    return [*_apps(), *_values(), *_providers(), *_pgtrigger()]
+
+
+def _apps() -> Iterator[CheckMessage]:
+    for app in NEEDED_APPS:
+        if not apps.is_installed(app):
+            yield Error(
+                f"{app!r} is not in INSTALLED_APPS.",
+                hint=f"pgembed_django needs it: add {app!r}.",
+                id="pgembed.E001",
+            )
+
+
+def _values() -> Iterator[CheckMessage]:
+    for what, remedy in conf.problems():
+        yield Error(what, hint=remedy, id="pgembed.E002")
+
+
+def _providers() -> Iterator[CheckMessage]:
+    settings: object = conf.current().providers
+    if not isinstance(settings, Mapping):
+        yield Error(
+            f"PGEMBED_PROVIDERS is {settings!r}.",
+            hint="Set it to a dict of aliases, in the shape of DATABASES.",
+            id="pgembed.E003",
+        )
+        return
+    for alias in settings:
+        try:
+            providers.get(alias)
+        except ImproperlyConfigured as error:
+            # Our messages say what happened, then in the last sentence what to do.
+            what, _, remedy = str(error).rpartition(". ")
+            yield Error(f"{what}." if what else remedy, hint=remedy, id="pgembed.E003")
+
+
+def _pgtrigger() -> Iterator[CheckMessage]:
+    features: Any = pgtrigger.features
+    if not features.migrations():
+        yield Warning(
+            "makemigrations will not write the triggers that keep embeddings fresh.",
+            hint="Leave PGTRIGGER_MIGRATIONS and PGTRIGGER_MODEL_META at their defaults, or run "
+            "'manage.py pgtrigger install' after each migrate.",
+            id="pgembed.W002",
+        )

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.db.backends.postgresql import psycopg_any
+
+from pgembed_django.checks import check_databases, databases
+
+pytestmark = pytest.mark.django_db
+
+
+def ids() -> list[str | None]:
+    return [message.id for message in check_databases(databases=["default"])]
+
+
+def execute(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def test_a_migrated_database_is_flawless():
+    assert ids() == []
+
+
+def test_no_database_is_asked_unless_it_is_named():
+    assert check_databases(databases=None) == []
+
+
+def test_a_dropped_extension_is_named_with_the_statement_that_creates_it():
+    execute("DROP EXTENSION vector CASCADE")
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E013"
+    assert "The extension vector is missing in database 'default'." in message.msg
+    assert "CREATE EXTENSION vector" in message.hint
+
+
+def test_a_server_without_pgvector_is_named(monkeypatch):
+    monkeypatch.setattr(databases, "EXTENSION", databases.EXTENSION.replace("vector", "no_such"))
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E013"
+    assert "is not available on the server" in message.msg
+    assert "Install pgvector on the server" in message.hint
+
+
+def test_before_the_first_migrate_the_extension_may_be_missing_if_the_role_may_create_it():
+    execute("DROP EXTENSION vector CASCADE")
+    execute("ALTER TABLE pgembed_job RENAME TO gone")
+    assert ids() == []
+
+    execute("CREATE ROLE pgembed_guest")
+    execute("SET LOCAL ROLE pgembed_guest")
+    assert ids() == ["pgembed.E013"]
+
+
+def test_an_old_extension_is_named(monkeypatch):
+    monkeypatch.setattr(databases, "OLDEST_VECTOR", (99, 1))
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E014"
+    assert "Install pgvector 99.1 or later" in message.hint
+
+
+def test_an_old_server_is_named(monkeypatch):
+    monkeypatch.setattr(databases, "OLDEST_POSTGRES", 99)
+
+    assert ids() == ["pgembed.E012"]
+
+
+def test_an_unlogged_job_table_is_a_warning():
+    execute("ALTER TABLE pgembed_job SET UNLOGGED")
+
+    assert ids() == ["pgembed.W001"]
+
+
+def test_psycopg_2_is_refused(monkeypatch):
+    monkeypatch.setattr(psycopg_any, "is_psycopg3", False)
+
+    assert ids() == ["pgembed.E011"]
+
+
+def test_an_unknown_text_search_configuration_is_named_with_those_there_are(settings):
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = "klingon"
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E015"
+    assert "'klingon'" in message.msg
+    assert "simple" in message.hint
+
+
+@pytest.mark.parametrize("name", ["simple", "pg_catalog.german"])
+def test_a_text_search_configuration_may_be_qualified(settings, name):
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = name
+
+    assert ids() == []

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connections, models
+from django.db.models import Q
+
+import pgembed_django.checks
+from pgembed_django import embeddable
+from pgembed_django.checks import IDS, check_declarations, check_settings
+from tests.unit.test_decorator import isolated, make_model  # noqa: F401
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(pgembed_django.checks.__file__).parent
+PROVIDER = {
+    "BACKEND": "pgembed_django.providers.deterministic.DeterministicProvider",
+    "MODEL": "m",
+    "DIMENSIONS": 64,
+}
+
+
+def texts(messages: list[Any]) -> list[tuple[str, str, str]]:
+    return [(message.id, message.msg, message.hint) for message in messages]
+
+
+def test_every_id_is_listed_and_given_by_a_check():
+    given = {
+        found
+        for path in FOLDER.glob("[a-z]*.py")
+        for found in re.findall(r"pgembed\.[EW]\d{3}", path.read_text())
+    }
+
+    assert given == set(IDS)
+
+
+def test_the_tests_own_settings_are_flawless():
+    assert [message for message in run_checks() if str(message.id).startswith("pgembed")] == []
+
+
+@pytest.mark.parametrize("app", ["pgtrigger", "django.contrib.postgres"])
+def test_an_app_that_is_needed_is_named(settings, app):
+    settings.INSTALLED_APPS = [name for name in settings.INSTALLED_APPS if name != app]
+
+    assert texts(check_settings()) == [
+        (
+            "pgembed.E001",
+            f"'{app}' is not in INSTALLED_APPS.",
+            f"pgembed_django needs it: add '{app}'.",
+        )
+    ]
+
+
+def test_unknown_and_unusable_settings_are_named(settings):
+    settings.PGEMBED_LEASE = 3
+    settings.PGEMBED_POLL_SECONDS = -1
+
+    first, second = check_settings()
+
+    assert (first.id, second.id) == ("pgembed.E002", "pgembed.E002")
+    assert "PGEMBED_LEASE is no setting" in first.msg
+    assert "PGEMBED_LEASE_SECONDS" in first.hint
+    assert second.msg == "PGEMBED_POLL_SECONDS is -1."
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"BACKEND": "no.such.Provider"}, "BACKEND is 'no.such.Provider', which cannot be"),
+        ({"BACKEND": "datetime.date"}, "BACKEND is 'datetime.date', which is not a subclass of"),
+        ({"DIMENSIONS": "768"}, "DIMENSIONS is '768'."),
+        ({"DIMENSIONS": 0}, "DIMENSIONS is 0."),
+        ({"MODELL": "m"}, "has no use for 'MODELL'"),
+        ({"OPTIONS": {"colour": "red"}}, "DeterministicProvider has no option 'colour'"),
+        (
+            {
+                "BACKEND": "pgembed_django.providers.wordllama.WordLlamaProvider",
+                "MODEL": "l2_supercat",
+                "DIMENSIONS": 768,
+            },
+            "DIMENSIONS is 768.",
+        ),
+    ],
+)
+def test_an_unusable_provider_is_named_with_value_and_remedy(settings, changes, said):
+    settings.PGEMBED_PROVIDERS = {"default": {**PROVIDER, **changes}}
+
+    [message] = check_settings()
+
+    assert message.id == "pgembed.E003"
+    assert "PGEMBED_PROVIDERS['default']" in message.msg
+    assert said in message.msg
+    assert message.hint
+
+
+def test_providers_that_are_no_dict_are_named(settings):
+    settings.PGEMBED_PROVIDERS = [PROVIDER]
+
+    [message] = check_settings()
+
+    assert message.id == "pgembed.E003"
+    assert message.hint == "Set it to a dict of aliases, in the shape of DATABASES."
+
+
+def test_triggers_kept_out_of_migrations_are_a_warning(settings):
+    settings.PGTRIGGER_MIGRATIONS = False
+
+    assert [message.id for message in check_settings()] == ["pgembed.W002"]
+
+
+def test_an_unknown_provider_of_a_model_is_named_with_those_there_are():
+    embeddable(fields=["title"], provider="nope")(make_model())
+
+    [message] = check_declarations()
+
+    assert texts([message]) == [
+        (
+            "pgembed.E004",
+            "@embeddable on Thing: no provider named 'nope'.",
+            "Name one of PGEMBED_PROVIDERS: default.",
+        )
+    ]
+
+
+def test_no_providers_at_all_is_said_plainly(settings):
+    settings.PGEMBED_PROVIDERS = {}
+
+    hints = {message.hint for message in check_declarations()}
+
+    assert hints == {"Define 'default' in PGEMBED_PROVIDERS, which is empty."}
+
+
+class Elsewhere:
+    def db_for_write(self, model: type[models.Model], **_: object) -> str | None:
+        return "elsewhere" if model.__name__ == "Note" else None
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[None]:
+    sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    monkeypatch.setitem(connections.settings, "elsewhere", sqlite)
+    settings.DATABASE_ROUTERS = [Elsewhere()]
+    yield
+    del connections["elsewhere"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_database_that_is_not_postgres_is_named():
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E005"
+    assert message.msg == "@embeddable on Note: its database 'elsewhere' is SQLite."
+    assert "'django.db.backends.postgresql'" in message.hint
+
+
+@pytest.mark.parametrize(
+    "when", [Q(rank="many"), Q(title="\0"), Q(at="yesterday"), Q(rank__in=["many"])]
+)
+def test_a_condition_that_sql_cannot_say_is_named(when):
+    embeddable(fields=["title"], when=when)(make_model())
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E006"
+    assert message.msg.startswith("@embeddable on Thing: its condition cannot be written as SQL: ")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        models.DateTimeField,
+        models.DateField,
+        models.FloatField,
+        models.DurationField,
+        models.BinaryField,
+        models.GenericIPAddressField,
+    ],
+)
+def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
+    model = make_model(key=key(primary_key=True), title=models.TextField())
+    embeddable(fields=["title"])(model)
+    pointing = make_model(
+        "Pointing",
+        key=models.OneToOneField(model, primary_key=True, on_delete=models.CASCADE),
+        title=models.TextField(),
+    )
+    embeddable(fields=["title"])(pointing)
+
+    messages = check_declarations()
+
+    assert [message.id for message in messages] == ["pgembed.E007"] * 2
+    assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
+
+
+def test_an_unreachable_database_is_a_message_and_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "check", "--database", "default"],
+        env={
+            **os.environ,
+            "DATABASE_URL": "postgresql://nobody@localhost:1/nothing",
+            "DJANGO_SETTINGS_MODULE": "tests.settings",
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "(pgembed.E010) The database 'default' cannot be reached: " in done.stderr
+    assert "HINT: Start its server" in done.stderr
+    assert "Traceback" not in done.stderr
