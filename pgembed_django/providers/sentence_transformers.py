@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -32,7 +32,6 @@ class SentenceTransformerProvider(Provider):
         trust_remote_code: bool = False,
         local_files_only: bool = False,
         revision: str | None = None,
-        encode_options: Mapping[str, Any] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -41,8 +40,8 @@ class SentenceTransformerProvider(Provider):
                 f"PGEMBED_PROVIDERS[{self.alias!r}] needs the package sentence-transformers: "
                 'pip install "pgembed-django[sentence-transformers]".'
             )
+        self._revision = revision
         self._arguments = (self.model, device, trust_remote_code, local_files_only, revision)
-        self._encode_options = dict(encode_options or {})
         # One model computes one batch at a time: more would only share the device's memory.
         self._encoding = threading.Lock()
 
@@ -59,13 +58,16 @@ class SentenceTransformerProvider(Provider):
                     batch_size=self.batch_size,
                     show_progress_bar=False,
                     convert_to_numpy=True,
-                    **self._encode_options,
                 )
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
             # Out of the device's memory, a text the tokenizer does not take.
             # Not chained: the message may hold the text.
             raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
         return np.asarray(answer, dtype=np.float32)
+
+    def model_digest(self) -> str | None:
+        """Return the revision that the options name: another one is another model."""
+        return self._revision
 
     def count_tokens(self, text: str) -> int | None:
         tokenizer = getattr(self._loaded(), "tokenizer", None)

@@ -75,15 +75,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(answer.body)))
+        body, chunked = answer.body, len(answer.body) > 2048 and answer.how != "drip"
+        if chunked:
+            # As Go's net/http does, and so Ollama.
+            self.send_header("Transfer-Encoding", "chunked")
+            pieces = [body[start : start + 1500] for start in range(0, len(body), 1500)]
+            body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if answer.how == "drip":
             while not self.played.over.wait(0.02):
                 try:
-                    self.wfile.write(answer.body[:1])
+                    self.wfile.write(body[:1])
                 except OSError:
                     return
-        self.wfile.write(answer.body[: len(answer.body) // (2 if answer.how == "cut" else 1)])
+        self.wfile.write(body[: len(body) // 2] if answer.how == "cut" else body)
 
 
 class _Quiet(ThreadingHTTPServer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from django.test import override_settings
 
 from pgembed_django import providers
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.ollama import OllamaProvider
+from pgembed_django.providers.openai import OpenAIProvider
+from pgembed_django.providers.sentence_transformers import SentenceTransformerProvider
+from pgembed_django.providers.wordllama import WordLlamaProvider
 
 BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
 GOOD = {"BACKEND": BACKEND, "MODEL": "hashes", "DIMENSIONS": 8}
@@ -108,6 +113,15 @@ def test_a_missing_extra_is_told_with_its_command(
         pytest.raises(ImproperlyConfigured, match=rf'pip install "pgembed-django\[{package}\]"'),
     ):
         providers.get()
+
+
+@pytest.mark.parametrize(
+    "provider_class",
+    [OllamaProvider, OpenAIProvider, WordLlamaProvider, SentenceTransformerProvider],
+)
+def test_every_option_is_in_the_docs(provider_class: type[providers.Provider]):
+    docs = (Path(__file__).parents[2] / "docs" / "providers.md").read_text()
+    assert [name for name in provider_class.known_options() if f"`{name}`" not in docs] == []
 
 
 @pytest.fixture

@@ -79,6 +79,7 @@ def test_a_server_that_hangs_up_on_everything_is_down(make_provider: Make):
         (played.plain(500, ""), "an empty body"),
         (played.plain(500, "Internal Server Error"), "Internal Server Error"),
         (played.Reply(body=b'{"data": [' + b" " * 100, how="cut"), "broke off"),
+        (played.Reply(body=b'{"data": [' + b" " * 9000, how="cut"), "broke off"),
         (played.reply({"data": "none"}), "without a list"),
         (played.reply({"data": [{"embedding": "%%%", "index": 0}]}), "base64 that is none"),
         (played.reply({"data": [{"embedding": "AAA=", "index": 0}]}), "base64 that is none"),
