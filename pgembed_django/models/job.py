@@ -62,6 +62,12 @@ class Job(models.Model):
     class Meta:
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
+        # Jobs are never edited by hand. A person can look, and settle failures.
+        default_permissions = ["view"]
+        permissions = [
+            ("retry_job", "Can retry failed jobs"),
+            ("dismiss_job", "Can dismiss failed jobs"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["spec", "source_pk"],

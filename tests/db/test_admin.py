@@ -1,0 +1,471 @@
+"""The admin through Django's test client: who sees what, what Retry and Dismiss do and say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path, reverse
+
+from pgembed_django import jobs, specs
+from pgembed_django.admin import JobAdmin, reading
+from pgembed_django.admin import jobs as job_pages
+from pgembed_django.models import Job, Space, Worker
+from tests.app.models import Article, Page
+from tests.conftest import embedded_text
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+LIST = "/admin/pgembed/job/"
+HOSTILE = "<script>alert('x')</script> \"quoted\" & {{ settings.SECRET_KEY }} %s\n\tsecond line"
+UNREADABLE = "The server is down."
+
+# A site of the user's own, where the source rows have pages.
+operators = AdminSite(name="operators")
+operators.register(Job, JobAdmin)
+operators.register(Article)
+operators.register(Page)
+
+urlpatterns = [path("admin/", admin.site.urls), path("operators/", operators.urls)]
+
+
+@pytest.fixture
+def make_client() -> Callable[..., Client]:
+    """Clients of staff with these permissions, for instance ``"pgembed.view_job"``."""
+
+    def make(*permissions: str, name: str = "") -> Client:
+        user = User.objects.create_user(name or f"user {User.objects.count()}", is_staff=True)
+        for label in permissions:
+            app, codename = label.split(".")
+            user.user_permissions.add(
+                Permission.objects.get(content_type__app_label=app, codename=codename)
+            )
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def viewer(make_client: Callable[..., Client]) -> Client:
+    return make_client("pgembed.view_job")
+
+
+@pytest.fixture
+def operator(make_client: Callable[..., Client]) -> Client:
+    return make_client("pgembed.view_job", "pgembed.retry_job", "pgembed.dismiss_job")
+
+
+@pytest.fixture
+def make_failure(make_article: Callable[..., Article]) -> Callable[..., Job]:
+    """Failed jobs, as a worker leaves them."""
+
+    def make(error: str = UNREADABLE, *, of: Article | None = None) -> Job:
+        article = make_article() if of is None else of
+        [claim] = [
+            claim
+            for claim in jobs.claim(
+                [specs.of(Article)[0].key],
+                limit=100,
+                worker_id=1,
+                lease_seconds=60,
+                using="default",
+            )
+            if claim.source_pk == str(article.pk)
+        ]
+        assert jobs.fail(claim, error, using="default") == "failed"
+        return Job.objects.get(pk=claim.id)
+
+    return make
+
+
+def act(client: Client, action: str, *selected: int | str, where: str = LIST, **data: str) -> str:
+    """Run an action on jobs and return what the page said."""
+    response = client.post(where, {"action": action, "_selected_action": selected, **data})
+    assert response.status_code == 302
+    # Those of earlier requests are there too, as no page has shown them yet.
+    return str(list(get_messages(response.wsgi_request))[-1])
+
+
+def text(client: Client, where: str = LIST) -> str:
+    response = client.get(where)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def detail(job: Job) -> str:
+    return f"{LIST}{job.pk}/change/"
+
+
+# Who sees what
+
+
+@pytest.mark.parametrize("url", [LIST, "/admin/pgembed/space/", "/admin/pgembed/worker/"])
+def test_the_anonymous_are_sent_to_the_login(client: Client, url: str) -> None:
+    response = client.get(url)
+
+    assert response.status_code == 302
+    assert "/admin/login/" in response["Location"]
+
+
+def test_staff_without_the_permission_sees_no_jobs(make_client: Callable[..., Client]) -> None:
+    assert make_client().get(LIST).status_code == 403
+
+
+def test_a_viewer_sees_failures_but_no_button(
+    viewer: Client, make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+
+    for page in (text(viewer), text(viewer, detail(job))):
+        assert UNREADABLE in page
+        assert str(job) in page
+        assert 'value="retry"' not in page
+        assert 'value="dismiss"' not in page
+
+
+@pytest.mark.parametrize("action", ["retry", "dismiss"])
+def test_a_viewer_who_posts_an_action_changes_nothing(
+    viewer: Client, make_failure: Callable[..., Job], action: str
+) -> None:
+    job = make_failure()
+
+    viewer.post(LIST, {"action": action, "_selected_action": [job.pk]})
+
+    job.refresh_from_db()
+    assert job.settled_at is None
+    assert not Job.objects.filter(status="pending").exists()
+
+
+@pytest.mark.parametrize(("may", "may_not"), [("retry", "dismiss"), ("dismiss", "retry")])
+def test_each_action_has_a_permission_of_its_own(
+    make_client: Callable[..., Client], make_failure: Callable[..., Job], may: str, may_not: str
+) -> None:
+    client = make_client("pgembed.view_job", f"pgembed.{may}_job")
+    job = make_failure()
+
+    for page in (text(client), text(client, detail(job))):
+        assert f'value="{may}"' in page
+        assert f'value="{may_not}"' not in page
+    client.post(LIST, {"action": may_not, "_selected_action": [job.pk]})
+    job.refresh_from_db()
+    assert job.settled_at is None
+
+
+def test_nobody_adds_edits_or_deletes(
+    admin_client: Client, make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+
+    assert admin_client.get(f"{LIST}add/").status_code == 403
+    assert admin_client.post(detail(job), {"status": "pending"}).status_code == 403
+    assert admin_client.get(f"{LIST}{job.pk}/delete/").status_code == 403
+    assert "delete_selected" not in text(admin_client)
+    assert set(
+        Permission.objects.filter(content_type__model="job").values_list("codename", flat=True)
+    ) == {
+        "view_job",
+        "retry_job",
+        "dismiss_job",
+    }
+
+
+# What is shown
+
+
+def test_a_hostile_error_is_shown_in_full_and_escaped(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure(HOSTILE + "é" * 500)
+
+    for page in (text(operator), text(operator, detail(job))):
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in page
+    assert "é" * 500 in text(operator, detail(job))
+    assert "é" * 100 not in text(operator)
+
+
+def test_a_hostile_key_is_escaped(admin_client: Client) -> None:
+    Page.objects.create(slug="<b>key</b>&'\"/?#", body="text")
+    job = Job.objects.get(spec=specs.of(Page)[0].key)
+
+    for page in (
+        text(admin_client, reverse("operators:pgembed_job_changelist")),
+        text(admin_client, reverse("operators:pgembed_job_change", args=[job.pk])),
+    ):
+        assert "<b>key" not in page
+        assert "&lt;b&gt;key" in page
+
+
+def test_the_source_row_is_linked_for_those_who_may_view_it(
+    make_client: Callable[..., Client], make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+    link = f'<a href="/operators/app/article/{job.source_pk}/change/">article {job.source_pk}</a>'
+    lists = reverse("operators:pgembed_job_changelist")
+
+    assert link in text(make_client("pgembed.view_job", "app.view_article"), lists)
+    assert link not in text(make_client("pgembed.view_job"), lists)
+
+
+def test_the_link_to_a_source_row_with_a_strange_key_leads_to_it(admin_client: Client) -> None:
+    page = Page.objects.create(slug="a/b_c?d#e", body="text")
+
+    shown = text(admin_client, reverse("operators:pgembed_job_changelist"))
+
+    url = reverse("operators:app_page_change", args=[admin.utils.quote(page.pk)])
+    assert f'href="{url}"' in shown
+    assert admin_client.get(url).status_code == 200
+
+
+def test_a_row_without_a_page_or_without_a_spec_is_no_link(
+    viewer: Client, make_failure: Callable[..., Job]
+) -> None:
+    make_failure()
+    Job.objects.create(spec="gone.Embedding", source_pk="1")
+
+    shown = text(viewer)
+
+    assert "gone.Embedding 1" in shown
+    assert "/app/article/" not in shown
+
+
+def test_the_status_says_what_a_job_waits_for(
+    operator: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
+) -> None:
+    settled = make_failure()
+    jobs.dismiss([settled.pk], using="default")
+    make_article()
+    [claim] = jobs.claim([settled.spec], limit=1, worker_id=1, lease_seconds=60, using="default")
+    jobs.retry(claim, "later", max_attempts=5, delay_seconds=3600, using="default")
+
+    shown = text(operator)
+
+    assert "failed, settled since" in shown
+    assert "pending, not before" in shown
+
+
+def test_a_job_without_an_error_has_a_page_without_buttons(
+    operator: Client, make_article: Callable[..., Article]
+) -> None:
+    make_article()
+
+    shown = text(operator, detail(Job.objects.get()))
+
+    assert 'value="retry"' not in shown
+    assert "pgembed-error" not in shown
+
+
+# Filters, search, order, size
+
+
+def test_the_filters_find_by_status_and_spec(
+    viewer: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
+) -> None:
+    failed, settled = make_failure(), make_failure()
+    jobs.dismiss([settled.pk], using="default")
+    make_article()
+    Page.objects.create(slug="page", body="text")
+
+    def shown(query: str) -> list[str]:
+        found = viewer.get(f"{LIST}?{query}").context["cl"].result_list
+        return [job.source_pk for job in found]
+
+    assert shown("status=failed") == [failed.source_pk]
+    assert shown("status=settled") == [settled.source_pk]
+    assert shown("status=succeeded") == shown("status=running") == []
+    assert shown("spec=app.PageEmbedding") == ["page"]
+    assert len(shown("status=pending")) == 2
+    assert len(shown("status=nonsense&spec=%00")) == 4
+
+
+def test_the_newest_failure_comes_first(viewer: Client, make_failure: Callable[..., Job]) -> None:
+    made = [make_failure() for _ in range(3)]
+
+    found = viewer.get(f"{LIST}?status=failed").context["cl"].result_list
+
+    assert list(found) == made[::-1]
+
+
+@pytest.mark.parametrize(
+    "asked", ["blog {0}", "{0}", "app.PageEmbedding {0}", "app.PageEmbedding", " {0} "]
+)
+def test_a_unit_is_found_by_its_key_its_spec_or_both(viewer: Client, asked: str) -> None:
+    for slug in ("a key", "another key"):
+        Page.objects.create(slug=slug, body="text")
+
+    found = viewer.get(LIST, {"q": asked.format("a key")}).context["cl"].result_list
+
+    slugs = {job.source_pk for job in found}
+    expected = {
+        "blog {0}": set(),
+        "app.PageEmbedding": {"a key", "another key"},
+    }
+    assert slugs == expected.get(asked, {"a key"})
+
+
+def test_the_list_counts_up_to_a_bound_and_says_so(
+    viewer: Client, make_article: Callable[..., Article], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "MAX_COUNT", 3)
+    for _ in range(3):
+        make_article()
+    assert "more than" not in text(viewer)
+
+    make_article()
+
+    assert "There are more than 3 jobs." in text(viewer)
+
+
+def test_a_page_of_failures_takes_few_queries(
+    admin_client: Client, make_failure: Callable[..., Job]
+) -> None:
+    for _ in range(20):
+        make_failure()
+
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        text(admin_client, reverse("operators:pgembed_job_changelist") + "?status=failed")
+
+    assert len(queries) <= 6
+    assert not [query for query in queries if "DISTINCT" in query["sql"]]
+
+
+# Retry and Dismiss
+
+
+def test_retry_makes_the_job_pending_and_a_worker_embeds_it(
+    operator: Client, make_failure: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    job = make_failure()
+
+    assert act(operator, "retry", job.pk) == "Retried 1."
+
+    [pending] = Job.objects.filter(status="pending")
+    assert (pending.source_pk, pending.kind) == (job.source_pk, "manual_retry")
+    run_jobs()
+    assert embedded_text(Article.objects.get(pk=job.source_pk))
+    assert not Job.objects.filter(status="failed", settled_at=None).exists()
+
+
+def test_the_buttons_of_one_job_do_what_the_list_does(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+    page = text(operator, detail(job) + "?_changelist_filters=status%3Dfailed")
+    assert f'formaction="{LIST}?status=failed"' in page
+    assert f'name="_selected_action" value="{job.pk}"' in page
+
+    assert act(operator, "retry", job.pk, where=f"{LIST}?status=failed") == "Retried 1."
+
+
+def test_retry_says_exactly_what_happened(
+    operator: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
+) -> None:
+    retried, overtaken, deleted, dismissed = [make_failure() for _ in range(4)]
+    Article.objects.filter(pk=overtaken.source_pk).update(title="newer")
+    deleted_pk = deleted.pk
+    deleted.delete()
+    jobs.dismiss([dismissed.pk], using="default")
+    make_article()
+    waiting = Job.objects.filter(status="pending").latest("id")
+
+    said = act(operator, "retry", retried.pk, overtaken.pk, deleted_pk, dismissed.pk, waiting.pk)
+
+    assert said == ("Retried 1, superseded by newer work 1, gone 1, not open failures 2.")
+
+
+def test_retry_brings_newer_work_that_backs_off_forward(
+    operator: Client, make_failure: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    job = make_failure()
+    article = Article.objects.get(pk=job.source_pk)
+    article.title = "newer"
+    article.save()
+    [claim] = jobs.claim([job.spec], limit=1, worker_id=1, lease_seconds=60, using="default")
+    jobs.retry(claim, "again", max_attempts=5, delay_seconds=3600, using="default")
+
+    assert act(operator, "retry", job.pk) == "Retried 0, superseded by newer work 1."
+
+    run_jobs()
+    assert "newer" in (embedded_text(article) or "")
+
+
+def test_a_retry_of_what_another_person_has_settled_is_gone(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+    jobs.dismiss([job.pk], using="default")
+
+    # The page was of open failures, and no longer shows it.
+    assert act(operator, "retry", job.pk, where=f"{LIST}?status=failed") == "Retried 0, gone 1."
+
+
+def test_dismiss_settles_and_does_not_retry(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    kept, dismissed = make_failure(), make_failure()
+
+    assert act(operator, "dismiss", dismissed.pk) == "Dismissed 1."
+
+    assert [job.pk for job in Job.objects.filter(settled_at=None)] == [kept.pk]
+    assert not Job.objects.filter(status="pending").exists()
+
+
+def test_a_selection_of_all_is_taken_in_parts(
+    operator: Client, make_failure: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pages, "MAX_SELECTED", 2)
+    made = [make_failure() for _ in range(3)]
+    where = f"{LIST}?status=failed"
+
+    assert act(operator, "dismiss", made[0].pk, where=where, select_across="1") == (
+        "Dismissed 2. Only the first 2 were taken: select the others again."
+    )
+    assert act(operator, "dismiss", made[0].pk, where=where, select_across="1") == "Dismissed 1."
+
+
+# Spaces and workers
+
+
+def test_spaces_are_shown_with_their_options(
+    admin_client: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    make_article()
+    run_jobs()
+    space = Space.objects.get(spec=specs.of(Article)[0].key)
+    Space.objects.filter(pk=space.pk).update(options={"document_prefix": "<b>doc: "})
+
+    shown = text(admin_client, f"/admin/pgembed/space/{space.pk}/change/")
+
+    assert "bag-of-words" in shown
+    assert "&lt;b&gt;doc: " in shown
+    assert "bag-of-words" in text(admin_client, "/admin/pgembed/space/?state__exact=active")
+    assert admin_client.get("/admin/pgembed/space/add/").status_code == 403
+
+
+def test_workers_are_shown_with_what_they_hold(admin_client: Client) -> None:
+    worker = Worker.objects.create(
+        host="host-1",
+        pid=17,
+        version="1",
+        specs=["app.ArticleEmbedding"],
+        paused={"default": "<i>down</i>"},
+    )
+
+    for page in (
+        text(admin_client, "/admin/pgembed/worker/"),
+        text(admin_client, f"/admin/pgembed/worker/{worker.pk}/change/"),
+    ):
+        assert "host-1:17" in page
+        assert "app.ArticleEmbedding" in page
+        assert "default: &lt;i&gt;down&lt;/i&gt;" in page
