@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django.exceptions import ProviderUnavailable
+from pgembed_django.exceptions import ModelMissing, ProviderUnavailable
 from pgembed_django.providers import ollama, ollama_host
 from pgembed_django.providers.ollama import OllamaProvider
 from tests import played
@@ -94,3 +94,27 @@ def test_keep_alive_is_sent_as_ollama_takes_it(given, sent):
 def test_a_keep_alive_that_ollama_refuses_is_told_at_once(given):
     with pytest.raises(ImproperlyConfigured, match="keep_alive"):
         OllamaProvider(alias="tested", model="m", dimensions=8, keep_alive=given)
+
+
+def test_a_model_that_is_not_listed_is_not_pulled(make_provider: Make):
+    provider = make_provider(model="elsewhere/bge-m3:567m")
+    with pytest.raises(ModelMissing, match="ollama pull elsewhere/bge-m3:567m"):
+        provider.identity()
+
+
+def test_a_hidden_list_of_models_is_no_digest_but_a_known_one_is_not_forgotten(
+    make_provider: Make,
+):
+    clock = played.Clock()
+    server = played.Ollama()
+    shown, server.other = server.other, lambda seen: played.NO_ROUTE
+    provider = make_provider(server, clock=clock)
+
+    assert provider.identity()["digest"] is None
+    server.other = shown
+    clock.now += ollama.DIGEST_SECONDS
+    assert provider.identity()["digest"] == "sha-one"
+    server.other = lambda seen: played.NO_ROUTE
+    clock.now += ollama.DIGEST_SECONDS
+    with pytest.raises(ProviderUnavailable, match="404"):
+        provider.identity()

@@ -168,6 +168,27 @@ def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_prov
     assert max(len(asked) for asked in provider.played.asked) < 20
 
 
+def test_time_outs_are_counted_and_what_is_left_is_given_back(make_provider: Make):
+    provider = make_provider(timeout_seconds=0.3)
+    provider.played.poison = lambda text: played.SILENT if "text" in text else None
+
+    with pytest.raises(ProviderUnavailable) as raised:
+        provider.embed_each(texts_with(set()))
+
+    assert raised.value.retry_after_seconds == 0
+    assert [len(asked) for asked in provider.played.asked] == [32, 1, 16, 8, 4]
+
+
+@pytest.mark.parametrize("bad", [[0.0] * 16, [float("nan")] * 16])
+def test_a_server_with_no_vector_for_anything_is_the_configurations_fault(make_provider, bad):
+    provider = make_provider()
+    answer = played.reply({"data": [{"embedding": bad, "index": 0}]})
+    provider.played.faults.extend([answer, answer])
+
+    with pytest.raises(ProviderUnavailable, match="for a plain word"):
+        provider.embed_each(["one"])
+
+
 def test_many_long_texts_cost_few_requests(make_provider: Make):
     provider = make_provider(played.OpenAI(context=100), too_long="refuse")
     texts = ["word " * (100 if number % 8 == 0 else 10) for number in range(32)]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgembed_django.exceptions import (
+    InputRefused,
+    InputTooLong,
     ProviderError,
     ProviderMisconfigured,
     ProviderTimeout,
@@ -125,6 +127,21 @@ def test_a_query_has_a_time_out_of_its_own(make_provider: Make):
 
     with pytest.raises(ProviderTimeout, match=r"within 0\.1 s"):
         provider.embed_query("cats", timeout_seconds=0.1)
+
+
+def test_a_query_fails_without_being_asked_again(make_provider: Make):
+    provider = make_provider(played.OpenAI(context=10), too_long="refuse")
+    provider.played.faults.append(played.plain(500, "internal error"))
+    zeros = [{"embedding": [0.0] * 16, "index": 0}]
+
+    with pytest.raises(ProviderError, match="internal error"):
+        provider.embed_query("cats")
+    with pytest.raises(InputTooLong):
+        provider.embed_query("cats and dogs")
+    provider.played.faults.append(played.reply({"data": zeros}))
+    with pytest.raises(InputRefused, match="a vector of zeros for the query"):
+        provider.embed_query("cats")
+    assert len(provider.played.asked) == 3
 
 
 def test_a_redirect_on_the_same_server_is_followed_with_the_body(make_provider: Make):
