@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet, TextField
+from django.db.models import Exists, Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import store
 from pgembed_django.models import Job, Space
+from pgembed_django.spaces import covered
 from pgembed_django.specs import Spec
 
 
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> QuerySet[Model, str]:
     """Return rows without vectors in one of the spaces. Not those at work, not the parked."""
     rows = spec.rows(using).filter(page)
-    covered = Q(Exists(_covered(spec, spaces[0])))
+    fresh = Q(Exists(covered(spec, spaces[0])))
     for space in spaces[1:]:
-        covered &= Q(Exists(_covered(spec, space)))
+        fresh &= Q(Exists(covered(spec, space)))
     jobs = Job.objects.filter(spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
     return (
-        rows.exclude(covered)
+        rows.exclude(fresh)
         .exclude(Exists(jobs.filter(status=Job.Status.PENDING)))
         .exclude(Exists(jobs.filter(status=Job.Status.RUNNING)))
         .exclude(Exists(jobs.filter(status=Job.Status.FAILED, settled_at=None, run_at__gt=Now())))
@@ -66,25 +67,3 @@ def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str)
     if after is not None:
         keys = keys.filter(**{f"{key}__gt": after})
     return next(iter(keys[size - 1 : size]), None)
-
-
-def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
-    """Tell whether any row still lacks its vectors in a space. Failed units do not count."""
-    failed = Job.objects.filter(
-        spec=spec.key,
-        source_pk=Cast(OuterRef("pk"), TextField()),
-        status=Job.Status.FAILED,
-        settled_at=None,
-    )
-    rows = spec.rows(using).exclude(Exists(_covered(spec, space))).exclude(Exists(failed))
-    return bool(rows.exists())
-
-
-def _covered(spec: Spec, space: Space) -> QuerySet[Model]:
-    """Return the stored first chunk of the outer row, its vector there or its text empty."""
-    return spec.embedding_model._base_manager.filter(
-        Q(embedding__isnull=False) | Q(end_offset=F("start_offset")),
-        source_id=OuterRef("pk"),
-        space_id=space.pk,
-        position=0,
-    )

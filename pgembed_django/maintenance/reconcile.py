@@ -93,7 +93,7 @@ def backlog(spec: Spec, *, using: str) -> int:
 def promote(spec: Spec, *, using: str) -> Space | None:
     """Make the space that is being built the active one, once it has no gap left."""
     for space in spaces.live(spec, using=using):
-        if space.state == Space.State.BUILDING and not gaps.has_gap(spec, space, using=using):
+        if space.state == Space.State.BUILDING and not spaces.has_gap(spec, space, using=using):
             spaces.activate(space, using=using)
             logger.info("%s is now searched in %s", spec.key, space)
             return space

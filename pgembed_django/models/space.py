@@ -36,6 +36,7 @@ class Space(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     activated_at = models.DateTimeField(null=True, blank=True)
     retired_at = models.DateTimeField(null=True, blank=True)
+    pruned_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         verbose_name = _("space")

@@ -1,7 +1,7 @@
-"""The verbs of spaces: which are live, which is searched, which provider each one needs.
+"""Open a space for what is declared, where it is new.
 
-``building`` -> ``active`` -> ``retired``. A retired declaration never reopens a space
-by itself: during a deploy, old and new workers disagree for a while.
+A retired declaration never reopens a space by itself: during a deploy, old and new
+workers disagree for a while.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import logging
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from pgembed_django import conf, providers
+from pgembed_django import conf, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
+from pgembed_django.spaces.living import live
 from pgembed_django.specs import Spec
 
 Identity = dict[str, Any]
@@ -25,24 +27,12 @@ Identity = dict[str, Any]
 
 logger = logging.getLogger("pgembed_django")
 
-LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
-
-
-def live(spec: Spec, *, using: str) -> list[Space]:
-    """Return the spaces that are kept fresh, the active one first."""
-    return list(Space.objects.using(using).filter(spec=spec.key, state__in=LIVE).order_by("state"))
-
-
-def active(spec: Spec, *, using: str) -> Space | None:
-    """Return the space that is searched, or None before the first worker has started."""
-    return Space.objects.using(using).filter(spec=spec.key, state=Space.State.ACTIVE).first()
-
 
 def ensure(spec: Spec, *, using: str) -> list[Space]:
     """Return the live spaces, after opening one for the declared provider where it is new."""
     provider = providers.get(spec.provider)
     identity = _identity(provider)
-    for space in live(spec, using=using):
+    for space in live(spec, using=using) or _adopt(spec, using=using):
         if _matches(space, identity):
             _learn_digest(space, identity, using=using)
             return live(spec, using=using)
@@ -52,34 +42,6 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     except IntegrityError:
         logger.debug("Another worker opened the space of %s first", spec.key)
     return live(spec, using=using)
-
-
-def provider_of(space: Space) -> Provider:
-    """Return the provider of a space, also where the settings have moved on."""
-    declared = conf.current().providers.get(space.provider, {})
-    if space.options == declared.get("OPTIONS", {}) and (
-        space.backend,
-        space.model,
-        space.dimensions,
-    ) == (declared.get("BACKEND"), declared.get("MODEL"), declared.get("DIMENSIONS")):
-        return providers.get(space.provider)
-    return providers.build(
-        alias=space.provider,
-        backend=space.backend,
-        model=space.model,
-        dimensions=space.dimensions,
-        options=space.options,
-    )
-
-
-def activate(space: Space, *, using: str) -> None:
-    """Make a building space the one that is searched, and retire the one before, at once."""
-    with transaction.atomic(using=using):
-        spaces = Space.objects.using(using).select_for_update().filter(spec=space.spec)
-        if not [other for other in spaces if other.pk == space.pk and other.state == "building"]:
-            return
-        spaces.filter(state=Space.State.ACTIVE).update(state=Space.State.RETIRED, retired_at=Now())
-        spaces.filter(pk=space.pk).update(state=Space.State.ACTIVE, activated_at=Now())
 
 
 def _identity(provider: Provider) -> Identity:
@@ -103,7 +65,8 @@ def _fingerprint(identity: Identity) -> str:
 
 
 def _matches(space: Space, identity: Identity) -> bool:
-    mine = {
+    """Tell whether the space is the declared one. A digest that is not known matches any."""
+    stored = {
         "backend": space.backend,
         "model": space.model,
         "dimensions": space.dimensions,
@@ -111,7 +74,9 @@ def _matches(space: Space, identity: Identity) -> bool:
         "query_prefix": space.query_prefix,
     }
     digests = {space.model_digest, identity["digest"] or ""}
-    return mine == {name: identity[name] for name in mine} and (len(digests) == 1 or "" in digests)
+    return all(identity[name] == value for name, value in stored.items()) and (
+        len(digests) == 1 or "" in digests
+    )
 
 
 def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
@@ -119,6 +84,17 @@ def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
         Space.objects.using(using).filter(pk=space.pk, model_digest="").update(
             model_digest=identity["digest"], fingerprint=_fingerprint(identity)
         )
+
+
+def _adopt(spec: Spec, *, using: str) -> list[Space]:
+    """Take over the spaces that the table's rows are in: its spec has been renamed."""
+    known = [spec.key for spec in specs.all()]
+    rows = spec.embedding_model._base_manager.filter(space_id=OuterRef("pk"))
+    orphans = Space.objects.using(using).exclude(spec__in=known)
+    adopted = orphans.filter(Exists(rows)).update(spec=spec.key)
+    if adopted:
+        logger.info("%s is the new name of a spec: its spaces are kept", spec.key)
+    return live(spec, using=using)
 
 
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:

@@ -1,0 +1,22 @@
+"""The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
+
+from pgembed_django.spaces.coverage import Coverage, coverage, covered, has_gap
+from pgembed_django.spaces.living import active, live, provider_of
+from pgembed_django.spaces.opening import ensure
+from pgembed_django.spaces.switching import activate, cancel, mark_pruned, prunable, reopen
+
+__all__ = [
+    "Coverage",
+    "activate",
+    "active",
+    "cancel",
+    "coverage",
+    "covered",
+    "ensure",
+    "has_gap",
+    "live",
+    "mark_pruned",
+    "provider_of",
+    "prunable",
+    "reopen",
+]

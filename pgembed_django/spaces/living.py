@@ -1,0 +1,38 @@
+"""Which spaces are live, which one is searched, and which provider each one needs."""
+
+from __future__ import annotations
+
+from pgembed_django import conf, providers
+from pgembed_django.models import Space
+from pgembed_django.providers.base import Provider
+from pgembed_django.specs import Spec
+
+LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
+
+
+def live(spec: Spec, *, using: str) -> list[Space]:
+    """Return the spaces that are kept fresh, the active one first."""
+    return list(Space.objects.using(using).filter(spec=spec.key, state__in=LIVE).order_by("state"))
+
+
+def active(spec: Spec, *, using: str) -> Space | None:
+    """Return the space that is searched, or None before the first worker has started."""
+    return Space.objects.using(using).filter(spec=spec.key, state=Space.State.ACTIVE).first()
+
+
+def provider_of(space: Space) -> Provider:
+    """Return the provider of a space, also where the settings have moved on."""
+    declared = conf.current().providers.get(space.provider, {})
+    if space.options == declared.get("OPTIONS", {}) and (
+        space.backend,
+        space.model,
+        space.dimensions,
+    ) == (declared.get("BACKEND"), declared.get("MODEL"), declared.get("DIMENSIONS")):
+        return providers.get(space.provider)
+    return providers.build(
+        alias=space.provider,
+        backend=space.backend,
+        model=space.model,
+        dimensions=space.dimensions,
+        options=space.options,
+    )

@@ -1,0 +1,74 @@
+"""Switch, cancel and reopen spaces. What is searched changes in one transaction."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.db import transaction
+from django.db.models import Value
+from django.db.models.functions import Now
+
+from pgembed_django.models import Space
+
+
+def activate(space: Space, *, using: str) -> bool:
+    """Make a building space the one that is searched, and retire the one before, at once.
+
+    Tells whether it did: not where another process has activated or retired it meanwhile.
+    """
+    with transaction.atomic(using=using):
+        # All of them, in one order: two that switch at once wait for each other.
+        spaces = Space.objects.using(using).select_for_update().filter(spec=space.spec)
+        states = dict(spaces.order_by("pk").values_list("pk", "state"))
+        if states.get(space.pk) != Space.State.BUILDING:
+            return False
+        _retire(space.spec, Space.State.ACTIVE, using=using)
+        Space.objects.using(using).filter(pk=space.pk).update(
+            state=Space.State.ACTIVE, activated_at=Now()
+        )
+    return True
+
+
+def cancel(spec_key: str, *, using: str) -> bool:
+    """Stop building a space. The active one stays, what was built is pruned later."""
+    return bool(_retire(spec_key, Space.State.BUILDING, using=using))
+
+
+def reopen(space: Space, *, using: str) -> bool:
+    """Build a retired space again, as a person asked: it is topped up, then active.
+
+    Tells whether it did: not where its vectors have been pruned.
+    """
+    with transaction.atomic(using=using):
+        retired = Space.objects.using(using).filter(
+            pk=space.pk, state=Space.State.RETIRED, pruned_at=None
+        )
+        if not retired.select_for_update().exists():
+            return False
+        cancel(space.spec, using=using)
+        retired.update(state=Space.State.BUILDING, retired_at=None)
+    return True
+
+
+def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
+    """Return the spaces whose vectors nobody needs any more."""
+    return list(
+        Space.objects.using(using).filter(
+            state=Space.State.RETIRED,
+            pruned_at=None,
+            retired_at__lt=Now() - Value(timedelta(seconds=retired_for_seconds)),
+        )
+    )
+
+
+def mark_pruned(space: Space, *, using: str) -> None:
+    """Note that a retired space's vectors are gone. Its row stays: it is never reopened."""
+    Space.objects.using(using).filter(pk=space.pk).update(pruned_at=Now())
+
+
+def _retire(spec_key: str, state: str, *, using: str) -> int:
+    return (
+        Space.objects.using(using)
+        .filter(spec=spec_key, state=state)
+        .update(state=Space.State.RETIRED, retired_at=Now())
+    )
