@@ -1,0 +1,157 @@
+"""Workers that a test moves step by step, and writers that may be made to wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from pgembed_django import conf, jobs, spaces, specs
+from pgembed_django.models import Job
+from pgembed_django.pipeline import Pipeline
+from tests.conftest import wait_until
+from tests.played.provider import PlayedProvider
+
+LEASE_SECONDS = 600
+
+
+@pytest.fixture
+def make_worker() -> Callable[..., Pipeline]:
+    """Make workers that move only when told.
+
+    The first ``step`` claims, reads and embeds; the next one stores. Between the two the
+    worker is at work on the row.
+    """
+    numbers = itertools.count(1)
+
+    def make(*, worker_id: int | None = None, using: str = "default", **settings: Any) -> Pipeline:
+        known = {spec.key: spec for spec in specs.all()}
+        for spec in known.values():
+            spaces.ensure(spec, using=using)
+        return Pipeline(
+            known,
+            using=using,
+            worker_id=next(numbers) if worker_id is None else worker_id,
+            settings=dataclasses.replace(conf.current(), **settings),
+            inline=True,
+        )
+
+    return make
+
+
+@pytest.fixture
+def provider(settings: Any) -> Iterator[type[PlayedProvider]]:
+    """Embed with a provider that counts, refuses and goes down."""
+    settings.PGEMBED_PROVIDERS = {
+        "default": {
+            "BACKEND": "tests.played.provider.PlayedProvider",
+            "MODEL": "bag-of-words",
+            "DIMENSIONS": 64,
+        }
+    }
+    PlayedProvider.reset()
+    yield PlayedProvider
+    PlayedProvider.reset()
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """What waits for an open writer fails here, where it would hang."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '3s'")
+    yield
+    if connection.connection is not None and not connection.needs_rollback:
+        with connection.cursor() as cursor:
+            cursor.execute("RESET statement_timeout")
+
+
+class Writer:
+    """Runs statements on a connection of its own, in a thread, so that it may wait."""
+
+    def __init__(self, own: psycopg.Connection, observer: psycopg.Connection) -> None:
+        self.connection = own
+        self.pid = own.info.backend_pid
+        self._observer = observer
+        self._thread = ThreadPoolExecutor(1)
+        self._future: Future[Any] | None = None
+
+    def start(self, statement: str, *parameters: Any, once_waits: int | None = None) -> None:
+        """Run a statement; with ``once_waits`` as soon as that backend waits for a lock."""
+
+        def run() -> None:
+            if once_waits is not None:
+                while not _waits(self._observer, once_waits):
+                    pass
+            self.connection.execute(statement, parameters)
+
+        self._future = self._thread.submit(run)
+
+    def is_waiting(self) -> bool:
+        return _waits(self._observer, self.pid)
+
+    def end(self) -> None:
+        """Wait for the statement, and raise what it raised."""
+        assert self._future is not None
+        self._future.result(timeout=30)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.connection.close()
+
+
+@pytest.fixture
+def writer(connect: Callable[..., psycopg.Connection]) -> Iterator[Writer]:
+    one = Writer(connect(), connect(autocommit=True))
+    yield one
+    one.close()
+
+
+def _waits(observer: psycopg.Connection, pid: int) -> bool:
+    row = observer.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]).fetchone()
+    return bool(row and row[0])
+
+
+def until_waiting(writer: Writer) -> None:
+    wait_until(writer.is_waiting, seconds=10)
+
+
+def backend_pid() -> int:
+    connection.ensure_connection()
+    return connection.connection.info.backend_pid
+
+
+def claim(*, limit: int = 100, worker_id: int = 1, **options: Any) -> list[jobs.Claim]:
+    """Claim whatever is due, of any spec that has jobs."""
+    known = list(Job.objects.order_by("spec").values_list("spec", flat=True).distinct())
+    return jobs.claim(
+        known,
+        limit=limit,
+        worker_id=worker_id,
+        lease_seconds=LEASE_SECONDS,
+        using="default",
+        **options,
+    )
+
+
+def expire_leases() -> None:
+    """Let all leases have run out, by the database's clock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgembed_job SET lease_expires_at = now() - interval '1 second' "
+            "WHERE status = 'running'"
+        )
+
+
+def reap(*, max_crashes: int = 3) -> list[str]:
+    return [result for _, result in jobs.reap(max_crashes=max_crashes, using="default")]
+
+
+def make_due() -> None:
+    """Let every backoff and parking be over."""
+    Job.objects.update(run_at="2020-01-01T00:00:00Z")

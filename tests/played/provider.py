@@ -1,0 +1,33 @@
+"""A provider in process that is down, refuses or fails when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.vectors import Vectors
+
+
+class PlayedProvider(DeterministicProvider):
+    """Notes what it embedded. Refuses "poison", fails at "trouble", and may be down."""
+
+    embedded: ClassVar[list[str]] = []
+    is_down: ClassVar[bool] = False
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.embedded = []
+        cls.is_down = False
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        if self.is_down:
+            raise ProviderUnavailable("The server is down.")
+        for text in texts:
+            if "poison" in text:
+                raise InputRefused("This text is poison.")
+            if "trouble" in text:
+                raise ProviderError("This text is trouble.")
+        self.embedded.extend(texts)
+        return super().embed_batch(texts)
