@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
@@ -53,24 +54,34 @@ class JobAdmin(ReadOnlyAdmin[Job]):
         """Return the columns. The link to the source row depends on who is looking."""
         return (
             "unit",
-            self._source_row(request),
             "state",
+            "error",
+            self._source_row(request),
             "kind",
             "attempts",
             "crashes",
-            "error",
-            "created_at",
-            "started_at",
-            "finished_at",
+            "created",
+            "finished",
         )
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
         """Return what the page of one job shows: first what an operator asks."""
         return (
-            (None, {"fields": ("unit", self._source_row(request), "state", "full_error")}),
-            (_("Tries"), {"fields": ("attempts", "crashes", "claims", "parkings", "items")}),
-            (_("Times"), {"fields": ("created_at", "started_at", "finished_at", "settled_at")}),
-            (_("Queue"), {"fields": ("kind", "priority", "run_at", "worker", "lease_expires_at")}),
+            (None, {"fields": (("state", self._source_row(request), "kind"), "full_error")}),
+            (
+                _("Tries"),
+                {"fields": (("attempts", "crashes", "claims"), ("parkings", "items"))},
+            ),
+            (
+                _("Times"),
+                {
+                    "fields": (
+                        ("created_at", "started_at", "finished_at"),
+                        ("settled_at", "run_at"),
+                    )
+                },
+            ),
+            (_("Queue"), {"fields": (("priority", "worker", "lease_expires_at"),)}),
         )
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
@@ -149,14 +160,23 @@ class JobAdmin(ReadOnlyAdmin[Job]):
         if job.settled_at is not None:
             return _("%s, settled since") % status
         if job.status == Job.Status.PENDING and job.run_at > timezone.now():
-            at = date_format(timezone.localtime(job.run_at), "DATETIME_FORMAT")
-            return _("%(status)s, not before %(at)s") % {"status": status, "at": at}
+            return _("%(status)s, not before %(at)s") % {"status": status, "at": _at(job.run_at)}
         return status
 
     @admin.display(description=gettext_lazy("last error"))
     def error(self, job: Job) -> str:
         """The beginning of the error."""
         return Truncator(job.last_error).chars(ERROR_CHARACTERS)
+
+    @admin.display(description=gettext_lazy("created"))
+    def created(self, job: Job) -> str:
+        """The time of the write, or of whatever else asked for the job."""
+        return _at(job.created_at)
+
+    @admin.display(description=gettext_lazy("finished"))
+    def finished(self, job: Job) -> str | None:
+        """When it succeeded or failed."""
+        return _at(job.finished_at) if job.finished_at else None
 
     @admin.display(description=gettext_lazy("last error"))
     def full_error(self, job: Job) -> SafeString | str:
@@ -219,6 +239,12 @@ def _selection(request: HttpRequest, queryset: QuerySet[Job]) -> Selection:
         gone=max(0, selected - len(found)),
         is_bounded=len(found) > MAX_SELECTED,
     )
+
+
+def _at(time: datetime) -> str:
+    """Return a time short enough for a column."""
+    local = timezone.localtime(time) if timezone.is_aware(time) else time
+    return date_format(local, "SHORT_DATETIME_FORMAT")
 
 
 def _using() -> str:

@@ -55,9 +55,9 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
         "last_seen_at",
         "holds",
         "paused_providers",
-        "spec_keys",
         "started_at",
         "version",
+        "spec_keys",
     )
     ordering = ("-last_seen_at", "-id")
     fieldsets: ClassVar[Any] = (
