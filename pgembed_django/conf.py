@@ -13,6 +13,8 @@ from typing import Any
 from django.conf import settings as django_settings
 
 PREFIX = "PGEMBED_"
+LEAST = {"index_rows": 0}
+"""Whole numbers that may be less than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,18 @@ class Settings:
     text_search_config: str = "english"
     """The full-text configuration that passages are stored with."""
 
+    index_rows: int = 20_000
+    """Chunks from which on a space gets its indexes. Zero builds none."""
+
+    hnsw_m: int = 16
+    """HNSW: neighbours of each vector."""
+
+    hnsw_ef_construction: int = 64
+    """HNSW: candidates looked at while an index is built."""
+
+    retired_seconds: float = 86_400
+    """How long a retired space can be gone back to, before its vectors are deleted."""
+
     worker_database: str | None = None
     """The alias that workers use where the application's goes through a pooler."""
 
@@ -91,5 +105,6 @@ def problems() -> Iterator[tuple[str, str]]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if setting.type in ("float", "int") and (not is_number or value < 0):
             yield f"{name} is {value!r}.", "Set it to a number of zero or more."
-        elif setting.type == "int" and (value < 1 or value != int(value)):
-            yield f"{name} is {value!r}.", "Set it to a whole number of one or more."
+        elif setting.type == "int" and (value < LEAST.get(setting.name, 1) or value != int(value)):
+            least = LEAST.get(setting.name, 1)
+            yield f"{name} is {value!r}.", f"Set it to a whole number of {least} or more."

@@ -90,14 +90,10 @@ def backlog(spec: Spec, *, using: str) -> int:
     return waiting.order_by()[:MAX_BACKLOG].count()
 
 
-def promote(spec: Spec, *, using: str) -> Space | None:
-    """Make the space that is being built the active one, once it has no gap left."""
-    for space in spaces.live(spec, using=using):
-        if space.state == Space.State.BUILDING and not spaces.has_gap(spec, space, using=using):
-            spaces.activate(space, using=using)
-            logger.info("%s is now searched in %s", spec.key, space)
-            return space
-    return None
+def has_open_lap(spec: Spec, *, using: str) -> bool:
+    """Tell whether a lap for missing or orphaned vectors is in the middle of the table."""
+    laps = Lap.objects.using(using).filter(spec=spec.key, cursor__isnull=False)
+    return laps.exclude(sweep=Lap.Sweep.STALE).exists()
 
 
 def _look(

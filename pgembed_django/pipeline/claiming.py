@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pgembed_django import jobs, plan, spaces, store
 from pgembed_django.jobs import Claim
@@ -145,13 +145,14 @@ class Claiming:
         self,
         unit: Unit,
         text: str,
-        live: Iterable[Space],
+        live: Sequence[Space],
         stored: Mapping[store.UnitSpace, list[plan.StoredChunk]],
         staged: Mapping[store.UnitSpace, set[bytes]],
     ) -> None:
         chunks = unit.spec.chunker.split(text)
         text_digest = unit.spec.text_digest(text)
         unit.chunks = len(chunks)
+        unit.planned_spaces = {space.pk for space in live}
         for space in live:
             where = (unit.claim.source_pk, space.pk)
             made = plan.make(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from django.db import DatabaseError, transaction
 
-from pgembed_django import database, jobs, store
+from pgembed_django import database, jobs, spaces, store
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
@@ -26,6 +26,8 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
         with transaction.atomic(using=using):
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
+            outdated = _planned_without_a_space(ours, using=using)
+            ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in _by_spec(ours).items():
                 _write(spec, of_spec, using=using)
             jobs.complete(
@@ -41,8 +43,10 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
             return sum(complete(holding, [unit]) for unit in units)
         holding.retry(units[0], f"{type(error).__name__}: {error}")
         return 0
-    holding.drop(held.ours | held.lost)
-    return len(held.ours)
+    for unit in outdated:
+        holding.give_back(unit)
+    holding.drop({unit.claim.id for unit in ours} | held.lost)
+    return len(ours)
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
@@ -82,6 +86,20 @@ def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
     for unit in units:
         found[unit.spec].append(unit)
     return found
+
+
+def _planned_without_a_space(units: Sequence[Unit], *, using: str) -> list[Unit]:
+    """Return the units for which a space has been opened since they were planned.
+
+    To complete them would leave a gap, or a stale text, in a space that may be searched
+    by now. Where it is opened after this look, the reconciler has yet to fill it.
+    """
+    live = {
+        spec: {space.pk for space in spaces.live(spec, using=using)} for spec in _by_spec(units)
+    }
+    return [
+        unit for unit in units if not unit.is_gone and not live[unit.spec] <= unit.planned_spaces
+    ]
 
 
 def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:

@@ -41,6 +41,7 @@ class Unit:
     spec: Spec
     started: float
     parts: list[Part] = field(default_factory=list)
+    planned_spaces: set[int] = field(default_factory=set)
     chunks: int = 0
     is_planned: bool = False
     is_gone: bool = False

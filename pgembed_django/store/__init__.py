@@ -1,6 +1,6 @@
 """The verbs of the generated tables and of staging, and their only Python writers.
 
-All of them run in a transaction that holds the units' jobs (``jobs.hold``).
+What concerns units runs in a transaction that holds their jobs (``jobs.hold``).
 """
 
 from __future__ import annotations
@@ -112,6 +112,14 @@ def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Delete the staged vectors of units that need them no longer."""
     _run(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
+
+
+def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> int | None:
+    """Delete a small batch of a retired space's chunks. Returns the last id, None at the end."""
+    deleted = _run(
+        using, statements.of(spec, using).prune, space=space_id, after=after, limit=limit
+    )
+    return max((row_id for [row_id] in deleted), default=None)
 
 
 def _insert(spec: Spec, changes: Collection[Change], using: str) -> None:

@@ -119,6 +119,21 @@ FORGET = """
     WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
 """
 
+# SKIP LOCKED: a deleter that stays open has some of them, and deletes them itself.
+PRUNE = """
+    DELETE FROM {table}
+    WHERE id IN (
+        SELECT id
+        FROM {table}
+        WHERE space_id = %(space)s
+          AND id > %(after)s
+        ORDER BY id
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    )
+    RETURNING id
+"""
+
 STAGE = """
     INSERT INTO pgembed_staging (
         spec, source_pk, space_id, chunk_digest, embedding, was_cut
@@ -157,6 +172,7 @@ class Statements(NamedTuple):
     drop: str
     drop_without_vector: str
     forget: str
+    prune: str
 
 
 @functools.cache
@@ -173,6 +189,6 @@ def of(spec: Spec, using: str) -> Statements:
     return Statements(
         *(
             sql.SQL(text).format(**names).as_string(None)
-            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET)
+            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET, PRUNE)
         )
     )

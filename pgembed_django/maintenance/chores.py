@@ -1,0 +1,95 @@
+"""A thread that does its chores on timers, with a database connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from pgembed_django import database
+from pgembed_django.exceptions import MaintenanceDied
+
+logger = logging.getLogger("pgembed_django")
+
+MAX_OUTAGE_SECONDS = 30.0
+STOP_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Chore:
+    """Calls ``once`` every ``seconds``, never where that is zero.
+
+    ``once`` returns how many jobs became ready by it.
+    """
+
+    seconds: float
+    once: Callable[[], int]
+    due_at: float = 0.0
+
+
+class Chores:
+    """Runs chores until it is stopped. ``wake`` is called whenever jobs became ready."""
+
+    def __init__(
+        self, name: str, chores: Sequence[Chore], *, using: str, wake: Callable[[], None]
+    ) -> None:
+        self.using = using
+        self.stopping = threading.Event()
+        self._chores = [chore for chore in chores if chore.seconds]
+        self._wake = wake
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"pgembed-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Every chore is due at once."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread: a worker is never half alive."""
+        if self._error is not None:
+            raise MaintenanceDied(f"{self._thread.name} died: {self._error}") from self._error
+
+    def stop(self) -> None:
+        """Ask the thread to end after the chore at hand."""
+        self.stopping.set()
+
+    def join(self) -> None:
+        """Wait until it has ended. A statement that takes longer is left to the server."""
+        if self._thread.is_alive():
+            self._thread.join(timeout=STOP_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            database.settle_session(self.using)
+            self._loop()
+        except BaseException as error:  # noqa: BLE001 - raised again by check(), in the worker
+            self._error = error
+            self._wake()
+        finally:
+            connections[self.using].close()
+
+    def _loop(self) -> None:
+        outage_seconds = 0.0
+        while not self.stopping.is_set():
+            try:
+                self._round()
+                outage_seconds = 0.0
+            except (DatabaseError, InterfaceError) as error:
+                if not database.is_lost_connection(error):
+                    raise
+                outage_seconds = min(outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
+                connections[self.using].close()
+            next_due = min((chore.due_at for chore in self._chores), default=float("inf"))
+            wait = max(next_due - time.monotonic(), 0.0)
+            self.stopping.wait(outage_seconds or min(wait, threading.TIMEOUT_MAX))
+
+    def _round(self) -> None:
+        for chore in self._chores:
+            if time.monotonic() >= chore.due_at and not self.stopping.is_set():
+                if chore.once():
+                    self._wake()
+                chore.due_at = time.monotonic() + chore.seconds

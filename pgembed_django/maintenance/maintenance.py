@@ -1,0 +1,169 @@
+"""The chores: reap, reconcile, prune; and in a thread of their own, indexes and switches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from pgembed_django import conf, jobs, spaces, specs, store
+from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance.chores import Chore, Chores
+from pgembed_django.models import Lap, Space
+from pgembed_django.spaces import indexes
+from pgembed_django.specs import Spec
+
+logger = logging.getLogger("pgembed_django")
+
+REFILL_SECONDS = 1.0
+STALE_PAGE_SECONDS = 10.0
+PRUNE_SECONDS = 60.0
+BUILD_SECONDS = 5.0
+PRUNE_CHUNKS = 2000
+
+
+class Maintenance:
+    """Every worker does all of it. Locks see to it that nothing is done twice at once.
+
+    An index takes minutes to build, and an expired lease must not wait for that: so
+    there are two threads.
+    """
+
+    def __init__(
+        self,
+        worked_on: Mapping[str, Spec],
+        *,
+        using: str,
+        settings: conf.Settings,
+        wake: Callable[[], None],
+    ) -> None:
+        self.specs = worked_on
+        self.using = using
+        self.settings = settings
+        is_reconciling = settings.reconcile_seconds > 0
+        self._keeper = Chores(
+            "keeper",
+            [
+                Chore(settings.reap_seconds, self.reap),
+                Chore(settings.reconcile_seconds, self.reconcile),
+                Chore(REFILL_SECONDS * is_reconciling, self.refill),
+                Chore(STALE_PAGE_SECONDS * is_reconciling, self.look_for_stale_rows),
+                Chore(PRUNE_SECONDS, self.prune_jobs),
+            ],
+            using=using,
+            wake=wake,
+        )
+        self._builder = Chores(
+            "builder",
+            [Chore(BUILD_SECONDS, self.build), Chore(PRUNE_SECONDS, self.prune_spaces)],
+            using=using,
+            wake=wake,
+        )
+
+    def start(self) -> None:
+        """Start both threads. Their first rounds begin at once."""
+        self._keeper.start()
+        self._builder.start()
+
+    def check(self) -> None:
+        """Raise what ended a thread."""
+        self._keeper.check()
+        self._builder.check()
+
+    def stop(self) -> None:
+        """End both threads and wait for them."""
+        self._keeper.stop()
+        self._builder.stop()
+        self._keeper.join()
+        self._builder.join()
+
+    def once(self) -> int:
+        """Do everything once, in the caller's thread. Returns how many jobs became ready."""
+        ready = self.reap() + self.reconcile()
+        self.prune_jobs()
+        self.build()
+        self.prune_spaces()
+        return ready
+
+    def reap(self) -> int:
+        """Take expired leases back."""
+        reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
+        for claim, result in reaped:
+            logger.warning(
+                "The lease of %s %s ran out (crash %d): %s",
+                claim.spec,
+                claim.source_pk,
+                claim.crashes + 1,
+                result,
+            )
+        return len(reaped)
+
+    def reconcile(self) -> int:
+        """Enqueue rows without vectors and vectors without rows; settle what has no spec."""
+        unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
+        if unknown:
+            logger.warning("Failed %d jobs of specs that no longer exist", unknown)
+        return sum(reconcile.reconcile_once(spec, using=self.using) for spec in self.specs.values())
+
+    def refill(self) -> int:
+        """Go on with laps that had filled the backlog, as soon as there is room again."""
+        return sum(
+            reconcile.reconcile_once(spec, using=self.using)
+            for spec in self.specs.values()
+            if reconcile.has_open_lap(spec, using=self.using)
+        )
+
+    def look_for_stale_rows(self) -> int:
+        """Read the next page of texts of each spec, round and round."""
+        pages = [
+            reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
+            for spec in self.specs.values()
+        ]
+        return sum(page.enqueued for page in pages if page)
+
+    def prune_jobs(self) -> int:
+        """Delete finished jobs that are old enough, in small batches, and dead workers."""
+        while jobs.prune(keep_seconds=self.settings.keep_succeeded_seconds, using=self.using):
+            if self._keeper.stopping.is_set():
+                break
+        jobs.forget_dead_workers(silent_seconds=self.settings.lease_seconds * 3, using=self.using)
+        return 0
+
+    def build(self) -> int:
+        """Build the indexes that are called for. Switch to a space that is full and indexed."""
+        for spec in self.specs.values():
+            for space in spaces.live(spec, using=self.using):
+                is_active = space.state == Space.State.ACTIVE
+                # Indexes come last: a row is inserted many times faster without them.
+                if is_active or not spaces.has_gap(spec, space, using=self.using):
+                    indexes.build(spec, space, using=self.using)
+                    if not is_active:
+                        self._switch(spec, space)
+        return 0
+
+    def prune_spaces(self) -> int:
+        """Delete the vectors of spaces that were retired long enough ago, in small batches."""
+        by_key = {spec.key: spec for spec in self.specs.values()}
+        for space in spaces.prunable(
+            retired_for_seconds=self.settings.retired_seconds, using=self.using
+        ):
+            if space.spec in by_key and not self._builder.stopping.is_set():
+                self._prune(by_key[space.spec], space)
+        return 0
+
+    def _switch(self, spec: Spec, space: Space) -> None:
+        complete = indexes.is_complete(spec, space, using=self.using)
+        if (
+            complete
+            and not spaces.has_gap(spec, space, using=self.using)
+            and spaces.activate(space, using=self.using)
+        ):
+            logger.info("%s is now searched with %s", spec.key, space)
+
+    def _prune(self, spec: Spec, space: Space) -> None:
+        indexes.drop(spec, space, using=self.using)
+        last: int | None = 0
+        while last is not None and not self._builder.stopping.is_set():
+            last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
+        if last is None:
+            spaces.mark_pruned(space, using=self.using)
+            logger.info("Pruned %s", space)

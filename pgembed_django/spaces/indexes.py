@@ -1,0 +1,193 @@
+"""The indexes of one space: partial ones, built and dropped while everything goes on.
+
+Nearest neighbours by HNSW on the width's own expression, full text by GIN. Below
+``PGEMBED_INDEX_ROWS`` there is none: reading all the vectors is faster then, and exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+from django.db import connections
+from psycopg import sql
+
+from pgembed_django import conf, database
+from pgembed_django.models import Space
+from pgembed_django.specs import Spec
+
+logger = logging.getLogger("pgembed_django")
+
+MAX_VECTOR_DIMENSIONS = 2000
+MAX_HALFVEC_DIMENSIONS = 4000
+
+# One builder among all workers: a session lock, which goes with the connection.
+TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, 0))"
+UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, 0))"
+
+STATE = """
+    SELECT indisvalid AND indisready
+    FROM pg_index
+    WHERE indexrelid = to_regclass(%(name)s)
+"""
+
+# Counts no further than it has to.
+HAS_ROWS = """
+    SELECT count(*) >= %(rows)s
+    FROM (
+        SELECT
+        FROM {table}
+        WHERE space_id = %(space)s
+        LIMIT %(rows)s
+    ) AS counted
+"""
+
+CREATE_VECTOR = """
+    CREATE INDEX CONCURRENTLY {name}
+    ON {table}
+    USING hnsw (({expression}) {operators})
+    WITH (m = {m}, ef_construction = {ef_construction})
+    WHERE space_id = {space}
+"""
+
+CREATE_FULLTEXT = """
+    CREATE INDEX CONCURRENTLY {name}
+    ON {table}
+    USING gin (fulltext)
+    WHERE space_id = {space}
+"""
+
+DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
+
+
+class VectorIndex(NamedTuple):
+    """How a width is indexed: the expression, and the operator class of its distance."""
+
+    expression: str
+    operators: str
+
+
+def vector_index(dimensions: int) -> VectorIndex:
+    """Return how vectors of this width are indexed.
+
+    Up to 2,000 as they are, up to 4,000 in half precision, above that by their signs:
+    the latter two are ranked again by the exact distance.
+    """
+    if dimensions <= MAX_VECTOR_DIMENSIONS:
+        return VectorIndex(f"embedding::vector({dimensions})", "vector_cosine_ops")
+    if dimensions <= MAX_HALFVEC_DIMENSIONS:
+        return VectorIndex(f"embedding::halfvec({dimensions})", "halfvec_cosine_ops")
+    return VectorIndex(
+        f"binary_quantize(embedding::vector({dimensions}))::bit({dimensions})",
+        "bit_hamming_ops",
+    )
+
+
+def vector_name(space: Space) -> str:
+    """Return the name of a space's index for nearest neighbours."""
+    return f"pgembed_{space.pk}_vector"
+
+
+def fulltext_name(space: Space) -> str:
+    """Return the name of a space's index for full text."""
+    return f"pgembed_{space.pk}_fulltext"
+
+
+def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
+    """Tell whether the space has the indexes that its number of rows calls for."""
+    return all(_is_valid(spec, name, using=using) for name, _ in _wanted(spec, space, using=using))
+
+
+def build(spec: Spec, space: Space, *, using: str) -> int:
+    """Build what is missing, one at a time among all workers. Returns how many were built.
+
+    To be called outside a transaction. An index that a crash left invalid is built anew.
+    """
+    built = 0
+    for name, statement in _wanted(spec, space, using=using):
+        if not _is_valid(spec, name, using=using) and _build_one(
+            spec, name, statement, using=using
+        ):
+            built += 1
+    return built
+
+
+def drop(spec: Spec, space: Space, *, using: str) -> None:
+    """Drop the indexes of a space that nobody searches any more."""
+    for name in (vector_name(space), fulltext_name(space)):
+        _run(using, DROP, name=_qualified(spec, name))
+
+
+def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
+    settings = conf.current()
+    if not settings.index_rows or not _has_rows(spec, space, settings.index_rows, using=using):
+        return []
+    index = vector_index(space.dimensions)
+    names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
+    return [
+        (
+            fulltext_name(space),
+            sql.SQL(CREATE_FULLTEXT).format(name=sql.Identifier(fulltext_name(space)), **names),
+        ),
+        (
+            vector_name(space),
+            sql.SQL(CREATE_VECTOR).format(
+                name=sql.Identifier(vector_name(space)),
+                expression=sql.SQL(index.expression),
+                operators=sql.SQL(index.operators),
+                m=sql.Literal(settings.hnsw_m),
+                ef_construction=sql.Literal(settings.hnsw_ef_construction),
+                **names,
+            ),
+        ),
+    ]
+
+
+def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) -> bool:
+    [[is_builder]] = database.rows(using, TRY_LOCK, name=name)
+    if not is_builder:
+        return False
+    try:
+        if _is_valid(spec, name, using=using):
+            return False
+        # A build takes as long as it takes; it waits for older transactions, not for rows.
+        database.execute(using, "SET statement_timeout = 0")
+        database.execute(using, "SET lock_timeout = 0")
+        _run(using, DROP, name=_qualified(spec, name))
+        logger.info("Building the index %s", name)
+        _run(using, statement)
+        logger.info("Built the index %s", name)
+        return True
+    finally:
+        database.rows(using, UNLOCK, name=name)
+
+
+def _has_rows(spec: Spec, space: Space, rows: int, *, using: str) -> bool:
+    statement = sql.SQL(HAS_ROWS).format(table=_table(spec)).as_string(None)
+    [[has]] = database.rows(using, statement, rows=rows, space=space.pk)
+    return bool(has)
+
+
+def _is_valid(spec: Spec, name: str, *, using: str) -> bool:
+    found = database.rows(using, STATE, name=_qualified(spec, name).as_string(None))
+    return bool(found and found[0][0])
+
+
+def _run(using: str, statement: str | sql.Composed, **names: sql.Composable) -> None:
+    composed = sql.SQL(statement).format(**names) if isinstance(statement, str) else statement
+    with connections[using].cursor() as cursor:
+        cursor.execute(composed.as_string(None))
+
+
+def _table(spec: Spec) -> sql.Composable:
+    return sql.SQL(_quoted(spec.embedding_model._meta.db_table))
+
+
+def _qualified(spec: Spec, name: str) -> sql.Composable:
+    """Return an index's name in the schema of its table."""
+    schema, dot, _ = spec.embedding_model._meta.db_table.rpartition('"."')
+    return sql.Identifier(schema.strip('"'), name) if dot else sql.Identifier(name)
+
+
+def _quoted(table: str) -> str:
+    return table if table.startswith('"') else f'"{table}"'

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.maintenance import Maintenance
+from pgembed_django.models import Job, Space
+from pgembed_django.retrieval import search
+from pgembed_django.spaces import indexes
+from tests.app.models import Article, ArticleEmbedding
+
+KEY = "app.ArticleEmbedding"
+
+
+def provider(*, model: str = "bag-of-words", dimensions: int = 64, **options: object) -> object:
+    backend = "pgembed_django.providers.deterministic.DeterministicProvider"
+    config = {"BACKEND": backend, "MODEL": model, "DIMENSIONS": dimensions, "OPTIONS": options}
+    return override_settings(PGEMBED_PROVIDERS={"default": config})
+
+
+@pytest.fixture
+def spec() -> specs.Spec:
+    found = specs.get(KEY)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def maintain(spec: specs.Spec):
+    def once(**settings: object) -> Maintenance:
+        return Maintenance(
+            {KEY: spec},
+            using="default",
+            settings=dataclasses.replace(conf.current(), **settings),
+            wake=lambda: None,
+        )
+
+    return once
+
+
+def states() -> list[tuple[str, str]]:
+    return list(Space.objects.filter(spec=KEY).order_by("pk").values_list("model", "state"))
+
+
+@pytest.mark.django_db
+def test_the_first_space_is_active_at_once(spec):
+    [space] = spaces.ensure(spec, using="default")
+
+    assert space.state == "active"
+    assert spaces.ensure(spec, using="default") == [space]
+
+
+@pytest.mark.django_db
+def test_a_new_model_is_filled_behind_the_active_one_and_then_switched_to(
+    spec, make_article, run_jobs, maintain
+):
+    article = make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another", dimensions=32):
+        spaces.ensure(spec, using="default")
+        assert spaces.active(spec, using="default") == old
+        maintain().build()
+        assert states() == [("bag-of-words", "active"), ("another", "building")]
+
+        maintain().reconcile()
+        run_jobs()
+        [found] = search(Article, article.title)  # still with the old model
+        assert found == article
+        maintain().build()
+
+        assert states() == [("bag-of-words", "retired"), ("another", "active")]
+        [found] = search(Article, article.title)
+        assert found == article
+
+
+@pytest.mark.django_db
+def test_live_writes_are_kept_fresh_in_both_spaces(spec, make_article, run_jobs):
+    article = make_article()
+    run_jobs()
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        Article.objects.filter(pk=article.pk).update(title="Changed")
+        run_jobs()
+
+    rows = ArticleEmbedding.objects.filter(source=article, embedding__isnull=False)
+    assert [("Changed" in row.passage) for row in rows] == [True, True]
+
+
+@pytest.mark.django_db
+def test_a_retired_declaration_does_not_reopen_its_space(spec, make_article, run_jobs, maintain):
+    spaces.ensure(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        maintain().build()
+
+    spaces.ensure(spec, using="default")  # an old worker, with the old settings
+
+    assert states() == [("bag-of-words", "retired"), ("another", "active")]
+
+
+@pytest.mark.django_db
+def test_a_third_model_takes_the_place_of_the_one_being_built(spec, make_article, run_jobs):
+    make_article()
+    run_jobs()
+    for model in ("second", "third"):
+        with provider(model=model):
+            spaces.ensure(spec, using="default")
+
+    assert states() == [("bag-of-words", "active"), ("second", "retired"), ("third", "building")]
+
+
+@pytest.mark.django_db
+def test_a_reopened_space_is_topped_up_before_it_is_searched(
+    spec, make_article, run_jobs, maintain
+):
+    article = make_article(title="Before")
+    run_jobs()
+    [old] = Space.objects.filter(spec=KEY)
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        maintain().reconcile()
+        run_jobs()
+        maintain().build()
+        Article.objects.filter(pk=article.pk).update(title="After")
+        run_jobs()
+
+        assert spaces.reopen(old, using="default")
+        maintain().build()
+        assert Space.objects.get(pk=old.pk).state == "building"  # its text is an old one
+
+        maintain().reconcile()
+        run_jobs()
+        maintain().build()
+
+        assert spaces.active(spec, using="default") == old
+        [row] = ArticleEmbedding.objects.filter(source=article, space=old)
+        assert "After" in row.passage
+
+
+@pytest.mark.django_db
+def test_a_failed_unit_does_not_hold_up_a_switch(spec, make_article, run_jobs, maintain):
+    article = make_article()
+    run_jobs()
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        Job.objects.create(
+            spec=KEY,
+            source_pk=str(article.pk),
+            status="failed",
+            last_error="refused",
+            finished_at="2026-01-01T00:00Z",
+        )
+        maintain().build()
+
+    assert states()[-1] == ("another", "active")
+
+
+@pytest.mark.django_db
+def test_a_renamed_spec_keeps_its_spaces(spec, make_article, run_jobs):
+    make_article()
+    run_jobs()
+    Space.objects.filter(spec=KEY).update(spec="app.FormerName")
+
+    spaces.ensure(spec, using="default")
+
+    assert states() == [("bag-of-words", "active")]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_jobs, maintain):
+    make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        maintain().reconcile()
+        run_jobs()
+        maintain(index_rows=1).build()
+
+        maintain(retired_seconds=3600).prune_spaces()
+        assert ArticleEmbedding.objects.filter(space=old).exists()
+        maintain(retired_seconds=0).prune_spaces()
+
+    assert not ArticleEmbedding.objects.filter(space=old).exists()
+    assert ArticleEmbedding.objects.exists()
+    assert Space.objects.get(pk=old.pk).pruned_at is not None
+    assert not spaces.reopen(old, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("dimensions", [64, 2001, 4001])
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_indexes_are_built_for_every_width(spec, make_article, run_jobs, maintain, dimensions):
+    with provider(dimensions=dimensions):
+        make_article()
+        run_jobs()
+        maintain().build()
+        space = spaces.active(spec, using="default")
+
+        assert indexes.is_complete(spec, space, using="default")
+        assert indexes.build(spec, space, using="default") == 0
+        indexes.drop(spec, space, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_an_index_that_a_crash_left_invalid_is_built_anew(spec, make_article, run_jobs, maintain):
+    make_article()
+    run_jobs()
+    maintain().build()
+    space = spaces.active(spec, using="default")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass",
+            [indexes.vector_name(space)],
+        )
+    assert not indexes.is_complete(spec, space, using="default")
+
+    assert indexes.build(spec, space, using="default") == 1
+    assert indexes.is_complete(spec, space, using="default")
+
+
+@pytest.mark.django_db
+def test_vectors_are_not_compressed_in_vain():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT attstorage FROM pg_attribute"
+            " WHERE attrelid = 'app_articleembedding'::regclass AND attname = 'embedding'"
+        )
+        assert cursor.fetchone() == ("e",)  # EXTERNAL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
+    spec, make_article, run_jobs, maintain
+):
+    from pgembed_django.pipeline import Pipeline
+
+    article = make_article(title="Before")
+    run_jobs()
+    pipeline = Pipeline(
+        {KEY: spec}, using="default", worker_id=1, settings=conf.current(), inline=True
+    )
+    Article.objects.filter(pk=article.pk).update(title="After")
+    pipeline.claiming.claim()  # with one space
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        while pipeline.step(claim=False):
+            pass
+        assert Job.objects.filter(status="pending").count() == 1  # given back, to be planned anew
+
+        run_jobs()
+
+    assert ArticleEmbedding.objects.filter(passage__contains="After").count() == 2
