@@ -1,0 +1,1 @@
+"""What the app is for, measured: ``python -m benchmarks NAME``."""

@@ -1,0 +1,26 @@
+"""``python -m benchmarks NAME``: each name is a module with ``add_arguments`` and ``run``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+BENCHMARKS = {
+    "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one benchmark. Returns zero where it reached what it is to reach."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, description in BENCHMARKS.items():
+        module = import_module(f"benchmarks.{name}")
+        module.add_arguments(names.add_parser(name, help=description, description=module.__doc__))
+    options = parser.parse_args(arguments)
+    return int(import_module(f"benchmarks.{options.name}").run(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

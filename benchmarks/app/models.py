@@ -1,0 +1,45 @@
+"""What the benchmarks write: a model with a condition, one without, one with text keys."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import Q
+
+from pgembed_django import Chunker, embeddable
+
+
+@embeddable(fields=["title", "contents"], when=Q(is_public=True))
+class Article(models.Model):
+    """The everyday shape: an integer key, two fields, a condition."""
+
+    title = models.TextField()
+    contents = models.TextField(default="")
+    is_public = models.BooleanField(default=True)
+    views = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return self.title
+
+
+@embeddable(fields=["body"], chunker=Chunker(size=40, overlap=0))
+class Note(models.Model):
+    """A UUID key, no condition, and texts of several chunks."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    body = models.TextField()
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+@embeddable(fields=["body"], priority=10)
+class Page(models.Model):
+    """A text key, which is used again after its row has gone."""
+
+    slug = models.CharField(max_length=100, primary_key=True)
+    body = models.TextField()
+
+    def __str__(self) -> str:
+        return self.slug

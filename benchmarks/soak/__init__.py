@@ -1,0 +1,148 @@
+"""The queue under fire: real processes, a real Postgres, and every fault there is.
+
+Writers write as roughly as one may, workers are killed, stopped and frozen, backends end,
+Postgres restarts, the embedding server fails in every way. Then all goes quiet, the reconciler
+stays off, and the queue drains: nothing may be lost, stale or stuck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import postgres
+from benchmarks.soak import faults, processes, repeats, server
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the soak can be told."""
+    parser.add_argument("--seconds", type=float, default=60, help="of fire, before the quiet")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--writers", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1, help="all faults are drawn from it")
+    parser.add_argument("--logs", type=Path, help="a folder for the workers' logs")
+    parser.add_argument("--json", type=Path, help="a file for the figures")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Soak, report, and return zero if all that is to be zero is."""
+    with postgres.database() as database, tempfile.TemporaryDirectory() as temporary:
+        served = processes.Server(options.seed)
+        logs = options.logs or Path(temporary)
+        logs.mkdir(parents=True, exist_ok=True)
+        workers = processes.Workers(options.workers, logs)
+        try:
+            _prepare(served.port)
+            return _soak(options, database, served, workers)
+        finally:
+            workers.stop()
+            served.stop()
+            from django.db import connections
+
+            connections.close_all()
+
+
+def _prepare(port: int) -> None:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+    os.environ["BENCHMARK_SETTINGS"] = json.dumps(_settings(port))
+    import django
+    from django.core.management import call_command
+    from django.db import connections
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    connections.close_all()
+
+
+def _settings(port: int) -> dict[str, Any]:
+    """Short times, so that much happens; no limit that random faults could reach."""
+    return {
+        "PGEMBED_PROVIDERS": {
+            "default": {
+                "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
+                "MODEL": "soak",
+                "DIMENSIONS": server.WIDTH,
+                "OPTIONS": {
+                    "base_url": f"http://127.0.0.1:{port}",
+                    "timeout_seconds": server.TIMEOUT_SECONDS,
+                    # Each worker's own name, outside of what is stored with the space.
+                    "header_envs": {server.WORKER_HEADER: "SOAK_WORKER"},
+                },
+            }
+        },
+        "PGEMBED_LEASE_SECONDS": faults.LEASE_SECONDS,
+        "PGEMBED_REAP_SECONDS": 1,
+        "PGEMBED_RECONCILE_SECONDS": 0,
+        "PGEMBED_POLL_SECONDS": 2,
+        "PGEMBED_BACKOFF_SECONDS": 0.5,
+        "PGEMBED_STOP_GRACE_SECONDS": 3,
+        "PGEMBED_BATCH_SIZE": 16,
+        "PGEMBED_CLAIM_LIMIT": 100,
+        "PGEMBED_MAX_ATTEMPTS": 12,
+        "PGEMBED_MAX_CRASHES": 1000,
+    }
+
+
+def _soak(
+    options: argparse.Namespace,
+    database: postgres.Postgres,
+    served: processes.Server,
+    workers: processes.Workers,
+) -> int:
+    events = faults.schedule(options.seed, seconds=options.seconds, restarts=database.is_own)
+    fire = faults.Faults(events, postgres=database, served=served, workers=workers)
+    started = time.monotonic()
+    writers = processes.Writers(
+        options.writers, seed=options.seed, deadline=started + options.seconds
+    )
+    while (now := time.monotonic() - started) < options.seconds:
+        fire.run_due(now)
+        workers.tend()
+        time.sleep(0.05)
+    fire.end()
+    written = writers.results()
+
+    # Our models load only where Django is set up.
+    from benchmarks.soak import quiet, report
+
+    drained_seconds = quiet.drain(meanwhile=workers.tend)
+    workers.stop()
+    deliveries = served.deliveries()
+    repeated = repeats.count(
+        deliveries,
+        carried=repeats.totals(one.carried for one in written),
+        blows=workers.blows,
+        ignored=report.IGNORED,
+    )
+    figures = {
+        "seed": options.seed,
+        "seconds of fire": options.seconds,
+        "seconds until drained": round(drained_seconds, 1),
+        "transactions committed": sum(one.committed for one in written),
+        "transactions rolled back": sum(one.rolled_back for one in written),
+        "rows written": sum(one.rows for one in written),
+        "texts embedded": len(deliveries),
+        "texts embedded again after a blow": repeated.explained,
+        "workers started": workers.started,
+        **{f"fault: {what}": times for what, times in sorted(fire.happened.items())},
+    }
+    return report.tell(
+        figures,
+        {
+            **report.findings(),
+            "writer errors that are our fault": report.of_writers(
+                error for one in written for error in one.errors
+            ),
+            "texts embedded more often than faults explain": [
+                f"{text[:60]!r}: {[(one.worker, round(one.at - started, 2)) for one in times]}"
+                for text, times in repeated.unexplained.items()
+            ],
+            "workers that died by themselves": workers.deaths,
+        },
+        file=options.json,
+    )

@@ -1,0 +1,147 @@
+"""What goes wrong and when: all of it drawn from the seed, before anything begins."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import psycopg
+
+from benchmarks.postgres import Postgres
+from benchmarks.soak import server
+from benchmarks.soak.processes import Server, Workers
+
+LEASE_SECONDS = 4.0
+OUTAGE_SECONDS = 12.0
+"""How long after a restart of Postgres a worker may still pay for it: a lease, and its naps."""
+
+WORKER_FAULTS = {
+    "SIGKILL": 4,
+    "SIGTERM": 3,
+    "freeze": 3,
+    "terminate one": 3,
+    "terminate all": 1,
+    "deafen": 3,
+}
+EVERY_SECONDS = 2.5
+SERVER_EVERY_SECONDS = 4.0
+
+OTHERS = """
+    SELECT pid
+    FROM pg_stat_activity
+    WHERE datname = current_database()
+      AND backend_type = 'client backend'
+      AND pid <> pg_backend_pid()
+    ORDER BY backend_start
+"""
+# What a listener's connection said last.
+LISTENERS = """
+    SELECT pid
+    FROM pg_stat_activity
+    WHERE datname = current_database()
+      AND pid <> pg_backend_pid()
+      AND (query LIKE 'LISTEN%' OR query LIKE 'NOTIFY%' OR query = 'SELECT 1'
+           OR query LIKE '%pg_try_advisory_lock%' OR query LIKE '%pg_advisory_unlock%')
+"""
+
+
+class Event(NamedTuple):
+    """Something to be done, so many seconds after the start."""
+
+    at: float
+    what: str
+    which: float
+    """From 0 to 1: which worker, or which backend."""
+
+
+def schedule(seed: int, *, seconds: float, restarts: bool) -> list[Event]:
+    """Draw what happens, in order."""
+    draw = random.Random(f"{seed} faults")
+    events = list(_worker_faults(draw, seconds))
+    events += _server_faults(draw, seconds)
+    if restarts:
+        how = draw.choice(("fast", "immediate"))
+        events.append(Event(seconds * draw.uniform(0.4, 0.6), f"restart {how}", 0))
+    return sorted(events)
+
+
+def _worker_faults(draw: random.Random, seconds: float) -> Iterator[Event]:
+    at = 1.0 + draw.expovariate(1 / EVERY_SECONDS)
+    while at < seconds:
+        [what] = draw.choices(list(WORKER_FAULTS), list(WORKER_FAULTS.values()))
+        which = draw.random()
+        if what == "freeze":
+            yield Event(at, "SIGSTOP", which)
+            yield Event(at + draw.uniform(0.5, LEASE_SECONDS + 3), "SIGCONT", which)
+        else:
+            yield Event(at, what, which)
+        at += draw.expovariate(1 / EVERY_SECONDS)
+
+
+def _server_faults(draw: random.Random, seconds: float) -> Iterator[Event]:
+    at = draw.expovariate(1 / SERVER_EVERY_SECONDS)
+    while at < seconds:
+        until = at + draw.uniform(0.3, 4.0)
+        yield Event(at, draw.choice(server.MODES), 0)
+        yield Event(until, "well", 0)
+        at = until + draw.expovariate(1 / SERVER_EVERY_SECONDS)
+
+
+class Faults:
+    """Makes the events happen when they are due."""
+
+    def __init__(
+        self, events: list[Event], *, postgres: Postgres, served: Server, workers: Workers
+    ) -> None:
+        self.happened: Counter[str] = Counter()
+        self._events = events
+        self._postgres = postgres
+        self._server = served
+        self._workers = workers
+
+    def run_due(self, seconds: float) -> None:
+        """Do what is due by then."""
+        while self._events and self._events[0].at <= seconds:
+            event = self._events.pop(0)
+            self._do(event)
+            self.happened[event.what] += 1
+
+    def end(self) -> None:
+        """Everything goes quiet."""
+        self._server.be("well")
+        for slot in self._workers.alive:
+            self._workers.signal(slot, signal.SIGCONT)
+
+    def _do(self, event: Event) -> None:
+        if event.what.startswith("SIG"):
+            slot = int(event.which * self._workers.count)
+            self._workers.signal(slot, signal.Signals[event.what])
+        elif event.what.startswith("restart"):
+            self._restart(event.what.split()[1])
+        elif event.what == "deafen":
+            self._terminate(LISTENERS)
+        elif event.what == "terminate one":
+            self._terminate(OTHERS, only=event.which)
+        elif event.what == "terminate all":
+            self._terminate(OTHERS)
+        else:
+            self._server.be(event.what)
+
+    def _restart(self, how: str) -> None:
+        before = time.monotonic()
+        self._postgres.restart(how=how)
+        until = time.monotonic() + OUTAGE_SECONDS
+        self._workers.all_struck("restart", before, until)
+
+    def _terminate(self, found: str, *, only: float | None = None) -> None:
+        with psycopg.connect(self._postgres.url, autocommit=True) as connection:
+            pids = [pid for [pid] in connection.execute(found)]
+            if only is not None and pids:
+                pids = [pids[int(only * len(pids))]]
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) AS t(pid)", [pids]
+            )

@@ -1,0 +1,186 @@
+"""The processes of a soak: the embedding server, the writers, and workers to be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.soak import server
+from benchmarks.soak.server import Delivery
+
+NOTICE_SECONDS = 1.0
+"""A worker that is resumed needs a moment to find out that it has lost its leases."""
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Blow(NamedTuple):
+    """What befell a worker, in monotonic seconds: its work in flight may be repeated."""
+
+    worker: str
+    what: str
+    since: float
+    until: float
+
+
+class Server:
+    """The embedding server's process."""
+
+    def __init__(self, seed: int) -> None:
+        self._control, far_end = SPAWN.Pipe()
+        arguments = (far_end, 0, seed)
+        self._process = SPAWN.Process(target=server.serve, args=arguments, daemon=True)
+        self._process.start()
+        far_end.close()
+        self.port: int = self._control.recv()
+
+    def be(self, mode: str) -> None:
+        """Be ``well``, or in one of the modes of trouble."""
+        self._control.send(mode)
+
+    def deliveries(self) -> list[Delivery]:
+        """Return what was embedded, in order."""
+        self._control.send("deliveries")
+        return sorted(self._control.recv())
+
+    def stop(self) -> None:
+        """End it."""
+        self._control.close()
+        self._process.join()
+
+
+class Writers:
+    """The writers' processes. They need DATABASE_URL and DJANGO_SETTINGS_MODULE."""
+
+    def __init__(self, count: int, *, seed: int, deadline: float) -> None:
+        self._pipes: list[Any] = []
+        for number in range(count):
+            near_end, far_end = SPAWN.Pipe(duplex=False)
+            arguments = (far_end, number, seed, deadline)
+            SPAWN.Process(target=_write, args=arguments, daemon=True).start()
+            far_end.close()
+            self._pipes.append(near_end)
+
+    def results(self) -> Sequence[Any]:
+        """Wait for the end of all, and return what each has written.
+
+        Raises:
+            EOFError: one has died.
+        """
+        return [pipe.recv() for pipe in self._pipes]
+
+
+def _write(*arguments: Any) -> None:
+    import django
+
+    django.setup()
+    # Its models load only now.
+    from benchmarks.soak import writers
+
+    writers.write(*arguments)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One real ``embed_worker``."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    ending: str = ""
+    """What was done to it that ends it, and when."""
+    ending_since: float = 0.0
+
+
+@dataclass(slots=True)
+class Workers:
+    """So many workers at a time: whoever ends is followed by another."""
+
+    count: int
+    folder: Path
+    blows: list[Blow] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    """Ends that nobody asked for."""
+    started: int = 0
+    alive: dict[int, Worker] = field(default_factory=dict)
+
+    def tend(self, *, replace: bool = True) -> None:
+        """Note who has ended, and start the missing ones."""
+        for slot in range(self.count):
+            worker = self.alive.get(slot)
+            if worker is not None and worker.process.poll() is not None:
+                self._ended(worker)
+                del self.alive[slot]
+            if slot not in self.alive and replace:
+                self.alive[slot] = self._start()
+
+    def signal(self, slot: int, number: signal.Signals) -> None:
+        """Send a signal, and note what it explains."""
+        worker = self.alive.get(slot)
+        if worker is None or worker.process.poll() is not None:
+            return
+        now = time.monotonic()
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            worker.ending, worker.ending_since = number.name, worker.ending_since or now
+        elif number == signal.SIGSTOP:
+            # Until further notice.
+            self.blows.append(Blow(worker.name, "SIGSTOP", now, float("inf")))
+        else:
+            for index, blow in enumerate(self.blows):
+                if blow.worker == worker.name and blow.until == float("inf"):
+                    until = now + NOTICE_SECONDS
+                    self.blows[index] = Blow(blow.worker, blow.what, blow.since, until)
+        worker.process.send_signal(number)
+
+    def all_struck(self, what: str, since: float, until: float) -> None:
+        """Note what befell all of them."""
+        self.blows += [Blow(worker.name, what, since, until) for worker in self.alive.values()]
+
+    def stop(self) -> None:
+        """Stop all with SIGTERM, and see them out."""
+        for slot in list(self.alive):
+            self.signal(slot, signal.SIGCONT)
+            self.signal(slot, signal.SIGTERM)
+        for worker in self.alive.values():
+            try:
+                worker.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.deaths.append(f"{worker.name} did not stop within 30 s")
+                worker.process.kill()
+                worker.process.wait()
+        self.tend(replace=False)
+
+    def _start(self) -> Worker:
+        self.started += 1
+        name = f"worker-{self.started}"
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "django", "embed_worker"],
+                env={**os.environ, "SOAK_WORKER": name},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        return Worker(name, process, log)
+
+    def _ended(self, worker: Worker) -> None:
+        now, code = time.monotonic(), worker.process.returncode
+        since = worker.ending_since or now
+        self.blows.append(Blow(worker.name, worker.ending or "died", since, now))
+        # One that was told to stop before it had begun ends like any program.
+        asked_for = {
+            "SIGKILL": {-signal.SIGKILL, 0},
+            "SIGTERM": {0} if "works on" in worker.log.read_text() else {0, -signal.SIGTERM},
+        }
+        if code not in asked_for.get(worker.ending, ()):
+            lines = worker.log.read_text(errors="replace").splitlines()[-12:]
+            asked = f" after {worker.ending}" if worker.ending else ""
+            self.deaths.append("\n    ".join([f"{worker.name}: status {code}{asked}", *lines]))

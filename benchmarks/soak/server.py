@@ -1,0 +1,182 @@
+"""An embedding server in a process of its own: Ollama's /api/embed, with every kind of trouble.
+
+Speaks over a pipe with the soak: a mode to be in from now on, or "deliveries" for the list
+of what was embedded for whom. A vector comes from its text alone, so that it can be checked.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+import time
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+POISON = "poison"
+REFUSAL = "this batch holds a poison text"
+WIDTH = 16
+WORKER_HEADER = "X-Soak-Worker"
+TIMEOUT_SECONDS = 2.0
+"""How long the workers wait for an answer."""
+
+TROUBLES = ("slow", "too slow", "429", "500", "503", "reset", "reset late")
+"""What can come over a single request. ``mixed`` draws one, or none, for each."""
+
+MODES = (*TROUBLES, "mixed", "down")
+
+
+class Delivery(NamedTuple):
+    """A text that was embedded, and whose vector a worker has been sent in time."""
+
+    at: float
+    worker: str
+    text: str
+
+
+class State:
+    """What the handlers share."""
+
+    def __init__(self, seed: int) -> None:
+        self.mode = "well"
+        self.deliveries: list[Delivery] = []
+        self.clients: set[socket.socket] = set()
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+
+    def trouble(self) -> str:
+        """Draw what comes over a request."""
+        with self.lock:
+            if self.mode == "mixed":
+                return self.random.choice((*TROUBLES, "well", "well", "well"))
+            return self.mode
+
+
+def serve(control: Connection, port: int, seed: int) -> None:
+    """Serve until the pipe is closed. The process's whole life."""
+    state = State(seed)
+    httpd = _start(port, state)
+    control.send(httpd.server_port)
+    port = httpd.server_port
+    while True:
+        try:
+            command = control.recv()
+        except EOFError:
+            return
+        if command == "deliveries":
+            control.send(list(state.deliveries))
+            continue
+        if state.mode == "down" != command:
+            httpd = _start(port, state)
+        elif command == "down" != state.mode:
+            httpd.shutdown()
+            httpd.server_close()
+        state.mode = command
+        if command == "down":
+            for client in list(state.clients):
+                _reset(client)
+
+
+def vector_of(text: str) -> list[float]:
+    """The vector of a text: small whole numbers, so that it looks like no other's."""
+    numbers = random.Random(zlib.crc32(text.encode()))
+    return [float(numbers.randint(1, 9)) for _ in range(WIDTH)]
+
+
+def _start(port: int, state: State) -> ThreadingHTTPServer:
+    httpd = _Quiet(("127.0.0.1", port), type("Handler", (_Handler,), {"state": state}))
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
+    return httpd
+
+
+def _reset(client: socket.socket) -> None:
+    """Hang up so that the far side reads "connection reset", also in the middle of an answer."""
+    try:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        """It has gone by itself."""
+
+
+class _Quiet(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is part of the play."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    state: State
+
+    def setup(self) -> None:
+        super().setup()
+        self.state.clients.add(self.connection)
+
+    def finish(self) -> None:
+        self.state.clients.discard(self.connection)
+        super().finish()
+
+    def log_message(self, *arguments: object) -> None:
+        """Be quiet."""
+
+    def do_GET(self) -> None:
+        if self.path == "/api/version":
+            self._give(200, {"version": "0.33.0"})
+        else:
+            self._give(200, {"models": [{"name": "soak:latest", "digest": "one"}]})
+
+    def do_POST(self) -> None:
+        started = time.monotonic()
+        texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        trouble = self.state.trouble()
+        if trouble in ("slow", "too slow"):
+            time.sleep(self.state.random.uniform(0.1, 0.8) if trouble == "slow" else 2.5)
+        if trouble == "429":
+            self._give(429, {"error": "too many requests"}, **{"Retry-After": "1"})
+        elif trouble in ("500", "503"):
+            self._give(int(trouble), {"error": "something went wrong"})
+        elif trouble == "reset":
+            self._hang_up()
+        elif any(POISON in text for text in texts):
+            # Of both kinds: a refusal, and the 500 that Ollama gives for a vector with NaN.
+            is_plain = zlib.crc32("".join(texts).encode()) % 2
+            nan = f"failed to encode response: json: unsupported value: NaN: {REFUSAL}"
+            self._give(400 if is_plain else 500, {"error": REFUSAL if is_plain else nan})
+        else:
+            self._embed(texts, started, is_cut=trouble == "reset late")
+
+    def _embed(self, texts: list[str], started: float, *, is_cut: bool) -> None:
+        answer = {"model": "soak", "embeddings": [vector_of(text) for text in texts]}
+        if is_cut:
+            self._give(200, answer, is_cut=True)
+        elif self.state.mode != "down" and time.monotonic() - started < TIMEOUT_SECONDS - 0.2:
+            self._give(200, answer)
+            now = time.monotonic()
+            worker = self.headers.get(WORKER_HEADER, "")
+            self.state.deliveries.extend(Delivery(now, worker, text) for text in texts)
+        else:
+            self._hang_up()
+
+    def _give(self, status: int, value: Any, *, is_cut: bool = False, **headers: str) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        for name, content in headers.items():
+            self.send_header(name, content)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if is_cut else body)
+        if is_cut:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        _reset(self.connection)

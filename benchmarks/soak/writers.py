@@ -1,0 +1,162 @@
+"""The application: processes that write source rows as roughly as one may.
+
+They take source rows in key order, table after table, so that every deadlock is ours.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from django.db import Error, connection, transaction
+
+from benchmarks.app.models import Article, Note, Page
+from benchmarks.soak import actions, pages
+
+HOT = -1
+"""The key of a row that everybody writes all the time."""
+
+ROWS_KEPT = 3000
+HOT_SHARE = 0.4
+TRUNCATE_SHARE = 0.004
+ROLLBACK_SHARE = 0.25
+SAVEPOINT_ROLLBACK_SHARE = 0.1
+REPEATABLE_READ_SHARE = 0.2
+
+SIZES = ((0.75, 1, 1), (0.92, 2, 10), (0.99, 20, 150), (1.0, 1000, 2000))
+"""How many rows a transaction takes of a table: up to this share, from, to."""
+
+PAUSES = ((0.80, 0.0), (0.95, 0.05), (0.99, 0.5), (1.0, 3.0))
+"""How long a transaction stays open in between: up to this share, at most so many seconds."""
+
+BREATH_SECONDS = 0.03
+
+
+class WriterError(NamedTuple):
+    """What a transaction died of."""
+
+    sqlstate: str | None
+    is_repeatable_read: bool
+    message: str
+
+
+@dataclass(slots=True)
+class Written:
+    """What a writer has done. ``carried``: see ``actions``."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    rows: int = 0
+    carried: Counter[str] = field(default_factory=Counter)
+    errors: list[WriterError] = field(default_factory=list)
+
+
+class RolledBack(Exception):
+    """The application has changed its mind."""
+
+
+def write(pipe: Connection, number: int, seed: int, deadline: float) -> None:
+    """Write until the deadline, then tell what was done."""
+    writer = Writer(number, seed)
+    while time.monotonic() < deadline:
+        writer.transaction()
+        time.sleep(writer.draw.expovariate(1 / BREATH_SECONDS))
+    pipe.send(writer.written)
+
+
+class Writer:
+    """Draws transactions from its seed, and runs them."""
+
+    def __init__(self, number: int, seed: int) -> None:
+        self.draw = random.Random(f"{seed} writer {number}")
+        self.texts = actions.Texts(f"w{number}", self.draw)
+        self.written = Written()
+
+    def transaction(self) -> None:
+        """Run one transaction, whatever it dies of."""
+        is_repeatable_read = self.draw.random() < REPEATABLE_READ_SHARE
+        try:
+            with transaction.atomic():
+                if is_repeatable_read:
+                    connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                done = self._hot() if self.draw.random() < HOT_SHARE else self._tables()
+                self._pause()
+                self._perhaps_roll_back(ROLLBACK_SHARE)
+                # Before the commit, whose reply may be lost.
+                self.written.carried.update(done.carried)
+            self.written.committed += 1
+            self.written.rows += done.rows
+        except RolledBack:
+            self.written.rolled_back += 1
+        except Error as error:
+            sqlstate = getattr(error.__cause__, "sqlstate", None)
+            message = f"{type(error).__name__}: {error}"
+            self.written.errors.append(WriterError(sqlstate, is_repeatable_read, message))
+            self.written.rolled_back += 1
+            connection.close()
+
+    def _hot(self) -> actions.Done:
+        """Write the hot row, and nothing else."""
+        values = {"title": self.texts.tag(), "contents": self.texts.paragraph(), "is_public": True}
+        if not Article._base_manager.filter(pk=HOT).update(**values):
+            Article._base_manager.bulk_create([Article(pk=HOT, **values)], ignore_conflicts=True)
+        return actions.Done(1)
+
+    def _tables(self) -> actions.Done:
+        rows, carried = 0, []
+        for model in (Article, Note, Page):
+            if self.draw.random() < 0.5:
+                continue
+            if self.draw.random() < TRUNCATE_SHARE:
+                actions.truncate(model)
+            elif model is Page:
+                done = pages.walk(min(self._size(), pages.AT_ONCE), self.texts, self.draw)
+                rows, carried = rows + done.rows, [*carried, *done.carried]
+            else:
+                done = self._table(model, self._size())
+                rows, carried = rows + done.rows, [*carried, *done.carried]
+        return actions.Done(rows, carried)
+
+    def _table(self, model: Any, size: int) -> actions.Done:
+        """Take rows, wait a little, and do one thing and another to them; insert some."""
+        taken = self._take(model, size)
+        self._pause()
+        rows, carried = len(taken), []
+        is_short = len(taken) < size or self.draw.random() < 0.3
+        if is_short and model._base_manager.count() < ROWS_KEPT:
+            rows += actions.insert(model, size, self.texts).rows
+        while taken:
+            cut = self.draw.randint(1, len(taken))
+            part, taken = taken[:cut], taken[cut:]
+            try:
+                with transaction.atomic():
+                    done = self.draw.choice(actions.ON_ROWS)(part, self.texts)
+                    self._perhaps_roll_back(SAVEPOINT_ROLLBACK_SHARE)
+                carried += done.carried
+            except RolledBack:
+                """Only this part."""
+        return actions.Done(rows, carried)
+
+    def _take(self, model: Any, size: int) -> list[Any]:
+        """Lock rows that are there, in key order."""
+        others = model._base_manager.exclude(pk=HOT) if model is Article else model._base_manager
+        keys = list(others.order_by("?").values_list("pk", flat=True)[:size])
+        return list(model._base_manager.filter(pk__in=keys).order_by("pk").select_for_update())
+
+    def _size(self) -> int:
+        share = self.draw.random()
+        return next(self.draw.randint(low, high) for to, low, high in SIZES if share <= to)
+
+    def _perhaps_roll_back(self, share: float) -> None:
+        if self.draw.random() < share:
+            raise RolledBack
+
+    def _pause(self) -> None:
+        share = self.draw.random()
+        longest = next(seconds for to, seconds in PAUSES if share <= to)
+        if longest:
+            time.sleep(self.draw.uniform(0, longest))
