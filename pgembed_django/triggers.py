@@ -45,9 +45,21 @@ class CompiledTrigger(compiler.Trigger):
 
     pgtrigger drops it from the table by the table's old name, so one would survive
     RenameModel, and call with a spec and a table that are gone. This one is found by
-    its function, whatever its table is called by now.
+    its function, whatever its table is called by now. Undoing such a migration, pgtrigger
+    comes with the old name too early: that can only be told.
     """
 
+    MISSING: ClassVar[str] = """
+        DO $$
+        BEGIN
+            IF to_regclass({table}) IS NULL THEN
+                RAISE EXCEPTION 'pgembed: there is no table % to put a trigger on', {table}
+                USING HINT = 'To undo a RenameModel, first move the RemoveTrigger operations '
+                    'of its migration above it, with the old model_name.';
+            END IF;
+        END
+        $$;
+    """
     DROP: ClassVar[str] = """
         DO $$
         DECLARE
@@ -66,6 +78,12 @@ class CompiledTrigger(compiler.Trigger):
 
         DROP FUNCTION IF EXISTS {pgid}();
     """
+
+    @property
+    def install_sql(self) -> str:
+        """Create the function and the trigger."""
+        table = _literal(conditions.quoted_name(self.sql.table))
+        return self.MISSING.replace("{table}", table) + super().install_sql
 
     @property
     def uninstall_sql(self) -> str:
@@ -92,7 +110,7 @@ class SpecTrigger(pgtrigger.Trigger):
     def render_condition(self, model: Any) -> str:
         """Return the trigger's WHEN, or nothing: it always fires."""
         clauses = [clause for clause in self.clauses(model) if clause != "TRUE"]
-        return f"WHEN ({_all(clauses)})" if clauses else ""
+        return "WHEN ({})".format("\nAND ".join(clauses)) if clauses else ""
 
     def get_func(self, model: Any) -> str:
         """Return the trigger's body."""
@@ -110,12 +128,15 @@ class SpecTrigger(pgtrigger.Trigger):
         return conditions.compiled(self.watch.when, model=model, row=row)
 
     def _enqueue(self, model: type[Model]) -> str:
-        return _called("pgembed_enqueue_v1", self.watch.key, _pk(model, "NEW"), self.watch.priority)
+        unit = _literal(self.watch.key), _pk(model, "NEW")
+        return _called("pgembed_enqueue_v1", *unit, _literal(self.watch.priority))
 
     def _forget(self, model: type[Model]) -> str:
-        watch = self.watch
-        table = conditions.quoted_name(watch.embedding_table)
-        return _called("pgembed_forget_v1", watch.key, _pk(model, "OLD"), watch.priority, table)
+        unit = _literal(self.watch.key), _pk(model, "OLD")
+        return _called("pgembed_forget_v1", *unit, _literal(self.watch.priority), self._table())
+
+    def _table(self) -> str:
+        return _literal(conditions.quoted_name(self.watch.embedding_table))
 
 
 class Inserted(SpecTrigger):
@@ -191,8 +212,7 @@ class Truncated(SpecTrigger):
         return []
 
     def call(self, model: type[Model]) -> str:
-        table = conditions.quoted_name(self.watch.embedding_table)
-        return _called("pgembed_forget_all_v1", self.watch.key, table)
+        return _called("pgembed_forget_all_v1", _literal(self.watch.key), self._table())
 
 
 def trigger_name(verb: str, spec_name: str) -> str:
@@ -205,27 +225,20 @@ def trigger_name(verb: str, spec_name: str) -> str:
     return f"{readable}_{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Sql:
-    """SQL, where otherwise a constant is meant."""
-
-    text: str
+def _called(function: str, *arguments: str) -> str:
+    return f"{sql.qualified(function)}({', '.join(arguments)})"
 
 
-def _called(function: str, *arguments: _Sql | str | int) -> str:
-    texts = [
-        argument.text if isinstance(argument, _Sql) else psycopg_sql.quote(argument).strip()
-        for argument in arguments
-    ]
-    return f"{sql.qualified(function)}({', '.join(texts)})"
+def _literal(value: str | int) -> str:
+    return psycopg_sql.quote(value).strip()
 
 
 def _pk_field(model: type[Model]) -> Field[Any, Any]:
     return model._meta.pk
 
 
-def _pk(model: type[Model], row: str) -> _Sql:
-    return _Sql(f"{row}.{conditions.quoted_name(str(_pk_field(model).column))}::text")
+def _pk(model: type[Model], row: str) -> str:
+    return f"{row}.{conditions.quoted_name(str(_pk_field(model).column))}::text"
 
 
 def _not(clause: str) -> str:
@@ -235,7 +248,3 @@ def _not(clause: str) -> str:
 def _any(clauses: list[str]) -> str:
     clauses = [clause for clause in clauses if clause != "FALSE"]
     return f"({' OR '.join(clauses)})"
-
-
-def _all(clauses: list[str]) -> str:
-    return "\nAND ".join(clauses)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,13 +191,15 @@ def test_adding_the_decorator_writes_the_table_and_the_triggers(project):
 def test_removing_the_decorator_leaves_a_plain_table(project):
     project.migrated(EMBEDDED + ITEM)
 
-    project.migrated(ITEM)
+    written = project.migrated(ITEM)
 
     assert project.triggers() == []
     project.ask(ROW)
     assert project.ask("SELECT to_regclass('shop_itemembedding')") == [(None,)]
     assert project.ask("SELECT proname FROM pg_proc WHERE proname LIKE '%itemembedding%'") == []
-    project.manage("migrate", "shop", "zero")
+    # Django 5.2 forgets to remove the constraint, and cannot go back for that.
+    if "RemoveConstraint" in written:
+        project.manage("migrate", "shop", "zero")
 
 
 def test_another_condition_makes_other_triggers_and_keeps_the_table(project):
@@ -241,6 +244,33 @@ def test_a_renamed_model_keeps_its_vectors_and_gets_new_triggers(project):
     assert project.jobs()[-1] == ("shop.ThingEmbedding", "1")
     project.ask("DELETE FROM shop_thing")
     assert project.ask("SELECT source_id FROM shop_thingembedding") == []
+
+
+def test_undoing_the_renaming_of_a_model_says_what_to_do_and_then_works(project):
+    project.migrated(EMBEDDED + ITEM)
+    project.ask(ROW)
+    project.ask(VECTOR)
+    written = project.migrated((EMBEDDED + ITEM).replace("Item", "Thing"), answers="y\ny\n")
+
+    said = project.manage("migrate", "shop", "0001", fails=True)
+    assert 'pgembed: there is no table "shop_item"' in said
+    assert "first move the RemoveTrigger operations of its migration above it" in said
+
+    removals = re.findall(r" +pgtrigger\.migrations\.RemoveTrigger\([^)]*\),\n", written)
+    assert len(removals) == 5
+    for removal in removals:
+        written = written.replace(removal, "")
+    first = "".join(removals).replace("thing", "item")
+    [migration] = (project.folder / "shop" / "migrations").glob("0002*.py")
+    migration.write_text(written.replace("operations = [\n", "operations = [\n" + first))
+    project.manage("migrate", "shop", "0001")
+
+    assert project.ask("SELECT source_id FROM shop_itemembedding") == [(1,)]
+    assert len(project.triggers()) == 5
+    project.ask("DELETE FROM shop_item")
+    assert project.ask("SELECT source_id FROM shop_itemembedding") == []
+    project.manage("migrate")
+    assert len(project.triggers()) == 5
 
 
 def test_renamed_fields_keep_the_vectors(project):
