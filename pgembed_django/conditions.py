@@ -52,9 +52,11 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
         return "TRUE"
     concrete = model._meta.concrete_model or model
     query = Query(concrete)
-    # Columns are named after the first alias: a trigger's WHEN knows "old" and "new".
-    query.alias_map[row] = BaseTable(concrete._meta.db_table, row)
-    query.alias_refcount[row] = 1
+    # Columns are named after the first alias: a trigger's WHEN knows "old" and "new". In
+    # quotes, because not every Django writes them, and other SQL would be a migration.
+    alias = f'"{row}"'
+    query.alias_map[alias] = BaseTable(concrete._meta.db_table, alias)
+    query.alias_refcount[alias] = 1
     compiler = query.get_compiler(connection=connection())
     try:
         text, params = compiler.compile(query.build_where(_in_order(when)))
@@ -103,7 +105,7 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
                 yield from _constant_refusals(value, model=model)
             else:
                 yield from refusals(child, model=model)
-    elif isinstance(when, F):
+    elif type(when) is F:  # OuterRef and slices are subclasses
         path: str = when.name  # type: ignore[attr-defined]
         yield from _path_refusals(path, model=model, is_lookup=False)
     elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+import uuid
+
+import pytest
+from django.db import connection, models
+from django.db.models import F, Q, Value
+from django.db.models.lookups import GreaterThan
+from django.utils import timezone
+
+from pgembed_django import conditions
+from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
+
+pytestmark = pytest.mark.django_db
+
+NOW = timezone.now()
+KEY = uuid.UUID(int=7)
+
+
+class Title(models.TextChoices):
+    FIRST = "a"
+
+
+class Number(models.IntegerChoices):
+    ONE = 1
+
+
+def matching(when: Q, model: type[models.Model]) -> set[object]:
+    """Return the keys of the rows that match, as a trigger would find."""
+    table = conditions.quoted_name(model._meta.db_table)
+    key = conditions.quoted_name(model._meta.pk.column)
+    condition = conditions.compiled(when, model=model, row="new")
+    with connection.cursor() as cursor:
+        cursor.execute(f'SELECT "new".{key}, {condition} FROM {table} AS "new"')
+        rows = cursor.fetchall()
+    assert all(isinstance(matches, bool) for _, matches in rows)
+    return {key for key, matches in rows if matches}
+
+
+@pytest.fixture
+def rows() -> None:
+    category = Category.objects.create(pk=5, name="c")
+    Article.objects.create(title="a", published_time=NOW, category=category)
+    Article.objects.create(title="50%_\\", contents="{0} %s $1")
+    Article.objects.create(title=EVIL, contents="A", author="a")
+    Product.objects.create(title="a", price=decimal.Decimal("-1.50"), in_stock=False)
+    Product.objects.create(title="b", price=3)
+    for is_public in (True, False, None):
+        Archived.objects.create(body="a", is_public=is_public)
+    for title, order in ((EVIL, 1), (None, 1), ("a", None), ("b", -1), ("c", 2)):
+        Oddity.objects.create(title=title, order=order, floor=1)
+    Note.objects.create(pk=KEY, body="a")
+    Note.objects.create(body="b", seen=-3)
+    Contact.objects.create(name="Ada", binary_json={"a": 1, "evil": EVIL})
+    Contact.objects.create(name="bob", binary_json=[1, 2])
+
+
+CONDITIONS = [
+    (Article, Q(published_time__isnull=False)),
+    (Article, ~Q(published_time=NOW)),
+    (Article, Q(published_time__lte=NOW + datetime.timedelta(days=1))),
+    (Article, Q(published_time__gt=datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))),
+    (Article, Q(category=5)),
+    (Article, ~Q(category_id=5)),
+    (Article, Q(category__in=[5, 6])),
+    (Article, Q(category__isnull=True) & Q(pk__gte=0)),
+    (Article, Q(title__contains="0%_\\")),
+    (Article, Q(title__startswith="50%") | Q(contents__icontains="A")),
+    (Article, Q(contents="{0} %s $1")),
+    (Article, Q(title__in={"a", "b", EVIL})),
+    (Article, Q(title__iexact=EVIL.upper())),
+    (Article, Q(title__regex=r"^50%")),
+    (Article, Q(title=F("author")) | Q(author__lt=F("contents"))),
+    (Article, Q(title=Title.FIRST)),
+    (Article, Q(contents__contains=F("author"))),
+    (Article, Q(title=Value("a"))),
+    (Article, Q(title__in=[])),
+    (Article, ~Q(title__in=[])),
+    (Article, ~Q(title__in=[]) & Q(author="a")),
+    (Article, Q(title="a") ^ Q(author="a")),
+    (Product, Q(in_stock=True)),
+    (Product, ~Q(in_stock=True)),
+    (Product, Q(price=decimal.Decimal("-1.50"))),
+    (Product, Q(price__range=(-2, Number.ONE))),
+    (Product, Q(price__gt=F("id") * -1 - 1)),
+    (Product, Q(GreaterThan(F("price"), Value(0)))),
+    (Archived, Q(is_public=True)),
+    (Archived, Q(is_public=None)),
+    (Archived, ~Q(is_public=True)),
+    (Archived, Q(is_public__in=[True, None])),
+    (Oddity, Q(title=EVIL)),
+    (Oddity, ~Q(title=EVIL) & Q(order__gte=F("floor"))),
+    (Oddity, Q(order=-1)),
+    (Oddity, Q(order__lt=F("floor") + 1)),
+    (Note, Q(pk=KEY)),
+    (Note, Q(id__in=frozenset([KEY, uuid.UUID(int=8)]))),
+    (Note, Q(seen=-3)),
+    (Contact, Q(name="ADA")),
+    (Contact, Q(binary_json={"a": 1, "evil": EVIL})),
+    (Contact, Q(binary_json__has_key="a")),
+    (Contact, Q(binary_json__contains={"evil": EVIL})),
+    (Contact, Q(binary_json=[1, 2])),
+]
+
+
+@pytest.mark.usefixtures("rows")
+@pytest.mark.parametrize(("model", "when"), CONDITIONS)
+def test_a_trigger_finds_the_rows_that_the_query_finds(model, when):
+    assert list(conditions.refusals(when, model=model)) == []
+
+    found = set(model.objects.filter(when).values_list("pk", flat=True))
+
+    assert matching(when, model) == found
+
+
+def test_conditions_differ_enough_to_prove_something():
+    assert conditions.compiled(Q(title__in=[]), model=Article, row="new") == "FALSE"
+    assert conditions.compiled(~Q(title__in=[]), model=Article, row="new") == "TRUE"
+    assert conditions.compiled(None, model=Article, row="old") == "TRUE"
+    assert conditions.compiled(Q(), model=Article, row="old") == "TRUE"
+
+
+def test_sets_are_written_in_one_order_in_every_process():
+    letters = "cafebdg"
+
+    compiled = conditions.compiled(Q(Q(title__in=set(letters))), model=Article, row="old")
+
+    assert compiled == ("(\"old\".\"title\" IN ('a', 'b', 'c', 'd', 'e', 'f', 'g')) IS TRUE")
+
+
+def test_both_versions_of_the_row_can_be_asked():
+    old = conditions.compiled(Q(author=F("title")), model=Article, row="old")
+    new = conditions.compiled(Q(author=F("title")), model=Article, row="new")
+
+    assert old == '("old"."author" = ("old"."title")) IS TRUE'
+    assert new == old.replace("old", "new")
