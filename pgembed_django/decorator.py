@@ -62,6 +62,11 @@ def embeddable(
     )
 
     def decorate(model: type[M]) -> type[M]:
+        if not (isinstance(model, type) and issubclass(model, models.Model)):
+            raise ImproperlyConfigured(
+                f"@embeddable on {model!r}: that is no model. Put it above a class of "
+                "django.db.models.Model."
+            )
         if model._meta.abstract:
             declaration.declare_on_subclasses(model)
         else:

@@ -18,7 +18,7 @@ Stale = Literal["serve", "hide"]
 _registry: dict[str, Spec] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spec:
     """One declaration. ``key`` is what jobs carry: ``<app_label>.<name of the table's model>``."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import models
 
 
-class IgnoreCaseField(models.TextField):
+class IgnoreCaseField(models.TextField):  # type: ignore[type-arg]
     """Like citext, or a case-insensitive collation, which not every server has."""
 
     def db_type(self, connection: Any) -> str:

@@ -131,7 +131,7 @@ class Contact(models.Model):
     plain_json = PlainJSONField(null=True)
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)
 
 
 @embeddable(fields=["body"], when=Q(is_public=True))

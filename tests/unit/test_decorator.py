@@ -218,6 +218,7 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
         (Q(Exists(Group.objects.filter(pk=OuterRef("pk")))), "Exists is neither a column"),
         (Q(rank__in=Group.objects.values("pk")), "QuerySet is neither a column"),
         (Q(GreaterThan(F("rank"), Random())), "Random is neither a column"),
+        (Q(title=F("body")[:3]), "Sliced is neither a column"),
         (Q(rank__in=[1, F("parent__rank")]), "'parent__rank' follows a relation"),
         (Q(at__lte=timezone.now), "is a function. Give its result, if that is a constant."),
     ],
@@ -304,6 +305,11 @@ def test_without_our_app_it_says_what_to_install(settings):
     settings.INSTALLED_APPS = [name for name in settings.INSTALLED_APPS if name != "pgembed_django"]
 
     assert "'pgembed_django' is not in INSTALLED_APPS. Add it" in refusal(model)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ImproperlyConfigured, match=r"that is no model\. Put it above a class"):
+        embeddable(fields=["title"])(str)
 
 
 def test_keywords_only():
