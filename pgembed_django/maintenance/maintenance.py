@@ -147,8 +147,18 @@ class Maintenance:
             retired_for_seconds=self.settings.retired_seconds, using=self.using
         ):
             if space.spec in by_key and not self._builder.stopping.is_set():
-                self._prune(by_key[space.spec], space)
+                self.prune_space(by_key[space.spec], space)
         return 0
+
+    def prune_space(self, spec: Spec, space: Space) -> None:
+        """Delete all of a retired space: its indexes, then its vectors."""
+        indexes.drop(spec, space, using=self.using)
+        last: int | None = 0
+        while last is not None and not self._builder.stopping.is_set():
+            last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
+        if last is None:
+            spaces.mark_pruned(space, using=self.using)
+            logger.info("Pruned %s", space)
 
     def _switch(self, spec: Spec, space: Space) -> None:
         complete = indexes.is_complete(spec, space, using=self.using)
@@ -158,12 +168,3 @@ class Maintenance:
             and spaces.activate(space, using=self.using)
         ):
             logger.info("%s is now searched with %s", spec.key, space)
-
-    def _prune(self, spec: Spec, space: Space) -> None:
-        indexes.drop(spec, space, using=self.using)
-        last: int | None = 0
-        while last is not None and not self._builder.stopping.is_set():
-            last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
-        if last is None:
-            spaces.mark_pruned(space, using=self.using)
-            logger.info("Pruned %s", space)

@@ -1,0 +1,89 @@
+"""What the ``embed_…`` commands share: which specs, which database, and how they refuse."""
+
+from __future__ import annotations
+
+import argparse
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
+
+from pgembed_django import conf, specs
+
+CANNOT_START = 2
+"""The exit status of a command that was called wrongly, or without its database."""
+
+
+class EmbedCommand(BaseCommand):
+    """A command on some specs in one database."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--specs",
+            nargs="+",
+            metavar="SPEC",
+            help="Only these, for example blog.ArticleEmbedding. All, unless given.",
+        )
+        parser.add_argument(
+            "--database",
+            metavar="ALIAS",
+            help="The alias of the database. PGEMBED_WORKER_DATABASE, or default, unless given.",
+        )
+
+    def specs(self, keys: list[str] | None) -> dict[str, specs.Spec]:
+        """Return the specs that were asked for, by key."""
+        known = {spec.key: spec for spec in specs.all()}
+        if not known:
+            raise CommandError(
+                "No model is embeddable. Decorate one with @embeddable(fields=[...]), then run "
+                "makemigrations and migrate.",
+                returncode=CANNOT_START,
+            )
+        for key in keys or ():
+            if key not in known:
+                raise CommandError(
+                    f"No spec named {key!r}. There are: {', '.join(known)}.",
+                    returncode=CANNOT_START,
+                )
+        return {key: spec for key, spec in known.items() if not keys or key in keys}
+
+    def database(self, alias: str | None) -> str:
+        """Return the alias that was asked for, once our tables are found there."""
+        alias = alias or conf.current().worker_database or DEFAULT_DB_ALIAS
+        if alias not in connections:
+            raise CommandError(
+                f"No database named {alias!r}. There are: {', '.join(connections)}.",
+                returncode=CANNOT_START,
+            )
+        try:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("SELECT 'pgembed_job'::regclass")
+        except OperationalError as error:
+            raise CommandError(
+                f"Cannot reach the database {alias!r}: {str(error).strip()}\n"
+                "Is it running, and is DATABASES right?",
+                returncode=CANNOT_START,
+            ) from error
+        except ProgrammingError as error:
+            raise CommandError(
+                f"The database {alias!r} has no job table. Run manage.py migrate.",
+                returncode=CANNOT_START,
+            ) from error
+        return alias
+
+
+def whole(value: str) -> int:
+    """Parse a whole number of one or more."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of one or more")
+    return int(value)
+
+
+def seconds(value: str) -> float:
+    """Parse a number of seconds above zero."""
+    try:
+        parsed = float(value)
+    except ValueError:
+        parsed = -1.0
+    if not 0 < parsed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds above zero")
+    return parsed

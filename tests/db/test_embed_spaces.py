@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+
+from pgembed_django import spaces, specs
+from pgembed_django.models import Space
+from tests.app.models import ArticleEmbedding
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "app.ArticleEmbedding"
+BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
+ANOTHER = {"default": {"BACKEND": BACKEND, "MODEL": "another", "DIMENSIONS": 32}}
+
+
+def embed_spaces(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("embed_spaces", *arguments, "--specs", KEY, stdout=out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def two_spaces(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    with override_settings(PGEMBED_PROVIDERS=ANOTHER):
+        spaces.ensure(specs.get(KEY), using="default")
+        yield list(Space.objects.filter(spec=KEY).order_by("pk"))
+
+
+def test_the_list_shows_state_and_coverage(two_spaces):
+    told = embed_spaces()
+
+    assert "active    bag-of-words, 64 dimensions, 1 of 1 rows (100.0%)" in told
+    assert "building  another, 32 dimensions, 0 of 1 rows (0.0%)" in told
+
+
+def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):
+    old, new = two_spaces
+    assert "searched from now on" in embed_spaces("activate", str(new.pk))
+    assert "topped up" in embed_spaces("rollback", str(old.pk))
+    assert "no longer built" in embed_spaces("cancel", str(old.pk))
+
+    assert "Pruned" in embed_spaces("prune")
+
+    assert not ArticleEmbedding.objects.filter(space=old).exists()
+    assert "pruned" in embed_spaces()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["activate"], "Which space?"),
+        (["activate", "0"], "No space has the number 0"),
+        (["rollback", "active"], "invalid int value"),
+    ],
+)
+def test_what_cannot_be_done_is_said(two_spaces, arguments, message):
+    with pytest.raises(CommandError, match=message):
+        embed_spaces(*arguments)
+
+
+def test_only_a_space_in_the_right_state_is_acted_on(two_spaces):
+    old, _ = two_spaces
+    for action in ("activate", "cancel", "rollback"):
+        with pytest.raises(CommandError, match="It has to be"):
+            embed_spaces(action, str(old.pk))
