@@ -1,6 +1,7 @@
 """The columns of every generated ``<Model>Embedding`` table.
 
-They are in the users' own migrations, so they are fixed from the first release on.
+They are in the users' own migrations, so they are fixed from the first release on: no
+help text either, which would be a migration in every project when it is reworded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import ClassVar
 from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
 from pgvector.django import VectorField
 
 from pgembed_django.models.space import Space
@@ -26,9 +26,11 @@ class AbstractEmbedding(models.Model):
     position = models.IntegerField()
     start_offset = models.IntegerField()
     end_offset = models.IntegerField()
-    passage = models.TextField(null=True, help_text=_("NULL with store_text=False."))  # noqa: DJ001
-    chunk_digest = models.BinaryField(help_text=_("SHA-256 of the passage."))
-    text_digest = models.BinaryField(help_text=_("SHA-256 of the whole text with its recipe."))
+    # NULL with store_text=False.
+    passage = models.TextField(null=True)  # noqa: DJ001
+    # SHA-256, of the passage and of the whole text with its recipe.
+    chunk_digest = models.BinaryField()
+    text_digest = models.BinaryField()
     # No fixed width: a change of the model's width is a setting, not a migration.
     embedding = VectorField(null=True)
     fulltext = SearchVectorField(null=True)
