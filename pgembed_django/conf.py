@@ -78,6 +78,12 @@ class Settings:
     retired_seconds: float = 86_400
     """How long a retired space can be gone back to, before its vectors are deleted."""
 
+    switch_early: bool = False
+    """Whether a space that is still being built is searched once the old model is out of reach.
+
+    Otherwise searches that cannot embed their query fall back to full text until it is full.
+    """
+
     worker_database: str | None = None
     """The alias that workers use where the application's goes through a pooler."""
 

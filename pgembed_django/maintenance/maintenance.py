@@ -19,6 +19,7 @@ STALE_PAGE_SECONDS = 10.0
 PRUNE_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 PRUNE_CHUNKS = 2000
+PROBES_BEFORE_SWITCH = 3
 
 
 class Maintenance:
@@ -39,6 +40,7 @@ class Maintenance:
         self.specs = worked_on
         self.using = using
         self.settings = settings
+        self._failed_probes: dict[int, int] = {}
         is_reconciling = settings.reconcile_seconds > 0
         self._keeper = Chores(
             "keeper",
@@ -107,9 +109,12 @@ class Maintenance:
     def refill(self) -> int:
         """Go on with laps that had filled the backlog, as soon as there is room again."""
         return sum(
-            reconcile.reconcile_once(spec, using=self.using)
+            reconcile.reconcile_once(
+                spec,
+                using=self.using,
+                sweeps=reconcile.open_sweeps(spec, using=self.using),
+            )
             for spec in self.specs.values()
-            if reconcile.has_open_lap(spec, using=self.using)
         )
 
     def look_for_stale_rows(self) -> int:
@@ -133,11 +138,16 @@ class Maintenance:
         for spec in self.specs.values():
             for space in spaces.live(spec, using=self.using):
                 is_active = space.state == Space.State.ACTIVE
+                is_full = not spaces.has_gap(spec, space, using=self.using)
                 # Indexes come last: a row is inserted many times faster without them.
-                if is_active or not spaces.has_gap(spec, space, using=self.using):
+                if is_active or is_full:
                     indexes.build(spec, space, using=self.using)
-                    if not is_active:
-                        self._switch(spec, space)
+                if is_full and not is_active:
+                    self._switch(spec, space)
+                elif is_full and space.is_partial:
+                    spaces.note_full(space, using=self.using)
+                elif not is_active and self.settings.switch_early:
+                    self._switch_early(spec, space)
         return 0
 
     def prune_spaces(self) -> int:
@@ -168,3 +178,20 @@ class Maintenance:
             and spaces.activate(space, using=self.using)
         ):
             logger.info("%s is now searched with %s", spec.key, space)
+
+    def _switch_early(self, spec: Spec, space: Space) -> None:
+        """Switch to a space that is not full yet, if the active one's model stays out of reach."""
+        active = spaces.active(spec, using=self.using)
+        if active is None or spaces.provider_of(active).probe().ok:
+            self._failed_probes.pop(space.pk, None)
+            return
+        failed = self._failed_probes[space.pk] = self._failed_probes.get(space.pk, 0) + 1
+        if failed >= PROBES_BEFORE_SWITCH and spaces.activate(
+            space, is_partial=True, using=self.using
+        ):
+            logger.warning(
+                "%s is now searched with %s, which is not full yet: %s cannot be reached",
+                spec.key,
+                space,
+                active,
+            )

@@ -8,6 +8,7 @@ transaction, which keeps TRUNCATE out between the two.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
@@ -24,6 +25,9 @@ logger = logging.getLogger("pgembed_django")
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
 
+CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
+ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
+
 
 class Page(NamedTuple):
     """What one page brought: jobs added, and whether it was the lap's last."""
@@ -32,14 +36,13 @@ class Page(NamedTuple):
     is_last: bool
 
 
-def reconcile_once(spec: Spec, *, using: str, deep: bool = False) -> int:
+def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEEPS) -> int:
     """Go once over the spec's rows. Returns how many jobs were added.
 
     Ends early where the backlog would grow past its bound: the next call goes on there.
-    ``deep`` reads every text too, and finds what was written past the triggers.
+    ``ALL_SWEEPS`` read every text too, and find what was written past the triggers.
     """
     enqueued = 0
-    sweeps = [Lap.Sweep.MISSING, Lap.Sweep.ORPHANED] + ([Lap.Sweep.STALE] if deep else [])
     for sweep in sweeps:
         while True:
             page = reconcile_page(spec, sweep, using=using)
@@ -57,12 +60,16 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     room = MAX_BACKLOG - backlog(spec, using=using)
     if not live or room <= 0:
         return None
-    Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep)
+    recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
+    Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
     with transaction.atomic(using=using):
         laps = Lap.objects.using(using).select_for_update(skip_locked=True)
         lap = laps.filter(spec=spec.key, sweep=sweep).first()
         if lap is None:
             return None
+        if sweep == Lap.Sweep.STALE and lap.recipe != spec.recipe:
+            # The declaration has changed: every row is compared with it from the start.
+            lap.recipe, lap.cursor = spec.recipe, None
         after = None if lap.cursor is None else spec.parse_pk(lap.cursor)
         units, end = _look(spec, sweep, live, after, size=min(PAGE_ROWS, room), using=using)
         enqueued = jobs.enqueue(
@@ -76,6 +83,8 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
             lap.started_at = Now()
         lap.cursor = None if end is None else str(end)
         lap.finished_at = Now() if end is None else None
+        if end is None:
+            lap.finished_recipe = lap.recipe
         lap.save(using=using)
     return Page(enqueued, end is None)
 
@@ -90,10 +99,16 @@ def backlog(spec: Spec, *, using: str) -> int:
     return waiting.order_by()[:MAX_BACKLOG].count()
 
 
-def has_open_lap(spec: Spec, *, using: str) -> bool:
-    """Tell whether a lap for missing or orphaned vectors is in the middle of the table."""
-    laps = Lap.objects.using(using).filter(spec=spec.key, cursor__isnull=False)
-    return laps.exclude(sweep=Lap.Sweep.STALE).exists()
+def open_sweeps(spec: Spec, *, using: str) -> list[str]:
+    """Return the sweeps that are to go on at full speed.
+
+    Those in the middle of the table, where the backlog was full; and the one that reads
+    texts, while the rows are not all compared with a changed recipe yet.
+    """
+    laps = Lap.objects.using(using).filter(spec=spec.key)
+    stale = Q(sweep=Lap.Sweep.STALE)
+    is_open = (~stale & Q(cursor__isnull=False)) | (stale & ~Q(finished_recipe=spec.recipe))
+    return list(laps.filter(is_open).values_list("sweep", flat=True))
 
 
 def _look(

@@ -42,6 +42,12 @@ class Lap(models.Model):
     spec = models.TextField()
     sweep = models.TextField(choices=Sweep)
     cursor = models.TextField(null=True)  # noqa: DJ001 - NULL is "from the start", "" a key
+    recipe = models.TextField(
+        db_default="", help_text=_("What the lap under way compares the rows with.")
+    )
+    finished_recipe = models.TextField(
+        db_default="", help_text=_("What all rows had been compared with when a lap last ended.")
+    )
     started_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True, blank=True)
 

@@ -34,6 +34,9 @@ class Space(models.Model):
     options = models.JSONField(default=dict, blank=True)
     state = models.TextField(choices=State, db_default=State.BUILDING)
     created_at = models.DateTimeField(db_default=Now())
+    is_partial = models.BooleanField(
+        db_default=False, help_text=_("It was switched to before all rows had their vectors.")
+    )
     activated_at = models.DateTimeField(null=True, blank=True)
     retired_at = models.DateTimeField(null=True, blank=True)
     pruned_at = models.DateTimeField(null=True, blank=True)

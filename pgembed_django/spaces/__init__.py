@@ -3,7 +3,14 @@
 from pgembed_django.spaces.coverage import Coverage, coverage, covered, has_gap
 from pgembed_django.spaces.living import active, live, provider_of
 from pgembed_django.spaces.opening import ensure
-from pgembed_django.spaces.switching import activate, cancel, mark_pruned, prunable, reopen
+from pgembed_django.spaces.switching import (
+    activate,
+    cancel,
+    mark_pruned,
+    note_full,
+    prunable,
+    reopen,
+)
 
 __all__ = [
     "Coverage",
@@ -16,6 +23,7 @@ __all__ = [
     "has_gap",
     "live",
     "mark_pruned",
+    "note_full",
     "provider_of",
     "prunable",
     "reopen",

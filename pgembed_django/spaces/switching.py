@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from pgembed_django.models import Space
 
 
-def activate(space: Space, *, using: str) -> bool:
+def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
     """Make a building space the one that is searched, and retire the one before, at once.
 
     Tells whether it did: not where another process has activated or retired it meanwhile.
@@ -24,9 +24,14 @@ def activate(space: Space, *, using: str) -> bool:
             return False
         _retire(space.spec, Space.State.ACTIVE, using=using)
         Space.objects.using(using).filter(pk=space.pk).update(
-            state=Space.State.ACTIVE, activated_at=Now()
+            state=Space.State.ACTIVE, activated_at=Now(), is_partial=is_partial
         )
     return True
+
+
+def note_full(space: Space, *, using: str) -> None:
+    """Note that a space which was switched to early has all its vectors now."""
+    Space.objects.using(using).filter(pk=space.pk).update(is_partial=False)
 
 
 def cancel(spec_key: str, *, using: str) -> bool:

@@ -7,7 +7,7 @@ from django.db import connection
 from django.test import override_settings
 
 from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance
+from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.retrieval import search
 from pgembed_django.spaces import indexes
@@ -257,3 +257,63 @@ def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
         run_jobs()
 
     assert ArticleEmbedding.objects.filter(passage__contains="After").count() == 2
+
+
+@pytest.mark.django_db
+def test_a_changed_recipe_re_embeds_every_row_in_the_same_space(
+    spec, make_article, run_jobs, maintain
+):
+    articles = [make_article() for _ in range(3)]
+    run_jobs()
+    maintain().look_for_stale_rows()  # which notes the recipe
+    changed = dataclasses.replace(spec, fields=("contents", "title"))
+    maintenance = Maintenance(
+        {KEY: changed}, using="default", settings=conf.current(), wake=lambda: None
+    )
+
+    assert maintenance.refill() == len(articles)
+
+    assert Job.objects.filter(status="pending", kind="reconciler").count() == len(articles)
+    assert Space.objects.filter(spec=KEY).count() == 1
+
+
+@pytest.mark.django_db
+def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, run_jobs, maintain):
+    for _ in range(3):
+        make_article()
+    run_jobs()
+    maintain().look_for_stale_rows()
+    changed = dataclasses.replace(spec, fields=("contents", "title"))
+
+    assert reconcile.open_sweeps(spec, using="default") == []
+    assert reconcile.open_sweeps(changed, using="default") == ["stale"]
+    assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == 3
+    assert reconcile.open_sweeps(changed, using="default") == []
+
+
+@pytest.mark.django_db
+def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
+    spec, make_article, run_jobs, maintain
+):
+    make_article()
+    run_jobs()
+    Space.objects.filter(spec=KEY).update(
+        backend="pgembed_django.providers.ollama.OllamaProvider",
+        options={"base_url": "http://127.0.0.1:9", "connect_timeout_seconds": 1},
+    )
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        patient, hasty = maintain(), maintain(switch_early=True)
+        for _ in range(3):
+            patient.build()
+        assert states()[-1] == ("another", "building")
+
+        for _ in range(3):
+            hasty.build()
+        assert states()[-1] == ("another", "active")
+        assert spaces.active(spec, using="default").is_partial
+
+        hasty.reconcile()
+        run_jobs()
+        hasty.build()
+        assert not spaces.active(spec, using="default").is_partial

@@ -72,7 +72,7 @@ class Command(EmbedCommand):
 
     def _act(self, action: str, space: Space) -> None:
         if action == "activate":
-            done = spaces.activate(space, using=self.using)
+            done = spaces.activate(space, is_partial=True, using=self.using)
             said, needed = f"{space} is searched from now on.", "building"
         elif action == "rollback":
             done = spaces.reopen(space, using=self.using)
