@@ -52,10 +52,11 @@ class Pipeline:
         capacity is filled: units are claimed, their texts read and cut into chunks, the
         chunks compared with what is stored, and those that are new sent off in batches.
         """
-        moved = self.holding.end_jobs()
-        moved |= self.embedding.take()
+        moved = self.embedding.take()
         moved |= self._complete()
         self._stage()
+        # Not before: what is given back resumes with what is staged.
+        moved |= self.holding.end_jobs()
         if claim:
             moved |= self.claiming.claim()
         moved |= self.embedding.send()

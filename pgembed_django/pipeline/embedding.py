@@ -11,7 +11,7 @@ from pgembed_django import spaces
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline.holding import Holding
-from pgembed_django.pipeline.units import Batch, Part, Request, Unit
+from pgembed_django.pipeline.units import Batch, Failure, Part, Request, Unit
 from pgembed_django.pool import Pool
 from pgembed_django.providers.base import Embedded
 
@@ -37,6 +37,7 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
+        self._failures: list[Failure] = []
 
     @property
     def queued(self) -> int:
@@ -85,16 +86,24 @@ class Embedding:
         for batch in done:
             self._batches.remove(batch)
             self._take(batch)
+        self._settle_failures()
         return bool(done)
 
     def stuck(self) -> list[tuple[Unit, Pool]]:
-        """Take the units out of the queues of paused providers. Their text can be stored."""
+        """Take the units out of the queues of paused providers. Their text can be stored.
+
+        Those that have chunks in flight as well are let go when these are back.
+        """
         found: dict[Unit, Pool] = {}
+        in_flight = self.in_flight
         for pool, queue in self._queues.items():
             if pool.is_waiting:
-                found.update(
-                    {request.unit: pool for request in queue if request.unit in self.holding}
-                )
+                outage = ProviderUnavailable(pool.reason)
+                for unit, part in {(request.unit, request.part) for request in queue}:
+                    if unit in in_flight:
+                        self._failures.append(Failure(unit, part, pool, outage))
+                    elif unit in self.holding:
+                        found[unit] = pool
                 queue.clear()
         return list(found.items())
 
@@ -126,9 +135,14 @@ class Embedding:
 
     def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
         requests: list[Request] = []
+        failed = {failure.part for failure in self._failures}
         while queue and len(requests) < pool.provider.batch_size:
             request = queue.popleft()
-            if request.unit in self.holding and request.part in request.unit.parts:
+            if (
+                request.unit in self.holding
+                and request.part in request.unit.parts
+                and request.part not in failed
+            ):
                 requests.append(request)
         return requests
 
@@ -143,13 +157,30 @@ class Embedding:
                 part.waiting.discard(request.chunk.digest)
                 if part.waiting:
                     self.to_stage.append((unit, part))
+            else:
+                self._failures.append(Failure(unit, part, batch.pool, outcome))
+        self._log(batch)
+
+    def _settle_failures(self) -> None:
+        """End the units whose chunks have failed, each when nothing of it is in flight any more.
+
+        Its other chunks, of this batch or of one that comes back later, are staged: a retry
+        would pay for them once more.
+        """
+        in_flight = self.in_flight
+        failures, self._failures = self._failures, []
+        for failure in failures:
+            unit, outcome = failure.unit, failure.outcome
+            if unit in in_flight:
+                self._failures.append(failure)
+            elif unit not in self.holding or failure.part not in unit.parts:
+                continue  # lost, or ended by another of its chunks
             elif isinstance(outcome, ProviderUnavailable):
-                self.do_without(unit, batch.pool)
+                self.do_without(unit, failure.pool)
             elif isinstance(outcome, InputRefused):
                 self.holding.fail(unit, str(outcome))
             else:
                 self.holding.retry(unit, str(outcome))
-        self._log(batch)
 
     def _log(self, batch: Batch) -> None:
         pool = batch.pool

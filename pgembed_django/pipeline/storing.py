@@ -50,8 +50,11 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
-    """Persist what batches brought for units that wait for further ones."""
-    unfinished = {part: unit for unit, part in parts if unit in holding and part.waiting}
+    """Persist what batches brought for units that wait for further ones.
+
+    Also for those that are about to be given back: their next run resumes there.
+    """
+    unfinished = {part: unit for unit, part in parts if part.waiting}
     for spec, ours in _held_parts(holding, [(unit, part) for part, unit in unfinished.items()]):
         store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
         for _, part in ours:

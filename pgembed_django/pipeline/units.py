@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from pgembed_django.chunkers import Chunk
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.plan import Plan
@@ -82,3 +83,13 @@ class Batch:
     requests: list[Request]
     future: Future[Outcomes]
     started: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Failure:
+    """A chunk that was not embedded, and what its unit dies of."""
+
+    unit: Unit
+    part: Part
+    pool: Pool
+    outcome: ProviderError
