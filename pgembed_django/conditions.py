@@ -40,10 +40,9 @@ SIMPLE_TYPES = frozenset(
 
 def connection() -> BaseDatabaseWrapper:
     """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
-    for alias in (DEFAULT_DB_ALIAS, *connections):
-        if connections[alias].vendor == "postgresql":
-            return connections[alias]
-    return connections[DEFAULT_DB_ALIAS]
+    default = connections[DEFAULT_DB_ALIAS]
+    every = (default, *connections.all())
+    return next((one for one in every if one.vendor == "postgresql"), default)
 
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
@@ -110,8 +109,7 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
         yield from _path_refusals(path, model=model, is_lookup=False)
     elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):
         for source in when.get_source_expressions():
-            if source is not None:
-                yield from refusals(source, model=model)
+            yield from refusals(source, model=model)
     elif isinstance(when, Now):
         yield (
             "Now() is the clock, and time passing fires no trigger. Keep the outcome in a "

@@ -179,7 +179,7 @@ def make_vector(spec_key: str, row: models.Model) -> models.QuerySet[Any]:
 def test_a_row_that_comes_is_enqueued(shape):
     row = shape.make()
 
-    assert units(shape.spec) == [str(row.pk)]
+    assert units(shape.spec) == [str(row.pk)], str(row)
 
 
 @every_shape

@@ -14,7 +14,7 @@ from django.db import connections, models
 from django.db.models import Q
 
 import pgembed_django.checks
-from pgembed_django import embeddable
+from pgembed_django import conditions, embeddable
 from pgembed_django.checks import IDS, check_declarations, check_settings
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
@@ -158,6 +158,13 @@ def test_a_database_that_is_not_postgres_is_named():
     assert message.id == "pgembed.E005"
     assert message.msg == "@embeddable on Note: its database 'elsewhere' is SQLite."
     assert "'django.db.backends.postgresql'" in message.hint
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_triggers_are_compiled_for_postgres_where_the_default_is_another(monkeypatch):
+    monkeypatch.setattr(conditions, "DEFAULT_DB_ALIAS", "elsewhere")
+
+    assert conditions.connection().vendor == "postgresql"
 
 
 @pytest.mark.parametrize(

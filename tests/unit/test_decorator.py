@@ -198,7 +198,7 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
 @pytest.mark.parametrize(
     ("when", "said"),
     [
-        (Q(nope=1), "no field named 'nope'. Fields of Thing are: id, title, body"),
+        (~Q(nope=1), "no field named 'nope'. Fields of Thing are: id, title, body"),
         (Q(parent__name="x"), "'parent__name' follows a relation, and a trigger sees one row."),
         (Q(parent__id=1), "'parent__id' follows a relation"),
         (Q(tags=1), "'tags' is many-to-many"),

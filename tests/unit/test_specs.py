@@ -142,6 +142,13 @@ def test_rows_are_those_of_the_condition_with_no_more_columns_than_needed(
 
 
 @pytest.mark.django_db
+def test_without_a_condition_rows_are_all_rows():
+    note = Note.objects.create(body="a")
+
+    assert list(spec_of(Note).rows("default")) == [note]
+
+
+@pytest.mark.django_db
 def test_rows_for_a_text_method_have_all_columns():
     Product.objects.create(title="a")
 
