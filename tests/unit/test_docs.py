@@ -1,0 +1,208 @@
+"""The docs say what the code does, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import BaseCommand, CommandParser
+
+from pgembed_django import checks, conf, decorator
+from pgembed_django.admin import JobAdmin
+from pgembed_django.models import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(
+    r"^(?P<indent> *)```(\w+)\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
+)
+
+
+def table(page: str, *, after: str = "") -> dict[str, list[str]]:
+    """Return the rows of a page's tables, by their first cell. Pipes in code are not cells."""
+    text = (DOCS / page).read_text().partition(after)[2] if after else (DOCS / page).read_text()
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            first, *others = [cell.strip() for cell in line.strip("|").split(" |")]
+            rows[first.strip("`| ")] = [cell.strip("| ") for cell in others]
+    return rows
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [
+        inspect.cleandoc(match["code"])
+        for match in BLOCK.finditer(page.read_text())
+        if match[2] == language
+    ]
+
+
+# Settings, checks, keywords, commands
+
+
+def test_every_setting_is_in_the_docs_and_no_other() -> None:
+    assert sorted(table("reference/settings.md")) == sorted(conf.NAMES)
+
+
+@pytest.mark.parametrize(
+    "setting", fields(conf.Settings), ids=[setting.name for setting in fields(conf.Settings)]
+)
+def test_a_settings_default_is_the_documented_one(setting) -> None:
+    written = table("reference/settings.md")[f"{conf.PREFIX}{setting.name.upper()}"][0]
+
+    default = {} if setting.default is MISSING else setting.default
+    assert ast.literal_eval(written.strip("`")) == default
+
+
+def test_every_setting_that_a_page_names_exists() -> None:
+    named = {
+        name for page in PAGES for name in re.findall(r"\bPGEMBED_[A-Z_]+\b", page.read_text())
+    }
+
+    assert named <= set(conf.NAMES) | {"PGEMBED_PROVIDER"}  # the demo's environment variable
+
+
+def test_every_check_is_in_the_docs_as_it_is_in_the_code() -> None:
+    written = {check: cells[0] for check, cells in table("reference/checks.md").items()}
+
+    assert written == checks.IDS
+
+
+def test_every_keyword_of_the_decorator_is_in_the_docs_with_its_default() -> None:
+    documented = table("reference/embeddable.md")
+    parameters = inspect.signature(decorator.embeddable).parameters.values()
+
+    assert list(documented) == [parameter.name for parameter in parameters]
+    for parameter in parameters:
+        written = documented[parameter.name][0]
+        if parameter.default not in (inspect.Parameter.empty, None):
+            assert written == f"`{json.dumps(parameter.default).replace('true', 'True')}`"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, app in get_commands().items() if app == "pgembed_django"]
+)
+def test_every_option_of_a_command_is_in_the_docs(name: str) -> None:
+    text = (DOCS / "reference/commands.md").read_text()
+    section = text.partition(f"## `manage.py {name}`")[2].partition("\n## ")[0]
+    common = words(BaseCommand().create_parser("manage.py", name))
+    own = words(load_command_class("pgembed_django", name).create_parser("manage.py", name))
+
+    assert section, f"no section about {name}"
+    for word in sorted(own - common):
+        assert f"`{word}" in section
+
+
+def words(parser: CommandParser) -> set[str]:
+    """Return a command's options and the choices of its arguments."""
+    return {
+        word
+        for action in parser._actions
+        for word in action.option_strings or map(str, action.choices or ())
+    }
+
+
+def test_the_permissions_that_the_docs_name_are_those_of_the_actions() -> None:
+    text = (DOCS / "how-to/triage-failures.md").read_text()
+
+    for codename, _ in Job._meta.permissions:
+        assert f"`pgembed.{codename}`" in text
+    assert {f"{action}_job" for action in JobAdmin.actions} == dict(Job._meta.permissions).keys()
+
+
+# The README
+
+
+def test_the_quickstart_is_the_example_projects_code() -> None:
+    """But for its imports of Django and its __str__, which every model has."""
+    declared = next(block for block in blocks(README, "python") if "class Article" in block)
+    example = (ROOT / "example_project/blog/models.py").read_text()
+
+    for part in declared.split("\n\n\n"):
+        assert part in example
+    assert 8 <= len(declared.partition("@embeddable")[2].splitlines()) + 1 <= 12
+
+
+def test_the_quickstarts_settings_are_the_example_projects() -> None:
+    written = next(block for block in blocks(README, "python") if "PGEMBED_PROVIDERS" in block)
+    tree = ast.parse((ROOT / "example_project/config/settings.py").read_text())
+    assigned = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    names: dict[str, object] = {"INSTALLED_APPS": []}
+    exec(written, names)
+
+    providers = ast.literal_eval(assigned["PROVIDERS"])
+    assert names["PGEMBED_PROVIDERS"] == {"default": providers["wordllama"]}
+    assert set(names["INSTALLED_APPS"]) <= set(ast.literal_eval(assigned["INSTALLED_APPS"]))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m pip install tox && python3 -m tox run -e demo",
+        "python3 -m pip install tox && python3 -m tox run",
+    ],
+)
+def test_the_two_commands_are_single_lines(command: str) -> None:
+    assert command in blocks(README, "sh")
+
+
+def test_every_provider_in_the_readme_can_be_imported() -> None:
+    named = re.findall(r"`(\w+\.\w*Provider)`", README.read_text())
+
+    assert len(named) == 5
+    for name in named:
+        module, _, provider = name.partition(".")
+        path = ROOT / "pgembed_django/providers" / f"{module}.py"
+        assert f"class {provider}(" in path.read_text()
+
+
+# All pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_link_between_files_leads_to_one(page: Path) -> None:
+    text = page.read_text()
+    images = re.findall(r'src="([^"]+)"', text)
+    for link in [*LINK.findall(text), *images]:
+        if "://" in link or link.startswith("#"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve()
+        assert target.exists(), link
+        if anchor:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert anchor in slugs, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_python_block_is_python(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec")
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+
+    assert {page for page in pages if f"- {page}" not in navigation} == set()
+
+
+def test_the_changelog_has_a_place_for_what_comes_next() -> None:
+    assert "\n## [Unreleased]\n" in (ROOT / "CHANGELOG.md").read_text()
