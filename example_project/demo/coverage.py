@@ -22,7 +22,8 @@ def now() -> datetime:
     """Return the database's clock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
-        return cursor.fetchone()[0]
+        moment: datetime = cursor.fetchone()[0]
+    return moment
 
 
 def state() -> freshness.Freshness:

@@ -24,6 +24,10 @@ def require() -> str:
     Raises:
         DemoFailed: it cannot be reached, or has no pgvector.
     """
+    if connection.vendor != "postgresql":
+        raise DemoFailed(
+            f"DATABASE_URL names a {connection.display_name} database. It has to be Postgres."
+        )
     settings = connection.settings_dict
     where = settings["HOST"] or settings["OPTIONS"].get("host") or "the default host"
     try:

@@ -69,8 +69,8 @@ class Process:
     def last_lines(self) -> str:
         """Return what the process said last, for the end of a message."""
         if not self.lines:
-            return " It said nothing."
-        return "\n".join([" It said last:", *(f"    {line}" for line in self.lines)])
+            return f" The {self.name} has said nothing."
+        return "\n".join([f" The {self.name} said last:", *(f"    {line}" for line in self.lines)])
 
     def _read(self) -> None:
         assert self.popen.stdout is not None

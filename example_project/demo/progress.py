@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from tqdm import tqdm
 
 
-def bar(description: str, *, total: int, done: int = 0, show: bool = True) -> tqdm[None]:
+def bar(description: str, *, total: int, done: int = 0, show: bool = True) -> tqdm[NoReturn]:
     """Return a bar that counts rows, and shows how many a second."""
     return tqdm(
         desc=description,

@@ -25,6 +25,7 @@ class Demo:
 
     def run(self, *, serve: bool) -> None:
         """Show everything. Raises DemoFailed when it cannot go on."""
+        port = web.free_port(self.port) if serve else None
         self.say(database.require())
         database.prepare()
         began_at = coverage.now()
@@ -37,8 +38,8 @@ class Demo:
             self._edit(worker)
             self._delete()
             self._restore(worker, documented)
-            if serve:
-                self._serve(worker)
+            if port:
+                self._serve(worker, port)
 
     def _embed(self, worker: Process, began_at: datetime) -> None:
         coverage.wait_for_worker(worker, timeout_seconds=self.timeout_seconds)
@@ -79,8 +80,7 @@ class Demo:
         coverage.wait_until_complete(worker, timeout_seconds=self.timeout_seconds, show=False)
         self.say("All three have their own text again")
 
-    def _serve(self, worker: Process) -> None:
-        port = web.free_port(self.port)
+    def _serve(self, worker: Process, port: int) -> None:
         with web.server(port) as server, suppress(KeyboardInterrupt):
             address = web.wait_until_ready(server, port)
             self.say(f"\nSearch   {address}")

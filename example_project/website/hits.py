@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blog.models import Article
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 from django.urls import reverse
 from library.models import Entry
@@ -12,9 +13,10 @@ from library.models import Entry
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import PgembedError
 from website.asked import Asked
-from website.snippets import snippet
+from website.snippets import breakable, snippet
 
-LIMIT = 20
+MOST_ENTRIES = 20
+MOST_ARTICLES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ def find(asked: Asked) -> Outcome:
     finder = _in_library if asked.shelf == "library" else _in_articles
     try:
         return Outcome(hits=finder(asked))
-    except PgembedError as error:
+    except (PgembedError, ImproperlyConfigured) as error:
         return Outcome(problem=f"The search cannot be answered just now: {error}")
 
 
@@ -69,29 +71,37 @@ def _in_library(asked: Asked) -> tuple[Hit, ...]:
         entries = entries.filter(is_public=True)
     return tuple(
         Hit(
-            title=entry.name,
+            title=breakable(entry.name),
             url=entry.get_absolute_url(),
             score=entry.score,
             labels=(entry.kind,),
             signature=entry.signature,
             is_code=True,
-            snippet=snippet(entry.passage, asked.text, leave_out=(entry.heading,)),
+            snippet=snippet(
+                entry.passage,
+                asked.text,
+                whole=entry.embedding_text(),
+                leave_out=(entry.heading,),
+            ),
         )
-        for entry in search(entries, asked.text, limit=LIMIT)
+        for entry in search(entries, asked.text, limit=MOST_ENTRIES)
     )
 
 
 def _in_articles(asked: Asked) -> tuple[Hit, ...]:
     return tuple(
-        _article(article, asked.text) for article in search(published(), asked.text, limit=LIMIT)
+        _article(article, asked.text)
+        for article in search(published(), asked.text, limit=MOST_ARTICLES)
     )
 
 
 def _article(article: Article, query: str = "") -> Hit:
+    whole = "\n\n".join([article.title, article.author, article.contents, article.category])
+    headings = (article.title, article.author, article.category)
     return Hit(
         title=article.title,
         url=reverse("website:article", args=[article.pk]),
         score=article.score,
         labels=(article.category, article.author),
-        snippet=snippet(article.passage, query, leave_out=(article.title, article.author)),
+        snippet=snippet(article.passage, query, whole=whole, leave_out=headings),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from django.utils.html import escape, format_html
+from django.utils.html import escape, format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 LENGTH = 320
@@ -18,20 +18,30 @@ UNMARKED = """
 ENDINGS = re.compile(r"(?<=\w{3})(?:ings?|ed|es|s|ly|e)$")
 
 
-def snippet(passage: str, query: str, *, leave_out: tuple[str, ...] = ()) -> SafeString:
+def snippet(
+    passage: str, query: str, *, whole: str = "", leave_out: tuple[str, ...] = ()
+) -> SafeString:
     """Return safe HTML: about ``LENGTH`` characters of ``passage`` with marked words.
 
-    ``leave_out`` are headings at its beginning that the page shows already.
+    ``whole`` is the text that the passage is from, ``leave_out`` what the page shows already
+    of its beginning and end.
     """
     text = passage.strip()
+    is_beginning = not whole or whole.startswith(text)
+    is_end = not whole or whole.endswith(text)
     for heading in leave_out:
-        text = text.removeprefix(heading).lstrip()
+        text = text.removeprefix(heading).removesuffix(f"\n\n{heading}").strip()
     text = " ".join(text.split())
     words = _pattern(query)
     start, end = _window(text, words)
-    before = "… " if start else ""
-    after = " …" if end < len(text) else ""
+    before = "" if start == 0 and is_beginning else "… "
+    after = "" if end == len(text) and is_end else " …"
     return format_html("{}{}{}", before, _marked(text[start:end], words), after)
+
+
+def breakable(name: str) -> SafeString:
+    """Return safe HTML of a dotted name that a narrow page may break after its dots."""
+    return format_html_join(mark_safe(".<wbr>"), "{}", ((part,) for part in name.split(".")))
 
 
 def _pattern(query: str) -> re.Pattern[str] | None:

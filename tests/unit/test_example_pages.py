@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "example_project"))
 from blog.articles import FOLDER, read, written
 from library.links import SITE, documentation_url
 from website import asked
-from website.snippets import LENGTH, snippet
+from website.snippets import LENGTH, breakable, snippet
 
 LONG = " ".join(f"word{number}" for number in range(500))
 
@@ -57,6 +57,19 @@ def test_a_passage_without_spaces_is_cut_all_the_same():
 def test_headings_that_the_page_shows_already_are_left_out():
     found = snippet("Title\n\nAuthor\n\nText.", "", leave_out=("Title", "Author"))
     assert found == "Text."
+
+
+def test_a_dotted_name_may_be_broken_after_its_dots():
+    assert breakable("os.path.join") == "os.<wbr>path.<wbr>join"
+    assert breakable("<b>.x") == "&lt;b&gt;.<wbr>x"
+
+
+def test_a_passage_from_the_middle_of_its_text_says_so():
+    whole = "Title\n\nOne. Two. Three.\n\nCategory"
+    shown = ("Title", "Category")
+    assert snippet("Title\n\nOne.", "", whole=whole, leave_out=shown) == "One. …"
+    assert snippet("Two.", "", whole=whole, leave_out=shown) == "… Two. …"
+    assert snippet("Three.\n\nCategory", "", whole=whole, leave_out=shown) == "… Three."
 
 
 def test_the_question_is_read_from_the_address():
