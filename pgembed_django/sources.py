@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import models
 from django.db.models.functions import Cast
@@ -26,7 +27,6 @@ class Loaded:
 
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
     """Return the texts of units, in one query. To be called after the claim has committed."""
-    loaded = Loaded()
     rows = (
         spec.rows(using)
         .filter(pk__in=[spec.parse_pk(source_pk) for source_pk in source_pks])
@@ -37,10 +37,18 @@ def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
             found = list(rows)
     except database.Busy:
         return Loaded(is_locked=True)
-    for row in found:
+    return read(spec, found)
+
+
+def read(spec: Spec, rows: Iterable[Any]) -> Loaded:
+    """Return the texts of rows that are annotated with ``pgembed_source_pk``."""
+    loaded = Loaded()
+    for row in rows:
         source_pk = row.pgembed_source_pk
         try:
             loaded.texts[source_pk] = spec.text_of(row)
         except Exception as error:  # noqa: BLE001 - the user's method: its job is settled with it
+            if database.is_lost_connection(error):
+                raise
             loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
     return loaded

@@ -11,10 +11,12 @@ from typing import Any
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import store
+from pgembed_django import sources, store
 from pgembed_django.models import Job, Space
 from pgembed_django.spaces import covered
 from pgembed_django.specs import Spec
+
+PARKED = {"status": Job.Status.FAILED, "settled_at": None, "run_at__gt": Now()}
 
 
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> QuerySet[Model, str]:
@@ -28,7 +30,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> Quer
         rows.exclude(fresh)
         .exclude(Exists(jobs.filter(status=Job.Status.PENDING)))
         .exclude(Exists(jobs.filter(status=Job.Status.RUNNING)))
-        .exclude(Exists(jobs.filter(status=Job.Status.FAILED, settled_at=None, run_at__gt=Now())))
+        .exclude(Exists(jobs.filter(**PARKED)))
         .values_list(Cast("pk", TextField()), flat=True)
     )
 
@@ -47,10 +49,13 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
-    texts = {
-        row.pgembed_source_pk: spec.text_digest(spec.text_of(row))
-        for row in spec.rows(using).filter(page).annotate(pgembed_source_pk=Cast("pk", TextField()))
-    }
+    parked = Job.objects.filter(
+        spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()), **PARKED
+    )
+    rows = spec.rows(using).filter(page).exclude(Exists(parked))
+    found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
+    # Those that give no text now fail when they are written.
+    texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
     return sorted(
         {

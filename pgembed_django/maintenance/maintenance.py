@@ -97,7 +97,7 @@ class Maintenance:
                 claim.crashes + 1,
                 result,
             )
-        return len(reaped)
+        return sum(result == "requeued" for _, result in reaped)
 
     def reconcile(self) -> int:
         """Enqueue rows without vectors and vectors without rows; settle what has no spec."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from pgembed_django import jobs, plan, spaces, store
+from pgembed_django.chunkers import Chunk
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
@@ -42,6 +43,8 @@ class Claiming:
         self.embedding = embedding
         self.worker_id = worker_id
         self.units_per_second = 0.0
+        self.has_more = False
+        """Whether the last claim took as many as it wanted: others could help."""
         self._clock = clock
         self._claims = 0
         self._spaces: dict[str, list[Space]] = {}
@@ -65,6 +68,7 @@ class Claiming:
         if limit:
             now = self._clock()
             claims = self._claim(limit)
+            self.has_more = len(claims) >= limit
             self.holding.add(Unit(claim, self.specs[claim.spec], now) for claim in claims)
         unplanned = [unit for unit in self.holding.units.values() if not unit.is_planned]
         by_spec = defaultdict(list)
@@ -139,18 +143,23 @@ class Claiming:
             elif source_pk not in loaded.texts:
                 unit.is_gone = True
             else:
-                self._plan_unit(unit, loaded.texts[source_pk], live, stored, staged)
+                try:
+                    chunks = spec.chunker.split(loaded.texts[source_pk])
+                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is settled
+                    self.holding.retry(unit, f"{type(error).__name__}: {error}")
+                    continue
+                text_digest = spec.text_digest(loaded.texts[source_pk])
+                self._plan_unit(unit, chunks, text_digest, live, stored, staged)
 
     def _plan_unit(
         self,
         unit: Unit,
-        text: str,
+        chunks: Sequence[Chunk],
+        text_digest: bytes,
         live: Sequence[Space],
         stored: Mapping[store.UnitSpace, list[plan.StoredChunk]],
         staged: Mapping[store.UnitSpace, set[bytes]],
     ) -> None:
-        chunks = unit.spec.chunker.split(text)
-        text_digest = unit.spec.text_digest(text)
         unit.chunks = len(chunks)
         unit.planned_spaces = {space.pk for space in live}
         for space in live:

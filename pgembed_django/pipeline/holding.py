@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from pgembed_django import conf, jobs
@@ -10,6 +11,7 @@ from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.units import Unit
 
 MAX_BACKOFF_SECONDS = 3600
+MAX_BUSY_ENDINGS = 3
 
 
 class Holding:
@@ -19,7 +21,7 @@ class Holding:
         self.using = using
         self.settings = settings
         self.units: dict[int, Unit] = {}
-        self._endings: list[tuple[Claim, Callable[[Claim], str]]] = []
+        self._endings: deque[tuple[Claim, Callable[[Claim], str]]] = deque()
 
     def __contains__(self, unit: Unit) -> bool:
         return self.units.get(unit.claim.id) is unit
@@ -79,13 +81,23 @@ class Holding:
         )
 
     def end_jobs(self) -> bool:
-        """Run the endings, one job a transaction. A busy one is tried again next time."""
-        ended = False
-        for claim, ending in list(self._endings):
-            if ending(claim) != "busy":
-                self._endings.remove((claim, ending))
-                ended = True
-        return ended
+        """Run the endings, one job a transaction. A busy one is tried again next time.
+
+        Each busy one costs a wait, and an open writer may hold hundreds: after a few, the
+        rest has to wait for the next round too.
+        """
+        ended = busy = 0
+        for _ in range(len(self._endings)):
+            if busy >= MAX_BUSY_ENDINGS:
+                break
+            claim, ending = self._endings[0]
+            if ending(claim) == "busy":
+                busy += 1
+                self._endings.rotate(-1)
+            else:
+                self._endings.popleft()
+                ended += 1
+        return ended > 0
 
     def _end(self, unit: Unit, ending: Callable[[Claim], str]) -> None:
         if unit in self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from django.db import DatabaseError, transaction
 
@@ -13,6 +13,7 @@ from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]
+Write = Callable[[Spec, Parts], None]
 
 
 def complete(holding: Holding, units: Sequence[Unit]) -> int:
@@ -55,33 +56,53 @@ def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
     Also for those that are about to be given back: their next run resumes there.
     """
     unfinished = {part: unit for unit, part in parts if part.waiting}
-    for spec, ours in _held_parts(holding, [(unit, part) for part, unit in unfinished.items()]):
+
+    def write(spec: Spec, ours: Parts) -> None:
         store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
-        for _, part in ours:
-            part.is_staged = True
+
+    for part in _write_held(holding, [(unit, part) for part, unit in unfinished.items()], write):
+        part.is_staged = True
 
 
 def store_text(holding: Holding, units: Collection[Unit]) -> None:
     """Store the text of units that have no rows yet: full-text search finds them at once."""
     parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
-    for spec, ours in _held_parts(holding, parts):
+
+    def write(spec: Spec, ours: Parts) -> None:
         changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
         store.apply_text(spec, changes, using=holding.using)
-        for _, part in ours:
-            part.has_waiting_text = True
+
+    for part in _write_held(holding, parts, write):
+        part.has_waiting_text = True
 
 
-def _held_parts(holding: Holding, parts: Parts) -> Iterable[tuple[Spec, Parts]]:
-    """Yield the parts whose jobs are still ours, a spec and a transaction at a time."""
+def _write_held(holding: Holding, parts: Parts, write: Write) -> Iterator[Part]:
+    """Write what is still ours, a spec and a transaction at a time. Yields what was written."""
     by_spec: dict[Spec, Parts] = defaultdict(list)
     for unit, part in parts:
         by_spec[unit.spec].append((unit, part))
     for spec, of_spec in by_spec.items():
+        yield from _write_spec(holding, spec, of_spec, write)
+
+
+def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
+    try:
         with transaction.atomic(using=holding.using):
-            held = jobs.hold({unit.claim for unit, _ in of_spec}, using=holding.using)
-            ours = [(unit, part) for unit, part in of_spec if unit.claim.id in held.ours]
+            held = jobs.hold({unit.claim for unit, _ in parts}, using=holding.using)
+            ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
             if ours:
-                yield spec, ours
+                write(spec, ours)
+    except DatabaseError as error:
+        if database.is_lost_connection(error):
+            raise
+        if len(parts) > 1:
+            for one in parts:
+                yield from _write_spec(holding, spec, [one], write)
+        else:
+            # One unit's data is at fault. It must not take the worker along.
+            holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
+        return
+    yield from (part for _, part in ours)
 
 
 def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
