@@ -10,16 +10,22 @@ transaction ends: so no worker can go on watch before it has seen that transacti
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 from django.db import connections
 
+from pgembed_django import database
+
 logger = logging.getLogger("pgembed_django")
 
 CHANNEL = "pgembed"
 ECHO_SECONDS = 2.0
+
+SILENT_SECONDS = 10.0
+"""After so long without an answer the connection is given up: it may be half open."""
 
 KEYS = """
     SELECT hashtextextended(spec, 'pgembed_job'::regclass::oid::bigint)
@@ -56,16 +62,23 @@ class Listener:
         """Whether notifications can be heard."""
         return self._connection is not None and not self._connection.closed
 
+    @property
+    def is_standby(self) -> bool:
+        """Whether another worker is on watch for some of the specs."""
+        return len(self._watched) < len(self._keys)
+
     def open(self) -> bool:
         """Connect and LISTEN, and tell whether that worked."""
         self.close()
         parameters = connections[self._using].get_connection_params()
         parameters.pop("cursor_factory", None)
         try:
-            self._connection = psycopg.connect(**parameters, autocommit=True)
+            self._connection = _Connection.connect(**parameters, autocommit=True)
             self._connection.execute(f"LISTEN {CHANNEL}")
-            # A pooler in transaction mode takes a LISTEN and forgets it.
-            self._connection.execute(f"NOTIFY {CHANNEL}")
+            # A pooler in transaction mode takes a LISTEN and forgets it. It would hand us
+            # what we send ourselves, so the other connection has to.
+            list(self._connection.notifies(timeout=0))
+            database.execute(self._using, f"NOTIFY {CHANNEL}")
             if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
                 logger.warning("Notifications do not arrive, polling instead: is there a pooler?")
                 self.close()
@@ -137,6 +150,27 @@ class Listener:
 
     def _lost_connection_closes(self) -> _ClosingOnLoss:
         return _ClosingOnLoss(self)
+
+
+class _Connection(psycopg.Connection[Any]):
+    """Gives up on a server that has gone silent: the loop's own thread must not hang on it."""
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().wait(_impatient(gen), *args, **kwargs)
+
+
+def _impatient(gen: Any) -> Any:
+    """Pass on what a statement's generator waits for, up to ``SILENT_SECONDS``."""
+    end = time.monotonic() + SILENT_SECONDS
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > end:
+                raise psycopg.OperationalError(f"no answer within {SILENT_SECONDS:.0f} s")
+            wanted = gen.send(ready)
+    except StopIteration as stop:
+        return stop.value
 
 
 class _ClosingOnLoss:

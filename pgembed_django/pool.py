@@ -20,6 +20,9 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 600.0
 
+PATIENCE_SECONDS = 3.0
+"""How long units are held while their provider's quota is used up."""
+
 
 class Inline(Executor):
     """Runs each request at once, in the caller's thread: for tests and ``--inline``."""
@@ -34,9 +37,11 @@ class Inline(Executor):
 
 
 class Pool:
-    """Up to ``concurrency`` requests to one provider at once; one while it is being probed.
+    """Up to ``concurrency`` requests to one provider at once.
 
-    ``wake`` is called from a pool thread whenever a request has ended.
+    Down, it is paused; then asked for a plain word, with nobody's text; then, where it
+    answered, one request at a time until the first one succeeds. ``wake`` is called from
+    a pool thread whenever a request has ended.
     """
 
     def __init__(
@@ -56,6 +61,9 @@ class Pool:
         self._clock = clock
         self._paused_until = 0.0
         self._pause_seconds = 0.0
+        self._quota_until = 0.0
+        self._has_answered = False
+        self._is_alone = False
         self._executor: Executor = (
             Inline()
             if inline
@@ -64,56 +72,83 @@ class Pool:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last answer was an outage: paused, or waiting for its probe's answer."""
+        """Whether no text has been embedded since an outage."""
         return self._pause_seconds > 0
 
     @property
+    def is_to_be_probed(self) -> bool:
+        """Whether its pause is over, and it has yet to answer a plain word."""
+        return not (not self.is_down or self._has_answered or self.in_flight or self.paused_seconds)
+
+    @property
     def is_waiting(self) -> bool:
-        """Whether it is down and nothing may be sent now: paused, or its probe is in flight."""
-        return self.is_down and self.free <= 0
+        """Whether nothing may be sent for a while, so that its units had better be given back."""
+        quota_seconds = self._quota_until - self._clock()
+        return (self.is_down and self.free <= 0) or quota_seconds > PATIENCE_SECONDS
 
     @property
     def paused_seconds(self) -> float:
-        """How long it is paused from now."""
-        return max(0.0, self._paused_until - self._clock())
+        """How long nothing may be sent from now: it is paused, or its quota is used up."""
+        return max(0.0, self._paused_until - self._clock(), self._quota_until - self._clock())
 
     @property
     def free(self) -> int:
-        """How many requests may start now. One at a time until the first one succeeds again."""
-        if self.paused_seconds:
+        """How many requests with texts may start now."""
+        if self.paused_seconds or self._is_alone or (self.is_down and not self._has_answered):
             return 0
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
-    def submit(self, texts: Sequence[str]) -> Future[Outcomes]:
-        """Start one request."""
-        self.in_flight += 1
-        future = self._executor.submit(self.provider.embed_each, texts)
-        future.add_done_callback(lambda _: self._wake())
-        return future
+    def submit(self, texts: Sequence[str], *, alone: bool = False) -> Future[Outcomes]:
+        """Start one request. ``alone``: after a plain word, and with no other one beside it."""
+        return self._start(texts, ask_first=alone, is_alone=alone)
+
+    def probe(self) -> Future[Outcomes]:
+        """Ask for a plain word."""
+        return self._start([], ask_first=True, is_alone=False)
 
     def take(self, future: Future[Outcomes]) -> None:
         """Note a request's end: an outage pauses the provider, anything else ends a pause."""
         self.in_flight -= 1
+        self._is_alone = False
         error = future.exception()
-        if error is None:
-            outages = [o for o in future.result() if isinstance(o, ProviderUnavailable)]
-            error = outages[0] if outages else None
-        if isinstance(error, ProviderUnavailable):
-            self._pause(error)
-        else:
+        outcomes = [] if error else future.result()
+        outages: list[BaseException] = [o for o in outcomes if isinstance(o, ProviderUnavailable)]
+        for outage in [error, *outages]:
+            if isinstance(outage, ProviderUnavailable):
+                self._pause(outage)
+                return
+        self._has_answered = True
+        if outcomes or error:
+            # A plain word is not enough: it is within any limit.
             self._pause_seconds = 0.0
             self.reason = ""
+
+    def await_quota(self, seconds: float) -> None:
+        """Send nothing for so long: all workers together have used up the quota."""
+        self._quota_until = self._clock() + seconds
 
     def close(self) -> None:
         """Let the threads end. Requests in flight are not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
+    def _start(self, texts: Sequence[str], *, ask_first: bool, is_alone: bool) -> Future[Outcomes]:
+        self.in_flight += 1
+        self._is_alone = is_alone
+        future = self._executor.submit(self.provider.embed_each, texts, ask_first=ask_first)
+        future.add_done_callback(lambda _: self._wake())
+        return future
+
     def _pause(self, error: ProviderUnavailable) -> None:
         self.reason = str(error)
-        if self.paused_seconds:
+        if self._paused_until > self._clock():
             return  # another request of the same outage
-        doubled = min(self._pause_seconds * 2 or FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS)
-        self._pause_seconds = doubled
+        self._has_answered = False
+        if error.retry_after_seconds == 0:
+            # It answers, only this request had to give up: no reason to stay away longer.
+            self._pause_seconds = self._pause_seconds or FIRST_PAUSE_SECONDS
+        else:
+            doubled = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS
+            self._pause_seconds = min(doubled, MAX_PAUSE_SECONDS)
         asked = min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS)
-        jittered = doubled * random.uniform(0.75, 1.25)
+        jittered = self._pause_seconds * random.uniform(0.75, 1.25)
         self._paused_until = self._clock() + max(asked, jittered)

@@ -37,6 +37,10 @@ BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 1.0
 """How soon it looks again while writers are open, or due jobs are locked."""
 
+STANDBY_SECONDS = 0.5
+"""How soon a worker beside one on watch looks whether that one still is."""
+
+RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
 SPACES_SECONDS = 60.0
@@ -53,8 +57,9 @@ class Timer:
 
     def run(self, now: float) -> None:
         if self.seconds and now >= self.due_at:
-            self.due_at = now + self.seconds
             self.tick()
+            # Only now: a tick that met a lost database is tried again at once.
+            self.due_at = now + self.seconds
 
 
 class Worker:
@@ -80,6 +85,8 @@ class Worker:
         self._look_seconds = FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
         self._outage_seconds = 0.0
+        self._recruited_at = 0.0
+        self._has_reconciled = False
 
     def run(self) -> int:
         """Work. Returns how many units were settled.
@@ -87,6 +94,25 @@ class Worker:
         Raises:
             MaintenanceDied: the maintenance thread ended with an error.
         """
+        with self._signals():
+            self._start()
+            try:
+                self._loop()
+            finally:
+                self._end()
+        return self.pipeline.completed
+
+    def stop(self) -> None:
+        """Stop after what is in flight; asked twice, at once."""
+        self.stops_asked += 1
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the loop. May be called from any thread, or from a signal handler."""
+        with suppress(BlockingIOError, OSError):
+            self._wake_sender.send(b"!")
+
+    def _start(self) -> None:
         database.settle_session(self.using)
         self._ensure_spaces()
         self._register()
@@ -105,32 +131,18 @@ class Worker:
         self._timers = [
             Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
             Timer(REPORT_SECONDS, self._report, now),
-            Timer(LISTENER_SECONDS, self._tend_listener, now),
             Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
         ]
         logger.info("Worker %s works on %s", self.row, ", ".join(self.specs))
-        try:
-            with self._signals():
-                if not self.drain:
-                    self.maintenance.start()
-                self._loop()
-        finally:
-            self._end()
-        return self.pipeline.completed
-
-    def stop(self) -> None:
-        """Stop after what is in flight; asked twice, at once."""
-        self.stops_asked += 1
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the loop. May be called from any thread, or from a signal handler."""
-        with suppress(BlockingIOError, OSError):
-            self._wake_sender.send(b"!")
+        if not self.drain:
+            self._timers.append(Timer(LISTENER_SECONDS, self._tend_listener, now))
+            self.maintenance.start()
 
     def _loop(self) -> None:
-        while not self._is_done():
+        while True:
             try:
+                if self._is_done():
+                    return
                 self._round()
             except (DatabaseError, InterfaceError) as error:
                 if not database.is_lost_connection(error):
@@ -147,7 +159,8 @@ class Worker:
         if moved:
             self._look_seconds = FIRST_LOOK_SECONDS
             self._busy_seconds = BUSY_LOOK_SECONDS
-        elif not self._is_done():
+            self._recruit(now)
+        elif not (self.drain and self.pipeline.holding.is_empty):
             self._sleep()
 
     def _sleep(self) -> None:
@@ -167,13 +180,16 @@ class Worker:
         else:
             # On watch now: who commits from here on notifies. One last look for the others.
             if not self.pipeline.step() and not self.listener.drain():
+                if self.listener.is_standby:
+                    # Nobody notifies once the one on watch is awake, or gone.
+                    timeout = min(timeout, STANDBY_SECONDS)
                 self._wait(min(timeout, self._due_seconds()))
             self.listener.unwatch()
 
     def _due_seconds(self) -> float:
         due = self.pipeline.claiming.next_due_seconds()
         if due is None:
-            return self.settings.poll_seconds
+            return self.settings.poll_seconds or float("inf")
         return due if due > 0 else self._busy_look()
 
     def _busy_look(self) -> float:
@@ -184,13 +200,14 @@ class Worker:
     def _timeout(self) -> float:
         now = time.monotonic()
         waits = [timer.due_at - now for timer in self._timers if timer.seconds]
-        waits.append(self.settings.poll_seconds or MAX_BUSY_LOOK_SECONDS)
+        waits.append(self.settings.poll_seconds or float("inf"))
         waits += [
             pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
         ]
         text_due = self.pipeline.text_due_seconds()
         if text_due is not None:
-            waits.append(text_due)
+            # It is overdue where an open writer holds the job.
+            waits.append(text_due if text_due > 0 else self._busy_look())
         if self.pipeline.holding.is_blocked:
             waits.append(self._busy_look())
         if self._stopping_since is not None:
@@ -220,23 +237,45 @@ class Worker:
                 or self.pipeline.holding.is_empty
                 or waited >= self.settings.stop_grace_seconds
             )
-        return (
-            self.drain
-            and self.pipeline.holding.is_empty
-            and not self.pipeline.step()
-            and self.pipeline.holding.is_empty
-            and not self.maintenance.once()
-        )
+        return self.drain and self._is_drained()
+
+    def _is_drained(self) -> bool:
+        """Whether nothing is left that can be done now."""
+        if not self.pipeline.holding.is_empty:
+            return False
+        if self.pipeline.step() or not self.pipeline.holding.is_empty:
+            return False
+        if self._has_reconciled and self.paused:
+            return True  # what the reconciler finds again waits for the paused provider
+        self._has_reconciled = True
+        return not self.maintenance.once()
 
     def _report(self) -> None:
         """Tell the admin that this worker lives, and what it holds."""
-        WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(
-            last_seen_at=Now(), holds=len(self.pipeline.holding.units), paused=self._paused()
-        )
+        state = {
+            "last_seen_at": Now(),
+            "holds": len(self.pipeline.holding.units),
+            "paused": self.paused,
+        }
+        rows = WorkerRow.objects.using(self.using)
+        if not rows.filter(pk=self.row.pk).update(**state):
+            # Another worker took this one for dead: it was frozen, or cut off.
+            self.row.save(using=self.using, force_insert=True)
 
-    def _paused(self) -> dict[str, str]:
+    @property
+    def paused(self) -> dict[str, str]:
+        """The providers that are down, and why."""
         pools = self.pipeline.embedding.pools
         return {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
+
+    def _recruit(self, now: float) -> None:
+        """Call the workers that sleep, where there is more to do than one claim takes.
+
+        The reconciler and the reaper do not notify, nor do writers while a worker is awake.
+        """
+        if self.pipeline.claiming.has_more and now >= self._recruited_at + RECRUIT_SECONDS:
+            self._recruited_at = now
+            self.listener.recruit()
 
     def _tend_listener(self) -> None:
         if not self.settings.notify:
@@ -263,16 +302,16 @@ class Worker:
         self._outage_seconds = min(self._outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
         logger.warning("Lost the database, again in %.1f s: %s", self._outage_seconds, error)
         connections[self.using].close()
-        self._wait(self._outage_seconds)
+        self._wait(self._outage_seconds if self._stopping_since is None else BUSY_LOOK_SECONDS)
 
     def _end(self) -> None:
-        """Leave nothing leased."""
-        self.maintenance.stop()
-        self.pipeline.embedding.close()
-        self.listener.close()
+        """Leave nothing leased. The leases first: the rest may take its time."""
         with suppress(DatabaseError, InterfaceError):
             self.pipeline.release()
             WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+        self.pipeline.embedding.close()
+        self.listener.close()
+        self.maintenance.stop()
         logger.info("Worker %s has ended after %d rows", self.row, self.pipeline.completed)
 
     @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,7 +21,7 @@ from pgembed_django import testing
 from tests.app.models import Article, ArticleEmbedding
 
 PUBLISHED = "2026-01-01T00:00:00Z"
-REPOSITORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -87,10 +89,13 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 30.0) -> Any:
 def start_worker(
     transactional_db: None, tmp_path: Any
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start real ``embed_worker`` processes on the test database."""
+    """Start real ``embed_worker`` processes on the test database, with settings of their own.
+
+    ``log`` of a process is the path of what it writes.
+    """
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
         with (tmp_path / f"worker-{len(started)}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "django", "embed_worker", *arguments],
@@ -99,12 +104,13 @@ def start_worker(
                     **os.environ,
                     "DJANGO_SETTINGS_MODULE": "tests.settings",
                     "DATABASE_URL": testing_url(),
-                    **environment,
+                    "TEST_SETTINGS": json.dumps(settings),
                 },
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
+        process.log = tmp_path / f"worker-{len(started)}.log"
         started.append(process)
         return process
 

@@ -1,6 +1,12 @@
-"""Settings of the test project: an embedded Postgres, or the server DATABASE_URL names."""
+"""Settings of the test project: an embedded Postgres, or the server DATABASE_URL names.
+
+Processes that a test starts are told by TEST_SETTINGS, as JSON, what is different there.
+"""
 
 from __future__ import annotations
+
+import json
+import os
 
 import dj_database_url
 
@@ -49,3 +55,4 @@ PGEMBED_PROVIDERS = {
         "DIMENSIONS": 64,
     },
 }
+globals().update(json.loads(os.environ.get("TEST_SETTINGS", "{}")))
