@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connection
+from psycopg import errors
 
 from demo.exceptions import DemoFailed
 
@@ -57,10 +58,11 @@ def prepare() -> None:
     try:
         call_command("migrate", verbosity=0, interactive=False)
     except DatabaseError as error:
-        raise DemoFailed(
-            f"The tables cannot be created: {_reason(error)}. The role of DATABASE_URL has to be "
-            "allowed to create tables and the extension 'vector'."
-        ) from error
+        if isinstance(_root(error), errors.InsufficientPrivilege):
+            remedy = "Use a role that may create tables and the extension 'vector'."
+        else:
+            remedy = "Begin with an empty database."
+        raise DemoFailed(f"The tables cannot be created: {_reason(error)}. {remedy}") from error
     users = get_user_model().objects
     user, is_new = users.get_or_create(
         username=USERNAME, defaults={"is_staff": True, "is_superuser": True}
@@ -71,4 +73,12 @@ def prepare() -> None:
 
 
 def _reason(error: DatabaseError) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".:")
+    """Return the first line of what the server itself has said."""
+    said = str(_root(error)).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".:")
+
+
+def _root(error: BaseException) -> BaseException:
+    while deeper := error.__cause__ or error.__context__:
+        error = deeper
+    return error
