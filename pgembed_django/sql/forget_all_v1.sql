@@ -14,17 +14,17 @@ BEGIN
     WHERE spec = unit_spec
       AND status IN ('pending', 'running');
 
-    IF NOT EXISTS (
+    -- From embedding tables only, and from none where the table is gone.
+    IF EXISTS (
         SELECT FROM pg_catalog.pg_attribute
-        WHERE attrelid = embedding_table::regclass
+        WHERE attrelid = to_regclass(embedding_table)
           AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
         HAVING count(*) = 5
     ) THEN
-        RAISE EXCEPTION 'pgembed: % is not an embedding table', embedding_table;
+        -- DELETE, not TRUNCATE: a search that holds this table and waits for the source
+        -- table must not deadlock with the writer.
+        EXECUTE format('DELETE FROM %s', to_regclass(embedding_table));
     END IF;
-    -- DELETE, not TRUNCATE: a search that holds this table and waits for the source
-    -- table must not deadlock with the writer.
-    EXECUTE format('DELETE FROM %s', embedding_table::regclass);
 
     DELETE FROM pgembed_staging
     WHERE spec = unit_spec;

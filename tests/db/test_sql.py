@@ -35,6 +35,11 @@ def test_a_write_brings_a_parked_job_forward_and_starts_it_afresh() -> None:
 
 
 @pytest.mark.django_db
-def test_only_embedding_tables_are_deleted_from() -> None:
-    with pytest.raises(Exception, match="not an embedding table"):
-        call("pgembed_forget_v1", "app.S", "1", 0, "pgembed_job")
+@pytest.mark.parametrize("table", ["pgembed_job", "no_such_table"])
+def test_only_embedding_tables_are_deleted_from_and_no_writer_is_stopped(table: str) -> None:
+    call("pgembed_enqueue_v1", "app.S", "1", 0)
+
+    call("pgembed_forget_v1", "app.S", "2", 0, table)
+    call("pgembed_forget_all_v1", "app.T", table)
+
+    assert Job.objects.filter(source_pk="1").exists()
