@@ -12,7 +12,11 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
-GIVE_WAY = "SET LOCAL lock_timeout = '100ms'"
+GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
+
+# A worker that is frozen in mid-transaction would hold writers up until it wakes.
+FROZEN_AFTER = "10s"
+CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
 
 
 class Busy(Exception):
@@ -35,11 +39,11 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 
 @contextmanager
-def giving_way(using: str) -> Iterator[None]:
+def giving_way(using: str, *, wait: str = "100ms") -> Iterator[None]:
     """Run a transaction that waits for no writer: raises ``Busy`` instead."""
     try:
         with transaction.atomic(using=using):
-            execute(using, GIVE_WAY)
+            execute(using, GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
@@ -51,6 +55,8 @@ def giving_way(using: str) -> Iterator[None]:
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
     cause = error.__cause__
+    if isinstance(cause, psycopg.errors.IdleInTransactionSessionTimeout):
+        return True
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
         cause.sqlstate is None or cause.sqlstate[:2] in {"08", "57"}
     )
@@ -67,6 +73,7 @@ def settle_session(using: str) -> None:
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # A row that this role may not see is an error, not a deletion.
             cursor.execute("SET row_security = off")
+            cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
 
     connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
     wrapper = connections[using]

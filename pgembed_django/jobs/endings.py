@@ -145,6 +145,8 @@ EXPIRED = """
       AND lease_expires_at < statement_timestamp()
     ORDER BY id
     LIMIT %(limit)s
+    -- Those that an open deleter has are gone soon, or here again.
+    FOR UPDATE SKIP LOCKED
 """
 
 
@@ -192,8 +194,8 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 parking=min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS),
                 **token,
             )
-    except database.Busy:
-        return "busy"
+    except (database.Busy, IntegrityError):
+        return "busy"  # IntegrityError: another job of the unit has failed since our look
     return "failed"
 
 

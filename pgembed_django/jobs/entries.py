@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from django.db import IntegrityError
+
 from pgembed_django import database
 from pgembed_django.jobs.endings import SETTLE
 from pgembed_django.models import Job
+
+BRIEFLY = "10ms"
+MAX_BUSY = 20
+"""So often, and so long each time, ``enqueue`` waits for open writers. What it has added by
+then, other writers wait for."""
 
 # Writes and people first. A spec's own priority, -100 to 100, is added.
 LANES = {
@@ -49,6 +56,20 @@ RETRY_FAILED = """
     RETURNING (xmax = 0) AS is_new
 """
 
+# Without those that are being settled otherwise: a bulk deleter takes them in its own order.
+DISMISS = """
+    UPDATE pgembed_job
+    SET settled_at = statement_timestamp()
+    WHERE id IN (
+        SELECT id
+        FROM pgembed_job
+        WHERE id = ANY(%(ids)s)
+          AND status = 'failed'
+          AND settled_at IS NULL
+        FOR UPDATE SKIP LOCKED
+    )
+"""
+
 PRUNE = """
     DELETE FROM pgembed_job
     WHERE id IN (
@@ -63,26 +84,34 @@ PRUNE = """
 """
 
 # During a deploy another worker may know the spec: its jobs wait an hour first.
+UNKNOWN = """
+    SELECT job.id, older.id
+    FROM pgembed_job AS job
+    LEFT JOIN pgembed_job AS older
+      ON older.spec = job.spec
+     AND older.source_pk = job.source_pk
+     AND older.status = 'failed'
+     AND older.settled_at IS NULL
+    WHERE job.status = 'pending'
+      AND job.spec <> ALL(%(specs)s)
+      AND job.created_at < statement_timestamp() - interval '1 hour'
+      AND NOT EXISTS (
+          SELECT
+          FROM pgembed_worker AS worker
+          WHERE worker.specs ? job.spec
+      )
+    LIMIT 1000
+    FOR UPDATE OF job SKIP LOCKED
+"""
+
 FAIL_UNKNOWN = """
     UPDATE pgembed_job
     SET
         status = 'failed',
         finished_at = statement_timestamp(),
         last_error = 'No spec named ' || spec || ': its model or its @embeddable is gone.'
-    WHERE id IN (
-        SELECT id
-        FROM pgembed_job
-        WHERE status = 'pending'
-          AND spec <> ALL(%(specs)s)
-          AND created_at < statement_timestamp() - interval '1 hour'
-          AND NOT EXISTS (
-              SELECT
-              FROM pgembed_worker AS worker
-              WHERE worker.specs ? pgembed_job.spec
-          )
-        LIMIT 1000
-        FOR UPDATE SKIP LOCKED
-    )
+    WHERE id = ANY(%(ids)s)
+      AND status = 'pending'
 """
 
 FORGET_DEAD_WORKERS = """
@@ -103,28 +132,29 @@ class Retried(NamedTuple):
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
     """Add jobs for units that have no pending one. Returns how many were added.
 
-    A unit that a writer is working on at this moment is left to that writer's job.
+    A unit that a writer is working on at this moment is left to that writer's job. Where
+    that is so for many, some of the others are left to the next call, too.
     """
-    if not source_pks:
-        return 0
-    try:
-        with database.giving_way(using):
-            return database.execute(
-                using,
-                ENQUEUE,
-                spec=spec,
-                kind=kind,
-                priority=LANES[Job.Kind(kind)] + priority,
-                source_pks=list(source_pks),
-            )
-    except database.Busy:
-        if len(source_pks) == 1:
-            return 0
-    middle = len(source_pks) // 2
-    return sum(
-        enqueue(spec, half, kind=kind, priority=priority, using=using)
-        for half in (source_pks[:middle], source_pks[middle:])
-    )
+    added = busy = 0
+    pieces = [list(source_pks)] if source_pks else []
+    while pieces and busy < MAX_BUSY:
+        piece = pieces.pop()
+        try:
+            with database.giving_way(using, wait=BRIEFLY):
+                added += database.execute(
+                    using,
+                    ENQUEUE,
+                    spec=spec,
+                    kind=kind,
+                    priority=LANES[Job.Kind(kind)] + priority,
+                    source_pks=piece,
+                )
+        except database.Busy:
+            busy += 1
+            middle = len(piece) // 2
+            if middle:
+                pieces += [piece[middle:], piece[:middle]]
+    return added
 
 
 def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
@@ -146,7 +176,7 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
 
 def dismiss(job_ids: Iterable[int], *, using: str) -> int:
     """Settle open failures without retrying them. Returns how many there were."""
-    return database.execute(using, SETTLE, ids=list(job_ids))
+    return database.execute(using, DISMISS, ids=list(job_ids))
 
 
 def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
@@ -156,7 +186,14 @@ def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
 
 def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
     """Fail old jobs of specs that neither this process nor a live worker knows."""
-    return database.execute(using, FAIL_UNKNOWN, specs=list(known_specs))
+    try:
+        with database.giving_way(using):
+            found = database.rows(using, UNKNOWN, specs=list(known_specs))
+            # Each unit is listed once: an older failure gives way to this one.
+            database.execute(using, SETTLE, ids=[older for _, older in found if older])
+            return database.execute(using, FAIL_UNKNOWN, ids=[job_id for job_id, _ in found])
+    except (database.Busy, IntegrityError):
+        return 0  # somebody else is at one of them: next time
 
 
 def forget_dead_workers(*, silent_seconds: float, using: str) -> int:

@@ -11,11 +11,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import jobs, spaces
+from pgembed_django import database, jobs, spaces
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.specs import Spec
@@ -62,7 +61,16 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
     Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
-    with transaction.atomic(using=using):
+    try:
+        return _next_page(spec, sweep, live, room=room, using=using)
+    except database.Busy:
+        return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
+
+
+def _next_page(
+    spec: Spec, sweep: str, live: Sequence[Space], *, room: int, using: str
+) -> Page | None:
+    with database.giving_way(using):
         laps = Lap.objects.using(using).select_for_update(skip_locked=True)
         lap = laps.filter(spec=spec.key, sweep=sweep).first()
         if lap is None:
@@ -112,7 +120,7 @@ def open_sweeps(spec: Spec, *, using: str) -> list[str]:
 
 
 def _look(
-    spec: Spec, sweep: str, live: list[Space], after: Any, *, size: int, using: str
+    spec: Spec, sweep: str, live: Sequence[Space], after: Any, *, size: int, using: str
 ) -> tuple[list[str], Any]:
     """Return the gaps in the page that begins after a key, and the page's last key."""
     by_source = sweep == Lap.Sweep.ORPHANED

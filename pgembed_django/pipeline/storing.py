@@ -24,7 +24,7 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
     """
     using = holding.using
     try:
-        with transaction.atomic(using=using):
+        with database.giving_way(using):
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
             outdated = _planned_without_a_space(ours, using=using)
@@ -36,6 +36,8 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
                 keep_seconds=holding.settings.keep_succeeded_seconds,
                 using=using,
             )
+    except database.Busy:
+        return 0  # a person is at one of their failures: all stay held, to be tried again
     except DatabaseError as error:
         if database.is_lost_connection(error):
             raise
