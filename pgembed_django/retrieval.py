@@ -152,8 +152,10 @@ def _chunks(spec: Spec, space: Space, queryset: QuerySet[Row], vector: Vector) -
         waiting = Job.objects.filter(
             spec=spec.key, source_pk=Cast(OuterRef("source_id"), TextField())
         )
-        for status in (Job.Status.PENDING, Job.Status.RUNNING):
-            chunks = chunks.exclude(Exists(waiting.filter(status=status)))
+        # Not the reconciler's: while another space is filled, these vectors are as good as ever.
+        waiting = waiting.filter(kind__in=(Job.Kind.WRITE, Job.Kind.MANUAL_RETRY))
+        for status in (Job.Status.PENDING, Job.Status.RUNNING, Job.Status.FAILED):
+            chunks = chunks.exclude(Exists(waiting.filter(status=status, settled_at=None)))
     return chunks
 
 
