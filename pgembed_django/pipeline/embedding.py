@@ -37,6 +37,7 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
+        self._stuck: dict[Unit, Pool] = {}
         self._failures: list[Failure] = []
 
     @property
@@ -90,11 +91,11 @@ class Embedding:
         return bool(done)
 
     def stuck(self) -> list[tuple[Unit, Pool]]:
-        """Take the units out of the queues of paused providers. Their text can be stored.
+        """Take the units that wait for paused providers. Their text can be stored.
 
         Those that have chunks in flight as well are let go when these are back.
         """
-        found: dict[Unit, Pool] = {}
+        found, self._stuck = self._stuck, {}
         in_flight = self.in_flight
         for pool, queue in self._queues.items():
             if pool.is_waiting:
@@ -176,7 +177,7 @@ class Embedding:
             elif unit not in self.holding or failure.part not in unit.parts:
                 continue  # lost, or ended by another of its chunks
             elif isinstance(outcome, ProviderUnavailable):
-                self.do_without(unit, failure.pool)
+                self._stuck[unit] = failure.pool
             elif isinstance(outcome, InputRefused):
                 self.holding.fail(unit, str(outcome))
             else:
