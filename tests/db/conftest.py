@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from django.db import connection
 
 from pgembed_django import conf, jobs, spaces, specs
-from pgembed_django.models import Job
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Job, Lap
 from pgembed_django.pipeline import Pipeline
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider
@@ -80,20 +82,27 @@ class Writer:
         self._observer = observer
         self._thread = ThreadPoolExecutor(1)
         self._future: Future[Any] | None = None
+        self._go = threading.Event()
 
     def start(self, statement: str, *parameters: Any, once_waits: int | None = None) -> None:
-        """Run a statement; with ``once_waits`` as soon as that backend waits for a lock."""
+        """Run a statement; with ``once_waits`` when that backend waits for a lock, or ``go``."""
 
         def run() -> None:
             if once_waits is not None:
-                while not _waits(self._observer, once_waits):
+                while not self._go.is_set() and not _waits(self._observer, once_waits):
                     pass
             self.connection.execute(statement, parameters)
 
         self._future = self._thread.submit(run)
 
+    def go(self) -> None:
+        self._go.set()
+
     def is_waiting(self) -> bool:
         return _waits(self._observer, self.pid)
+
+    def has_ended(self) -> bool:
+        return self._future is not None and self._future.done()
 
     def end(self) -> None:
         """Wait for the statement, and raise what it raised."""
@@ -146,6 +155,13 @@ def expire_leases() -> None:
             "UPDATE pgembed_job SET lease_expires_at = now() - interval '1 second' "
             "WHERE status = 'running'"
         )
+
+
+def reconcile_deeply(key: str) -> int:
+    """Look for gaps of every kind. Returns how many jobs were added."""
+    spec = specs.get(key)
+    assert spec is not None
+    return reconcile.reconcile_once(spec, using="default", sweeps=list(Lap.Sweep))
 
 
 def reap(*, max_crashes: int = 3) -> list[str]:

@@ -8,7 +8,7 @@ from pgembed_django import jobs
 from pgembed_django.models import Job
 from tests.app.models import Article
 from tests.conftest import embedded_text
-from tests.db.conftest import claim, expire_leases, make_due, reap
+from tests.db.conftest import backend_pid, claim, expire_leases, make_due, reap
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -180,6 +180,24 @@ def test_what_ends_while_a_newer_job_is_open_loses_nothing(
 
     assert embedded_text(article).startswith("new")
     assert not Job.objects.exclude(status="succeeded").filter(settled_at=None).exists()
+
+
+@pytest.mark.parametrize("ending", ["retry", "release", "reap"])
+def test_a_newer_job_that_commits_while_the_older_one_ends_supersedes_it(
+    make_article, writer, run_jobs, ending
+):
+    article = make_article(title="old")
+    [held] = claim()
+    if ending == "reap":
+        expire_leases()
+    writer.connection.execute(NEW_TITLE, ["new", article.pk])
+    writer.start("COMMIT", once_waits=backend_pid())  # in the unique index, for the newer job
+
+    assert end(ending, held) == "superseded"
+
+    writer.end()
+    run_jobs()
+    assert embedded_text(article).startswith("new")
 
 
 def end(ending: str, held: jobs.Claim) -> str:

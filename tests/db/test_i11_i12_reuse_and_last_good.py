@@ -1,0 +1,310 @@
+"""I11: unchanged text is never embedded twice. I12: the last good vectors stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pgembed_django import search, spaces, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Job, Space, StagedVector
+from tests.app.models import (
+    Article,
+    ArticleComment,
+    ArticleCommentEmbedding,
+    ArticleEmbedding,
+    Note,
+    Page,
+    PageExtra,
+    PageExtraEmbedding,
+)
+from tests.conftest import embedded_text
+from tests.db.conftest import expire_leases, make_due, reap, reconcile_deeply
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+WORDS = ["badger", "buffalo", "condor", "dingo", "ferret", "gazelle", "heron"]
+
+
+@pytest.fixture
+def comment(provider, settings) -> ArticleComment:
+    """A text of seven chunks, of twenty characters at most, each asked for by itself."""
+    settings.PGEMBED_BATCH_SIZE = 1
+    article = Article.objects.create(title="not embedded")
+    return ArticleComment.objects.create(
+        article=article, text="\n\n".join(f"The {word} sleeps." for word in WORDS)
+    )
+
+
+def stored(comment: ArticleComment) -> dict[str, tuple[float, ...]]:
+    rows = ArticleCommentEmbedding.objects.filter(source=comment).order_by("position")
+    return {row.passage: tuple(row.embedding) for row in rows}
+
+
+def test_a_change_in_one_chunk_embeds_one_chunk(comment, provider, run_jobs):
+    run_jobs()
+    assert len(provider.embedded) == len(WORDS)
+    before = stored(comment)
+    provider.reset()
+
+    comment.text = comment.text.replace("dingo", "dragon")
+    comment.save()
+    run_jobs()
+
+    assert provider.embedded == ["The dragon sleeps."]
+    after = stored(comment)
+    assert list(after) == [passage.replace("dingo", "dragon") for passage in before]
+    assert [after[passage] for passage in after if passage in before] == [
+        before[passage] for passage in before if passage in after
+    ]
+
+
+def test_chunks_that_move_take_their_vectors_along(comment, provider, run_jobs):
+    run_jobs()
+    before = stored(comment)
+    provider.reset()
+
+    comment.text = "\n\n".join(reversed(comment.text.split("\n\n")))
+    comment.save()
+    run_jobs()
+
+    assert provider.embedded == []
+    assert list(stored(comment).items()) == list(reversed(before.items()))
+
+
+def test_a_chunk_that_is_there_twice_is_embedded_once(comment, provider, run_jobs):
+    comment.text = "The zebra sleeps.\n\nThe heron is awake.\n\nThe zebra sleeps."
+    comment.save()
+
+    run_jobs()
+
+    assert sorted(provider.embedded) == ["The heron is awake.", "The zebra sleeps."]
+    vectors = ArticleCommentEmbedding.objects.order_by("position").values_list("embedding")
+    [[first], _, [third]] = vectors
+    assert np.array_equal(first, third)
+
+
+@pytest.mark.parametrize("again", ["write", "same text", "reconciler"])
+def test_a_text_that_is_as_it_was_embeds_nothing(comment, provider, run_jobs, again):
+    run_jobs()
+    rows = set(ArticleCommentEmbedding.objects.values_list("pk", "created_at"))
+    provider.reset()
+
+    if again == "write":
+        ArticleComment.objects.update(text=comment.text + " ")  # cleaned away
+        assert Job.objects.filter(status="pending").exists()
+    elif again == "same text":
+        ArticleComment.objects.update(text="other")
+        ArticleComment.objects.update(text=comment.text)
+        assert Job.objects.filter(status="pending").exists()
+    else:
+        assert reconcile_deeply("app.ArticleCommentEmbedding") == 0
+    run_jobs()
+
+    assert provider.embedded == []
+    assert set(ArticleCommentEmbedding.objects.values_list("pk", "created_at")) == rows
+
+
+def test_a_text_that_got_shorter_drops_the_rest_without_a_request(comment, provider, run_jobs):
+    run_jobs()
+    provider.reset()
+
+    comment.text = "\n\n".join(comment.text.split("\n\n")[:2])
+    comment.save()
+    run_jobs()
+
+    assert provider.embedded == []
+    assert len(stored(comment)) == 2
+
+
+def test_progress_is_kept_when_a_job_dies_at_its_fifth_batch(
+    comment, provider, make_worker, run_jobs
+):
+    dying = make_worker(concurrency=1)
+    for _ in range(5):
+        dying.step()
+    assert len(provider.embedded) == 5  # the fifth is on its way, four are staged
+    assert StagedVector.objects.count() == 4
+    expire_leases()
+    reap()
+
+    run_jobs()
+
+    assert len(provider.embedded) == len(WORDS) + 1
+    assert list(stored(comment)) == [f"The {word} sleeps." for word in WORDS]
+    assert not StagedVector.objects.exists()
+    assert not ArticleCommentEmbedding.objects.filter(embedding=None).exists()
+
+
+def test_progress_is_kept_when_the_provider_goes_down_in_the_middle(
+    comment, provider, make_worker, run_jobs
+):
+    worker = make_worker(concurrency=1)
+    for _ in range(3):
+        worker.step()
+    provider.is_down = True
+    while worker.step():
+        pass
+    assert worker.holding.is_empty
+    [job] = Job.objects.filter(status="pending")
+    assert job.attempts == 0
+    provider.is_down = False
+    make_due()
+
+    run_jobs()
+
+    assert len(provider.embedded) == len(WORDS)
+    assert not StagedVector.objects.exists()
+
+
+def test_what_is_staged_of_a_text_that_has_changed_is_not_used(
+    comment, provider, make_worker, run_jobs
+):
+    dying = make_worker(concurrency=1)
+    for _ in range(4):
+        dying.step()
+    expire_leases()
+    reap()
+    comment.text = "Something else."
+    comment.save()
+
+    run_jobs()
+
+    assert list(stored(comment)) == ["Something else."]
+    assert not StagedVector.objects.exists()
+
+
+def test_one_space_does_not_lend_its_vectors_to_another(provider, run_jobs, settings, make_article):
+    article = make_article()
+    run_jobs()
+    provider.reset()
+    config = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**config, "MODEL": "another"}}
+
+    spec = specs.get("app.ArticleEmbedding")
+    spaces.ensure(spec, using="default")
+    reconcile.reconcile_once(spec, using="default")
+    run_jobs()
+
+    assert len(provider.embedded) == 1
+    assert Space.objects.filter(spec=spec.key).count() == 2
+    first, second = ArticleEmbedding.objects.filter(source=article).order_by("space_id")
+    assert first.chunk_digest == second.chunk_digest
+    assert not np.array_equal(first.embedding, second.embedding)
+
+
+@pytest.mark.parametrize("fault", ["poison", "trouble", "down", "worker lost"])
+def test_a_failing_re_embed_leaves_the_last_good_vectors(
+    make_article, provider, make_worker, run_jobs, settings, fault
+):
+    settings.PGEMBED_MAX_ATTEMPTS = 2
+    article = make_article(title="good", contents="")
+    run_jobs()
+    before = list(ArticleEmbedding.objects.values_list("pk", "passage", "text_digest"))
+
+    provider.is_down = fault == "down"
+    Article.objects.update(title=f"new {fault}")
+    for _ in range(3):
+        worker = make_worker()
+        worker.step()
+        if fault == "worker lost":
+            expire_leases()
+            reap()
+        while worker.step(claim=False):
+            pass
+        worker.release()
+        make_due()
+
+    assert list(ArticleEmbedding.objects.values_list("pk", "passage", "text_digest")) == before
+    status = "pending" if fault == "down" else "failed"
+    assert Job.objects.filter(status=status, settled_at=None).exists()
+    provider.is_down = False
+    [found] = search(Article, "good", limit=1)
+    assert (found, found.passage) == (article, "good")
+
+
+def test_a_row_that_was_never_embedded_can_be_found_by_its_words_during_an_outage(
+    make_article, provider, make_worker
+):
+    provider.is_down = True
+    article = make_article(title="fresh")
+    worker = make_worker()
+    while worker.step():
+        pass
+
+    [row] = ArticleEmbedding.objects.filter(source=article)
+    assert (row.embedding, row.passage.split()[0]) == (None, "fresh")
+
+
+def test_text_that_waits_never_replaces_vectors_that_are_there(
+    make_article, provider, make_worker, run_jobs
+):
+    article = make_article(title="good", contents="")
+    run_jobs()
+    provider.is_down = True
+    Article.objects.update(title="new")
+
+    worker = make_worker()
+    while worker.step():
+        pass
+
+    assert embedded_text(article) == "good"
+    assert ArticleEmbedding.objects.count() == 1
+
+
+@pytest.fixture
+def extra(run_jobs) -> PageExtra:
+    """Of a spec with ``stale="hide"``, embedded."""
+    extra = PageExtra.objects.create(page=Page.objects.create(slug="p", body="x"), summary="good")
+    run_jobs()
+    assert list(search(PageExtra, "good")) == [extra]
+    return extra
+
+
+def test_search_serves_what_is_stale_unless_told_to_hide_it(make_article, run_jobs):
+    article = make_article(title="good")
+    run_jobs()
+
+    Article.objects.update(title="new")
+
+    assert list(search(Article, "good")) == [article]
+
+
+def test_search_hides_what_is_stale_where_told_so(extra, run_jobs):
+    PageExtra.objects.update(summary="new")
+    assert list(search(PageExtra, "good")) == []
+
+    run_jobs()
+    assert list(search(PageExtra, "good")) == [extra]
+
+
+def test_search_hides_what_is_stale_also_once_its_job_has_failed(provider, extra, run_jobs):
+    PageExtra.objects.update(summary="poison")
+    run_jobs()
+    assert Job.objects.filter(spec="app.PageExtraEmbedding", status="failed").exists()
+
+    assert list(search(PageExtra, "good")) == []
+    assert PageExtraEmbedding.objects.filter(source_id=extra.pk).exists()  # kept all the same
+
+
+def test_search_hides_nothing_while_another_space_is_filled(provider, extra, settings):
+    config = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**config, "MODEL": "another"}}
+    spec = specs.get("app.PageExtraEmbedding")
+    spaces.ensure(spec, using="default")
+    assert reconcile.reconcile_once(spec, using="default") == 1
+
+    assert list(search(PageExtra, "good")) == [extra]
+
+
+def test_an_empty_text_is_a_row_without_a_vector_and_no_gap_for_ever(provider, run_jobs):
+    note = Note.objects.create(body="words")
+    run_jobs()
+    Note.objects.update(body="  ")
+    provider.reset()
+    run_jobs()
+
+    assert provider.embedded == []
+    [row] = note.note_embeddings.all()
+    assert (row.embedding, row.passage) == (None, "")
+    assert reconcile_deeply("app.NoteEmbedding") == 0

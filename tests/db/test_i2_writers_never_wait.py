@@ -1,0 +1,447 @@
+"""I2: the application's transactions never fail or wait because of us."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+from django.db import DatabaseError, connection, transaction
+from django.db.backends.signals import connection_created
+
+from pgembed_django import database, jobs, spaces, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Job, Lap
+from tests.app.models import Article, ArticleEmbedding
+from tests.conftest import PUBLISHED, embedded_text, wait_until
+from tests.db.conftest import (
+    backend_pid,
+    claim,
+    expire_leases,
+    make_due,
+    reap,
+    reconcile_deeply,
+    until_waiting,
+)
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("impatient", "live_space"),
+]
+
+TOUCH = "UPDATE app_article SET contents = md5(contents) WHERE id = %s"
+TOUCH_ALL = "UPDATE app_article SET contents = md5(contents)"
+DELETE = "DELETE FROM app_article WHERE id = %s"
+SHORT_SECONDS = 1.0
+"""Far more than any of our transactions, far less than a wait for another one."""
+
+
+def articles(count: int) -> list[Article]:
+    """Make rows in one statement, with one job each."""
+    return Article.objects.bulk_create(
+        Article(title=f"Title {n}", contents="x", published_time=PUBLISHED) for n in range(count)
+    )
+
+
+@pytest.fixture
+def live_space(transactional_db):
+    return spaces.ensure(spec(), using="default")
+
+
+def unsettle_session() -> None:
+    """Give the tests' own connection back as it was."""
+    connection_created.disconnect(dispatch_uid="pgembed-default")
+
+
+def spec() -> specs.Spec:
+    return specs.get("app.ArticleEmbedding")
+
+
+@pytest.mark.parametrize("ending", ["retry", "release", "reap"])
+def test_no_deadlock_between_a_deleter_and_a_job_that_goes_back(make_article, writer, ending):
+    article = make_article()
+    [held] = claim()
+    expire_leases()
+    # The writer has the unit's new job; we have its running one and want to make it pending;
+    # then the writer wants the running one, too.
+    writer.connection.execute(TOUCH, [article.pk])
+    writer.start(DELETE, article.pk, once_waits=backend_pid())
+
+    if ending == "reap":
+        results = reap()
+    elif ending == "release":
+        results = [jobs.release(held, using="default")]
+    else:
+        results = [jobs.retry(held, "no", max_attempts=5, delay_seconds=0, using="default")]
+
+    assert results == ["busy"]
+    writer.end()
+    writer.connection.commit()
+    assert not Article.objects.exists()
+
+
+def test_no_deadlock_between_a_bulk_writer_and_the_reconciler(writer):
+    first, second, third = articles(3)
+    Job.objects.all().delete()
+    # The reconciler adds the first job, and waits for the second; then the writer wants the first.
+    writer.connection.execute(TOUCH, [second.pk])
+    writer.start(TOUCH, first.pk, once_waits=backend_pid())
+
+    reconcile.reconcile_once(spec(), using="default")
+
+    writer.end()
+    writer.connection.commit()
+    assert Job.objects.filter(status="pending").count() == 3
+    assert {str(third.pk)} <= set(Job.objects.values_list("source_pk", flat=True))
+
+
+@pytest.mark.parametrize("verb", [jobs.dismiss, jobs.retry_failed])
+def test_no_deadlock_between_a_bulk_deleter_and_a_person_at_the_failures(writer, verb):
+    first, second = articles(2)
+    for held in claim():
+        jobs.fail(held, "no", using="default")
+    by_unit = dict(Job.objects.values_list("source_pk", "pk"))
+    # The person's order is not the deleter's.
+    chosen = [by_unit[str(second.pk)], by_unit[str(first.pk)]]
+    writer.connection.execute(DELETE, [first.pk])
+    writer.start(DELETE, second.pk, once_waits=backend_pid())
+
+    with transaction.atomic():  # ATOMIC_REQUESTS
+        verb(chosen, using="default")
+        writer.go()
+        wait_until(lambda: writer.is_waiting() or writer.has_ended())
+
+    writer.end()
+    writer.connection.commit()
+    assert not Article.objects.exists()
+
+
+def test_an_open_deleter_costs_no_other_lease_its_renewal(writer):
+    gone, other = articles(2)
+    held = claim()
+    expire_leases()
+    writer.connection.execute(DELETE, [gone.pk])
+
+    found = jobs.heartbeat(held, lease_seconds=600, using="default")
+
+    assert len(found.ours) == len(found.locked) == 1
+    assert not found.lost
+    [alive] = Job.objects.filter(source_pk=str(other.pk))
+    assert Job.objects.filter(pk=alive.pk, lease_expires_at__gt=alive.started_at).exists()
+    assert reap() == []  # the deleter's is skipped, the other one has its lease
+
+
+def test_an_open_deleter_costs_no_other_row_its_vectors(writer, make_worker):
+    gone, other = articles(2)
+    worker = make_worker()
+    worker.step()
+    writer.connection.execute(DELETE, [gone.pk])
+
+    worker.step(claim=False)
+    assert embedded_text(other)
+    assert [unit.claim.source_pk for unit in worker.holding.units.values()] == [str(gone.pk)]
+    assert worker.holding.is_blocked  # so the worker looks again soon
+    writer.connection.rollback()
+    worker.step(claim=False)
+
+    assert embedded_text(gone)
+    assert worker.holding.is_empty
+
+
+def test_a_person_with_an_open_request_costs_the_other_rows_nothing(
+    writer, connect, make_worker, run_jobs
+):
+    failed, other = articles(2)
+    for held in claim():
+        jobs.fail(held, "no", using="default")
+    Article.objects.update(title="again")
+    worker = make_worker()
+    worker.step()
+    person = connect()
+    person.execute(
+        "UPDATE pgembed_job SET settled_at = now() WHERE status = 'failed' AND source_pk = %s",
+        [str(failed.pk)],
+    )
+    # Storing must give way to the person, or a deleter of the other row would wait for both.
+    worker.step(claim=False)
+    writer.connection.execute("SET lock_timeout = '1s'")
+    writer.connection.execute(DELETE, [other.pk])
+    writer.connection.commit()
+
+    person.rollback()
+    worker.step(claim=False)
+
+    assert embedded_text(failed).startswith("again")
+    assert worker.holding.is_empty
+
+
+def test_an_open_bulk_writer_costs_the_reaper_one_wait_not_one_for_each_job(writer):
+    articles(60)
+    assert len(claim()) == 60
+    expire_leases()
+    writer.connection.execute("DELETE FROM app_article")
+    started = time.monotonic()
+
+    assert reap() == []
+
+    assert time.monotonic() - started < SHORT_SECONDS
+
+
+def test_a_writer_waits_for_no_reconciler_that_meets_a_bulk_writer(writer, connect):
+    """The reconciler's page is one transaction. It must end soon, whoever is in its way."""
+    rows = articles(300)
+    free, taken = rows[0], rows[100:]
+    Job.objects.all().delete()
+    writer.connection.execute(f"{TOUCH_ALL} WHERE id = ANY(%s)", [[row.pk for row in taken]])
+    longest = Longest(connect(autocommit=True), free)
+
+    with longest:
+        added = reconcile.reconcile_once(spec(), using="default")
+
+    assert added <= 100
+    assert longest.seconds < SHORT_SECONDS
+    writer.connection.rollback()
+    # What was left out is found again.
+    reconcile.reconcile_once(spec(), using="default")
+    assert Job.objects.filter(status="pending").count() == 300
+
+
+def test_a_writer_never_waits_longer_than_a_short_transaction(connect, make_worker):
+    """A worker embeds, stores, reaps and reconciles; a hot row is written all the time."""
+    rows = articles(200)
+    worker = make_worker(claim_limit=20, batch_size=8)
+    longest = Longest(connect(autocommit=True), rows[10])
+
+    with longest:
+        for _ in range(40):
+            worker.step()
+            worker.holding.heartbeat()
+            expire_leases()
+            reap()
+            make_due()
+            reconcile_deeply("app.ArticleEmbedding")
+
+    assert longest.writes > 20
+    assert longest.seconds < SHORT_SECONDS
+
+
+class Longest:
+    """Writes one row again and again, and keeps the longest wait."""
+
+    def __init__(self, own: psycopg.Connection, row: Article) -> None:
+        self.seconds = 0.0
+        self.writes = 0
+        self._connection, self._row = own, row
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                started = time.monotonic()
+                self._connection.execute(TOUCH, [self._row.pk])
+                self.seconds = max(self.seconds, time.monotonic() - started)
+                self.writes += 1
+        except psycopg.Error as error:
+            self._error = error
+
+    def __enter__(self) -> None:
+        self._connection.execute("SET statement_timeout = '20s'")
+        self._connection.execute("SET synchronous_commit = off")
+        self._thread.start()
+        wait_until(lambda: self.writes > 3)
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._error:
+            raise self._error
+
+
+def test_an_outage_of_the_provider_is_no_matter_to_a_save(
+    make_article, provider, second_connection, make_worker
+):
+    provider.is_down = True
+    article = make_article()
+    worker = make_worker()
+    worker.step()
+    worker.step()
+    second_connection.execute("SET statement_timeout = '1s'")
+
+    second_connection.execute(TOUCH, [article.pk])
+    second_connection.execute(DELETE, [article.pk])
+    second_connection.commit()
+
+    assert not ArticleEmbedding.objects.exists()
+
+
+def test_a_worker_that_dies_in_mid_transaction_holds_nobody_up(make_article, connect, writer):
+    article = make_article()
+    [held] = claim()
+    dying = connect()
+    dying.execute(jobs.claims.HOLD, {"ids": [held.id], "tokens": [held.token]})
+    writer.start(DELETE, article.pk)
+    until_waiting(writer)
+
+    connection.cursor().execute("SELECT pg_terminate_backend(%s)", [dying.info.backend_pid])
+
+    writer.end()
+    writer.connection.commit()
+    assert not Job.objects.filter(status="running").exists()
+
+
+def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
+    make_article, connect, writer, monkeypatch
+):
+    """SIGSTOP, a paused virtual machine: nobody will end that transaction but Postgres."""
+    monkeypatch.setattr(database, "FROZEN_AFTER", "200ms")
+    article = make_article()
+    [held] = claim()
+    connection.close()
+    database.settle_session("default")
+    try:
+        with pytest.raises(DatabaseError) as caught, transaction.atomic():  # noqa: PT012
+            assert jobs.hold([held], using="default").ours
+            writer.start(DELETE, article.pk)
+            writer.end()  # as soon as Postgres has cut us off
+            Job.objects.count()
+        assert database.is_lost_connection(caught.value)
+    finally:
+        connection.close()
+        unsettle_session()
+    writer.connection.commit()
+    assert not Article.objects.exists()
+
+
+def test_workers_run_in_read_committed_whatever_the_settings_say(settings, connect):
+    before = connection.settings_dict["OPTIONS"].copy()
+    connection.close()
+    connection.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.SERIALIZABLE
+    try:
+        database.settle_session("default")
+        for _ in range(2):
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SHOW transaction_isolation")
+                assert cursor.fetchone() == ("read committed",)
+            connection.close()  # and after a reconnect
+    finally:
+        connection.close()
+        connection.settings_dict["OPTIONS"] = before
+        unsettle_session()
+
+
+def test_no_function_of_ours_costs_a_subtransaction_a_row():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*), count(*) FILTER (WHERE prosrc ~* '\\mexception\\s+when\\M') "
+            "FROM pg_proc WHERE proname LIKE '%pgembed%'"
+        )
+        functions, with_exception_blocks = cursor.fetchone()
+    assert functions > 10
+    assert with_exception_blocks == 0
+
+
+class TestOtherIsolationLevels:
+    """What writers meet outside READ COMMITTED: what docs/guarantees.md says, and no more."""
+
+    def snapshot(self, own: psycopg.Connection, level: psycopg.IsolationLevel) -> None:
+        own.isolation_level = level
+        own.execute("SELECT count(*) FROM app_article")
+
+    @pytest.mark.parametrize(
+        "level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
+    )
+    @pytest.mark.parametrize("meanwhile", ["nothing", "claim", "store", "heartbeat", "release"])
+    def test_an_update_goes_through_whatever_a_worker_does_meanwhile(
+        self, make_article, make_worker, connect, run_jobs, level, meanwhile
+    ):
+        article = make_article(title="old")
+        worker = make_worker()
+        if meanwhile in ("heartbeat", "release"):
+            worker.step()
+        own = connect()
+        self.snapshot(own, level)
+        if meanwhile in ("claim", "store"):
+            worker.step()
+        if meanwhile == "store":
+            worker.step(claim=False)
+        elif meanwhile == "heartbeat":
+            worker.holding.heartbeat()
+        elif meanwhile == "release":
+            worker.release()
+
+        error = None
+        try:
+            own.execute("UPDATE app_article SET title = 'new' WHERE id = %s", [article.pk])
+            own.commit()
+        except psycopg.errors.SerializationFailure as failure:
+            error = failure
+            own.rollback()
+
+        # The one thing of ours that they can meet: a job that came back to pending, or was
+        # added, after their snapshot.
+        assert (error is not None) == (meanwhile == "release")
+        worker.step(claim=False)
+        run_jobs()
+        assert embedded_text(article).startswith("old" if error else "new")
+
+    @pytest.mark.parametrize(
+        ("meanwhile", "fails"),
+        [("claim", False), ("store", False), ("heartbeat", True), ("complete", True)],
+    )
+    def test_a_delete_fails_only_where_what_it_deletes_was_just_written(
+        self, make_article, make_worker, connect, run_jobs, meanwhile, fails
+    ):
+        article = make_article(title="old")
+        worker = make_worker()
+        if fails:
+            worker.step()
+        own = connect()
+        self.snapshot(own, psycopg.IsolationLevel.REPEATABLE_READ)
+        if not fails:
+            worker.step()
+        if meanwhile in ("store", "complete"):
+            worker.step(claim=False)
+        elif meanwhile == "heartbeat":
+            worker.holding.heartbeat()
+
+        if fails:
+            with pytest.raises(psycopg.errors.SerializationFailure):
+                own.execute(DELETE, [article.pk])
+            own.rollback()
+            self.snapshot(own, psycopg.IsolationLevel.REPEATABLE_READ)  # they try again
+        own.execute(DELETE, [article.pk])
+        own.commit()
+
+        worker.step(claim=False)
+        run_jobs()
+        assert not ArticleEmbedding.objects.exists()
+
+    def test_serializable_writers_of_different_rows_do_not_meet_in_our_tables(
+        self, make_article, connect
+    ):
+        first, second = make_article(), make_article()
+        Job.objects.all().delete()
+        one, other = connect(), connect()
+        for own in (one, other):
+            own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+        one.execute(TOUCH, [first.pk])
+        other.execute(TOUCH, [second.pk])
+        one.commit()
+        other.commit()
+
+        assert Job.objects.count() == 2
+
+
+def test_the_reconciler_is_not_held_up_by_a_table_that_is_locked(writer):
+    articles(1)
+    Job.objects.all().delete()
+    writer.connection.execute("LOCK TABLE app_article IN ACCESS EXCLUSIVE MODE")
+
+    assert reconcile.reconcile_once(spec(), using="default") == 0
+
+    writer.connection.rollback()
+    assert reconcile.reconcile_once(spec(), using="default") == 1
+    assert Lap.objects.filter(finished_at=None).count() == 0

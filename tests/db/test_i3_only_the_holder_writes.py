@@ -1,0 +1,223 @@
+"""I3: vectors and completion commit together, and only while the job is still held."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgembed_django import jobs
+from pgembed_django.models import Job, StagedVector
+from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
+from tests.conftest import embedded_text
+from tests.db.conftest import claim, expire_leases, reap
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+
+def rename(title: str, article: Article) -> None:
+    Article.objects.filter(pk=article.pk).update(title=title)
+
+
+def test_a_worker_frozen_past_its_lease_stores_nothing_over_newer_vectors(
+    make_article, make_worker
+):
+    article = make_article(title="old")
+    frozen, other = make_worker(), make_worker()
+    frozen.step()
+    expire_leases()
+    assert reap() == ["requeued"]
+    rename("new", article)
+    while other.step():  # a suspect is claimed alone, and completed
+        pass
+    assert embedded_text(article).startswith("new")
+
+    frozen.step(claim=False)
+
+    assert embedded_text(article).startswith("new")
+    assert frozen.holding.is_empty
+    assert frozen.completed == 0
+
+
+def test_a_worker_frozen_past_its_lease_completes_nothing(make_article, make_worker):
+    article = make_article()
+    frozen, other = make_worker(), make_worker()
+    frozen.step()
+    expire_leases()
+    reap()
+    other.step()  # at work on it now
+
+    frozen.step(claim=False)
+
+    assert embedded_text(article) is None
+    [job] = Job.objects.all()
+    assert (job.status, job.worker_id, job.claims) == ("running", 2, 2)
+
+
+def test_a_worker_that_lost_its_lease_leaves_the_job_for_the_next_one(
+    make_article, make_worker, run_jobs
+):
+    article = make_article()
+    frozen = make_worker()
+    frozen.step()
+    expire_leases()
+    reap()
+
+    frozen.step(claim=False)
+    frozen.release()
+
+    [job] = Job.objects.all()
+    assert (job.status, job.crashes) == ("pending", 1)
+    run_jobs()
+    assert embedded_text(article)
+
+
+def test_the_same_worker_that_claims_again_does_not_open_the_fence(
+    make_article, make_worker, run_jobs
+):
+    article = make_article(title="old")
+    frozen, restarted = make_worker(worker_id=7), make_worker(worker_id=7)
+    frozen.step()
+    expire_leases()
+    reap()
+    rename("new", article)
+    restarted.step()
+    assert Job.objects.get(status="running").worker_id == 7
+
+    frozen.step(claim=False)
+    assert embedded_text(article) is None
+    restarted.step(claim=False)
+
+    assert embedded_text(article).startswith("new")
+
+
+@pytest.mark.parametrize("ending", ["retry", "release", "fail", "heartbeat"])
+def test_nothing_that_was_lost_can_be_ended_or_renewed(make_article, ending):
+    make_article()
+    [lost] = claim()
+    expire_leases()
+    reap()
+    [held] = jobs.claim_alone([lost.spec], worker_id=1, lease_seconds=60, using="default")
+    before = Job.objects.values().get()
+
+    if ending == "retry":
+        result = jobs.retry(lost, "no", max_attempts=5, delay_seconds=0, using="default")
+    elif ending == "release":
+        result = jobs.release(lost, using="default")
+    elif ending == "fail":
+        result = jobs.fail(lost, "no", using="default")
+    else:
+        found = jobs.heartbeat([lost], lease_seconds=9999, using="default")
+        result = "lost" if found.lost == {lost.id} else found
+
+    assert result == "lost"
+    assert Job.objects.values().get() == before
+    assert (held.id, held.token) == (lost.id, lost.token + 1)
+
+
+def test_an_expired_lease_that_nobody_took_is_still_held(make_article, make_worker):
+    article = make_article()
+    slow = make_worker()
+    slow.step()
+    expire_leases()
+
+    slow.step(claim=False)
+
+    assert embedded_text(article)
+    assert Job.objects.get().status == "succeeded"
+
+
+def test_a_worker_stops_spending_requests_on_what_it_lost(
+    make_article, make_worker, provider, settings
+):
+    settings.PGEMBED_BATCH_SIZE = 1
+    for _ in range(3):
+        make_article()
+    frozen = make_worker(concurrency=1)
+    frozen.step()
+    asked = len(provider.embedded)
+    assert frozen.embedding.queued > 0  # more to ask
+    expire_leases()
+    reap()
+
+    frozen.holding.heartbeat()
+    while frozen.step(claim=False):
+        pass
+
+    assert len(provider.embedded) == asked
+    assert frozen.holding.is_empty
+    assert not ArticleEmbedding.objects.exclude(embedding=None).exists()
+
+
+def test_a_worker_that_was_frozen_stages_and_stores_no_text_ahead(make_worker, provider, settings):
+    settings.PGEMBED_BATCH_SIZE = 1
+    article = Article.objects.create(title="no words are embedded of this one")
+    ArticleComment.objects.create(article=article, text="one two three four five six seven eight")
+    frozen = make_worker(concurrency=1)
+    frozen.step()
+    expire_leases()
+    reap()
+
+    for unit in frozen.holding.units.values():
+        unit.started = 0.0  # long ago: its text would be stored ahead of its vectors
+    frozen.step(claim=False)
+
+    assert not StagedVector.objects.exists()
+    assert not ArticleCommentEmbedding.objects.exists()
+
+
+def test_a_completion_whose_reply_was_lost_is_settled_by_the_fence(
+    make_article, make_worker, run_jobs
+):
+    article = make_article(title="old")
+    worker = make_worker()
+    worker.step()
+    [unit] = worker.holding.units.values()
+    worker.step(claim=False)
+    rename("new", article)
+    run_jobs()
+
+    worker.holding.add([unit])  # as a worker does that cannot know whether its commit arrived
+    worker.step(claim=False)
+
+    assert worker.holding.is_empty
+    assert embedded_text(article).startswith("new")
+    assert not Job.objects.exclude(status="succeeded").exists()
+
+
+def test_vectors_and_completion_commit_together_or_not_at_all(
+    make_article, make_worker, second_connection
+):
+    article = make_article()
+    worker = make_worker()
+    worker.step()
+    # What the last statement of the transaction writes is refused.
+    second_connection.execute(
+        "ALTER TABLE pgembed_job ADD CONSTRAINT refused CHECK (status <> 'succeeded') NOT VALID"
+    )
+    second_connection.commit()
+    try:
+        worker.step(claim=False)
+        assert embedded_text(article) is None
+        [job] = Job.objects.all()
+        assert (job.status, job.attempts) == ("pending", 1)
+        assert "refused" in job.last_error
+    finally:
+        second_connection.execute("ALTER TABLE pgembed_job DROP CONSTRAINT refused")
+        second_connection.commit()
+
+
+def test_a_reader_sees_the_old_vectors_or_the_new_ones_never_none(
+    make_article, make_worker, run_jobs, connect
+):
+    article = make_article(title="old")
+    run_jobs()
+    rename("new", article)
+    reader = connect(autocommit=True)
+    seen = "SELECT passage FROM app_articleembedding WHERE source_id = %s AND embedding IS NOT NULL"
+    worker = make_worker()
+    worker.step()
+    assert reader.execute(seen, [article.pk]).fetchone()[0].startswith("old")
+
+    worker.step(claim=False)
+
+    [[passage]] = reader.execute(seen, [article.pk]).fetchall()
+    assert passage.startswith("new")
