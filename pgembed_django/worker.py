@@ -21,6 +21,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
 from pgembed_django import __version__, conf, database, spaces
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Worker as WorkerRow
@@ -284,6 +285,15 @@ class Worker:
             self.listener.probe()
         else:
             self.listener.open()  # which counts as a nudge: the next round looks for jobs
+
+    def _warm_up(self) -> None:
+        """Load the models now: the first saved row is not to wait for them."""
+        for spec in self.specs.values():
+            for space in spaces.live(spec, using=self.using):
+                try:
+                    spaces.provider_of(space).warm_up()
+                except ProviderError as error:
+                    logger.warning("Cannot load %s yet: %s", space, error)
 
     def _ensure_spaces(self) -> None:
         for spec in self.specs.values():

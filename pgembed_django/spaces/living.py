@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import json
+
 from pgembed_django import conf, providers
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
@@ -29,10 +32,17 @@ def provider_of(space: Space) -> Provider:
         space.dimensions,
     ) == (declared.get("BACKEND"), declared.get("MODEL"), declared.get("DIMENSIONS")):
         return providers.get(space.provider)
+    options = json.dumps(space.options, sort_keys=True)
+    return _former(space.provider, space.backend, space.model, space.dimensions, options)
+
+
+@functools.lru_cache(maxsize=32)
+def _former(alias: str, backend: str, model: str, dimensions: int, options: str) -> Provider:
+    """Return the provider of a space that the settings have left behind."""
     return providers.build(
-        alias=space.provider,
-        backend=space.backend,
-        model=space.model,
-        dimensions=space.dimensions,
-        options=space.options,
+        alias=alias,
+        backend=backend,
+        model=model,
+        dimensions=dimensions,
+        options=json.loads(options),
     )
