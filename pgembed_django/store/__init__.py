@@ -73,15 +73,18 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
             source_pks=[change.source_pk for change in waiting],
             space_ids=[change.space_id for change in waiting],
         )
-    _insert(spec, changes, using)
+    _insert(spec, changes, using, reuse=True)
     _keep(spec, changes, using)
     if dropped := [row_id for change in changes for row_id in change.plan.drop]:
         _run(using, of_spec.drop, ids=dropped)
 
 
 def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Store the text of units that have no rows yet, so that full-text search finds them."""
-    _insert(spec, changes, using)
+    """Store the text of units that have no rows yet, so that full-text search finds them.
+
+    Without the vectors that are staged already: ``apply`` knows these rows by having none.
+    """
+    _insert(spec, changes, using, reuse=False)
 
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
@@ -122,7 +125,7 @@ def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> i
     return max((row_id for [row_id] in deleted), default=None)
 
 
-def _insert(spec: Spec, changes: Collection[Change], using: str) -> None:
+def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
     rows = [(change, chunk) for change in changes for chunk in change.plan.insert]
     if not rows:
         return
@@ -131,6 +134,7 @@ def _insert(spec: Spec, changes: Collection[Change], using: str) -> None:
         using,
         statements.of(spec, using).insert,
         spec=spec.key,
+        reuse=reuse,
         store_text=spec.store_text,
         language=conf.current().text_search_config,
         source_pks=[change.source_pk for change, _ in rows],

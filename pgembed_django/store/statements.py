@@ -65,7 +65,8 @@ INSERT = """
     LEFT JOIN LATERAL (
         SELECT old.embedding, old.was_cut
         FROM {table} AS old
-        WHERE new.embedding IS NULL
+        WHERE %(reuse)s
+          AND new.embedding IS NULL
           AND old.source_id = new.source_pk::{key}
           AND old.space_id = new.space_id
           AND old.chunk_digest = new.chunk_digest
@@ -73,7 +74,8 @@ INSERT = """
       UNION ALL
         SELECT staged.embedding, staged.was_cut
         FROM pgembed_staging AS staged
-        WHERE new.embedding IS NULL
+        WHERE %(reuse)s
+          AND new.embedding IS NULL
           AND staged.spec = %(spec)s
           AND staged.source_pk = new.source_pk
           AND staged.space_id = new.space_id

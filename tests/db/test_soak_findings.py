@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pgembed_django.models import StagedVector
-from pgembed_django.pipeline import Pipeline
-from tests.app.models import Article, ArticleComment
+from pgembed_django.models import Job, StagedVector
+from pgembed_django.pipeline import Pipeline, storing
+from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.db.conftest import make_due
 from tests.played.provider import PlayedProvider
 
@@ -21,7 +21,10 @@ CHUNKS = ["The first of four.", "This is the second.", "A third one follows", "A
 
 @pytest.fixture
 def make_comment(make_article: Callable[..., Article]) -> Callable[[str], ArticleComment]:
-    return lambda text: ArticleComment.objects.create(article=make_article(), text=text)
+    # The article itself is not embedded.
+    return lambda text: ArticleComment.objects.create(
+        article=make_article(published_time=None), text=text
+    )
 
 
 def embedded_texts(provider: type[PlayedProvider]) -> Counter[str]:
@@ -46,12 +49,31 @@ def test_chunks_that_came_beside_a_failed_one_are_not_paid_for_again(
 
 
 def test_chunks_that_come_after_another_has_failed_are_not_paid_for_again(
-    provider: type[PlayedProvider], make_worker: Any, make_comment: Any
+    provider: type[PlayedProvider], make_worker: Any, make_comment: Any, settings: Any
 ) -> None:
+    settings.PGEMBED_BATCH_SIZE = 2
     comment = make_comment("\n\n".join(["There is trouble.", *CHUNKS]))
-    worker = make_worker(batch_size=2, concurrency=3)
+    worker = make_worker(concurrency=3)
     worker.step()
     # All three batches are answered; the first one, with the trouble, is taken before the others.
     until_nothing_moves(worker)
 
     assert StagedVector.objects.filter(source_pk=comment.pk).count() == len(CHUNKS)
+
+
+def test_text_that_is_stored_ahead_leaves_staged_vectors_for_the_completion(
+    provider: type[PlayedProvider], make_worker: Any, make_comment: Any, settings: Any
+) -> None:
+    settings.PGEMBED_BATCH_SIZE = 2
+    comment = make_comment("\n\n".join(CHUNKS))
+    worker = make_worker(concurrency=1)
+    worker.step()
+    [unit] = worker.holding.units.values()
+    worker.step()
+    assert StagedVector.objects.exists()
+    storing.store_text(worker.holding, [unit])
+    until_nothing_moves(worker)
+
+    assert embedded_texts(provider) == Counter(CHUNKS)
+    assert ArticleCommentEmbedding.objects.filter(embedding=None).count() == 0
+    assert Job.objects.get(source_pk=comment.pk, spec="app.ArticleCommentEmbedding").attempts == 0
