@@ -95,6 +95,7 @@ def _soak(
     workers: processes.Workers,
 ) -> int:
     events = faults.schedule(options.seed, seconds=options.seconds, restarts=database.is_own)
+    fired = list(events)
     fire = faults.Faults(events, postgres=database, served=served, workers=workers)
     started = time.monotonic()
     writers = processes.Writers(
@@ -110,6 +111,13 @@ def _soak(
     # Our models load only where Django is set up.
     from benchmarks.soak import quiet, report
 
+    (workers.folder / "events.log").write_text("\n".join(map(str, fired)))
+    (workers.folder / "blows.log").write_text(
+        "\n".join(
+            f"{blow.since - started:6.2f} {blow.until - started:6.2f} {blow.worker} {blow.what}"
+            for blow in workers.blows
+        )
+    )
     drained_seconds = quiet.drain(meanwhile=workers.tend)
     workers.stop()
     deliveries = served.deliveries()

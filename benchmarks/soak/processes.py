@@ -98,6 +98,7 @@ class Worker:
     ending: str = ""
     """What was done to it that ends it, and when."""
     ending_since: float = 0.0
+    stops: int = 0
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class Workers:
         now = time.monotonic()
         if number in (signal.SIGKILL, signal.SIGTERM):
             worker.ending, worker.ending_since = number.name, worker.ending_since or now
+            worker.stops += 1
         elif number == signal.SIGSTOP:
             # Until further notice.
             self.blows.append(Blow(worker.name, "SIGSTOP", now, float("inf")))
@@ -175,10 +177,12 @@ class Workers:
         now, code = time.monotonic(), worker.process.returncode
         since = worker.ending_since or now
         self.blows.append(Blow(worker.name, worker.ending or "died", since, now))
-        # One that was told to stop before it had begun ends like any program.
+        # One that is told to stop before it has begun, or once more after it has ended its
+        # work, ends like any program.
+        may_be_plain = worker.stops > 1 or "works on" not in worker.log.read_text()
         asked_for = {
             "SIGKILL": {-signal.SIGKILL, 0},
-            "SIGTERM": {0} if "works on" in worker.log.read_text() else {0, -signal.SIGTERM},
+            "SIGTERM": {0, -signal.SIGTERM} if may_be_plain else {0},
         }
         if code not in asked_for.get(worker.ending, ()):
             lines = worker.log.read_text(errors="replace").splitlines()[-12:]
