@@ -92,7 +92,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Find a unit as it is written, never a part of it: that would read the whole table."""
+        """Find a unit as it is written, not a part of it: so an index of its status can help."""
         term = search_term.strip()
         if not term:
             return queryset, False

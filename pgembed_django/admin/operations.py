@@ -30,7 +30,8 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
     list_filter = ("state",)
     ordering = ("-id",)
     fieldsets: ClassVar[Any] = (
-        (None, {"fields": ("spec", "state", "created_at", "activated_at", "retired_at")}),
+        (None, {"fields": (("spec", "state", "is_partial"),)}),
+        (_("Times"), {"fields": (("created_at", "activated_at", "retired_at", "pruned_at"),)}),
         (
             _("Model"),
             {"fields": ("provider", "backend", "model", "model_digest", "dimensions")},
