@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 
 BENCHMARKS = {
+    "idle": "What an idle transaction elsewhere costs the claim.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
 }
 
