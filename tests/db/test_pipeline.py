@@ -2,22 +2,61 @@ from __future__ import annotations
 
 import pytest
 
-from pgembed_django import specs
-from pgembed_django.models import Job
-from pgembed_django.search import search
-from pgembed_django.testing import run_jobs
+from pgembed_django import search, similar_to
 from tests.app.models import Article, ArticleEmbedding
+from tests.conftest import embedded_text
 
 pytestmark = pytest.mark.django_db
 
 
-def test_a_saved_row_is_found_by_its_meaning() -> None:
-    fish = Article.objects.create(title="Fish", contents="A trout swims in the river.", published_time="2026-01-01T00:00Z")
-    Article.objects.create(title="Stones", contents="Granite is hard.", published_time="2026-01-01T00:00Z")
+def test_a_saved_row_is_found_by_its_meaning(make_article, run_jobs):
+    fish = make_article(title="Fish", contents="A trout swims in the river.")
+    make_article(title="Stones", contents="Granite is hard.")
 
     run_jobs()
 
-    [found] = search(Article, "a trout in the river", limit=1)
+    found = search(Article, "a trout in the river", limit=1)[0]
     assert found == fish
     assert "trout" in found.passage
     assert 0 < found.score <= 1
+
+
+def test_a_row_is_similar_to_others_but_not_to_itself(make_article, run_jobs):
+    trout = make_article(title="Trout", contents="A trout swims in the river.")
+    salmon = make_article(title="Salmon", contents="A salmon swims in the river.")
+    make_article(title="Stones", contents="Granite is hard.")
+    run_jobs()
+
+    assert similar_to(trout)[0] == salmon
+    assert trout not in similar_to(trout)
+
+
+def test_an_unpublished_row_is_neither_embedded_nor_found(make_article, run_jobs):
+    draft = make_article(title="Trout", published_time=None)
+
+    run_jobs()
+
+    assert embedded_text(draft) is None
+    assert draft not in search(Article, "trout")
+
+
+def test_a_row_without_text_is_settled_without_a_vector(make_article, run_jobs):
+    empty = make_article(title="", contents="  ")
+
+    assert run_jobs() == 1
+
+    [row] = ArticleEmbedding.objects.filter(source=empty)
+    assert (row.passage, row.embedding) == ("", None)
+
+
+def test_a_long_row_is_stored_in_chunks_and_found_by_its_best_one(make_article, run_jobs):
+    pages = [f"Page {n} tells of granite and of slate and of chalk. " * 30 for n in range(5)]
+    pages[3] += "\n\nA trout swims in the river."
+    long = make_article(contents="\n\n".join(pages))
+
+    run_jobs()
+
+    assert ArticleEmbedding.objects.filter(source=long).count() > 3
+    found = search(Article, "a trout in the river", limit=1)[0]
+    assert found == long
+    assert "trout" in found.passage
