@@ -24,7 +24,7 @@ logger = logging.getLogger("pgembed_django")
 CHANNEL = "pgembed"
 ECHO_SECONDS = 2.0
 
-SILENT_SECONDS = 10.0
+SILENT_SECONDS = 5.0
 """After so long without an answer the connection is given up: it may be half open."""
 
 KEYS = """

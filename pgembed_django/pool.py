@@ -6,9 +6,11 @@ The threads here talk to the provider only. The database is the loop's own threa
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Any
 
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
@@ -34,6 +36,44 @@ class Inline(Executor):
         except ProviderError as error:
             future.set_exception(error)
         return future
+
+
+class Threads(Executor):
+    """Daemon threads: a request that hangs does not keep a worker alive that is to stop.
+
+    The interpreter waits for those of a ThreadPoolExecutor before it ends.
+    """
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._name = name
+        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._count = self._left = count
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - raised again by future.result()
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._todo.put(run)
+        if self._left:
+            self._left -= 1
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let idle threads end. Never waits for those at work."""
+        for _ in range(self._count - self._left):
+            self._todo.put(None)
+
+    def _run(self) -> None:
+        while run := self._todo.get():
+            run()
 
 
 class Pool:
@@ -67,7 +107,7 @@ class Pool:
         self._executor: Executor = (
             Inline()
             if inline
-            else ThreadPoolExecutor(concurrency, thread_name_prefix=f"pgembed-{provider.alias}")
+            else Threads(concurrency, name=f"pgembed-{provider.alias}")
         )
 
     @property
@@ -117,6 +157,8 @@ class Pool:
             if isinstance(outage, ProviderUnavailable):
                 self._pause(outage)
                 return
+        if self.is_down and self._paused_until > self._clock():
+            return  # sent before the pause: it says nothing of the server as it is now
         self._has_answered = True
         if outcomes or error:
             # A plain word is not enough: it is within any limit.
@@ -129,7 +171,7 @@ class Pool:
 
     def close(self) -> None:
         """Let the threads end. Requests in flight are not waited for."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False)
 
     def _start(self, texts: Sequence[str], *, ask_first: bool, is_alone: bool) -> Future[Outcomes]:
         self.in_flight += 1

@@ -35,7 +35,7 @@ LAST_LOOK_SECONDS = 0.064
 """An awake worker looks again and again, ever more slowly, before it goes on watch."""
 
 BUSY_LOOK_SECONDS = 0.05
-MAX_BUSY_LOOK_SECONDS = 1.0
+MAX_BUSY_LOOK_SECONDS = 0.8
 """How soon it looks again while writers are open, or due jobs are locked."""
 
 STANDBY_SECONDS = 0.5
@@ -129,6 +129,7 @@ class Worker:
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )
         now = time.monotonic()
+        self._listener_timer = Timer(LISTENER_SECONDS, self._tend_listener, now)
         self._timers = [
             Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
             Timer(REPORT_SECONDS, self._report, now),
@@ -136,7 +137,7 @@ class Worker:
         ]
         logger.info("Worker %s works on %s", self.row, ", ".join(self.specs))
         if not self.drain:
-            self._timers.append(Timer(LISTENER_SECONDS, self._tend_listener, now))
+            self._timers.append(self._listener_timer)
             self.maintenance.start()
 
     def _loop(self) -> None:
@@ -225,6 +226,8 @@ class Worker:
                 pass
         if self.listener.drain():
             self._look_seconds = FIRST_LOOK_SECONDS
+        if sockets[-1] is self.listener and not self.listener.is_up:
+            self._listener_timer.due_at = 0.0  # lost just now: listen again at once
 
     def _is_done(self) -> bool:
         if self.stops_asked:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
+import threading
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db import connections
+from django.utils import autoreload
 
-from pgembed_django import conf
+from pgembed_django import conf, database
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, seconds, whole
+from pgembed_django.models import Job
 from pgembed_django.worker import Worker
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
@@ -32,6 +37,11 @@ class Command(EmbedCommand):
             action="store_true",
             help="Exit as soon as nothing is ready, instead of waiting for more.",
         )
+        parser.add_argument(
+            "--autoreload",
+            action="store_true",
+            help="Restart whenever code changes, like runserver. For development.",
+        )
         for option, setting, kind in (
             ("--concurrency", "concurrency", whole),
             ("--batch-size", "batch_size", whole),
@@ -47,6 +57,12 @@ class Command(EmbedCommand):
             )
 
     def handle(self, **options: Any) -> None:
+        if options["autoreload"]:
+            autoreload.run_with_reloader(self._work, **options)
+        else:
+            self._work(**options)
+
+    def _work(self, **options: Any) -> None:
         settings = conf.current()
         given = {
             name: options[name]
@@ -59,15 +75,59 @@ class Command(EmbedCommand):
             settings=dataclasses.replace(settings, **given),
             drain=options["drain"],
         )
+        self._refuse_missing_tables(worker)
         self._log(options["verbosity"])
+        if options["autoreload"]:
+            self._end_before_the_process(worker)
         try:
             settled = worker.run()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
         except PgembedError as error:
             raise CommandError(str(error)) from error
-        if options["verbosity"] > 0:
-            self.stdout.write(self.style.SUCCESS(f"{settled} rows are fresh."))
+        self._report(worker, settled, options["verbosity"])
+
+    def _report(self, worker: Worker, settled: int, verbosity: int) -> None:
+        text = f"{settled} rows are fresh."
+        pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
+        left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
+        if left and worker.paused:
+            reasons = "; ".join(f"{alias}: {why}" for alias, why in worker.paused.items())
+            raise CommandError(f"{text} {left} wait for a provider that is down. {reasons}")
+        if left:
+            text += f" {left} wait for their next attempt, or for an open transaction."
+        if verbosity > 0:
+            self.stdout.write(self.style.SUCCESS(text))
+
+    def _refuse_missing_tables(self, worker: Worker) -> None:
+        if database.rows(worker.using, "SELECT to_regtype('vector')") == [(None,)]:
+            raise CommandError(
+                f"The database {worker.using!r} has no extension vector. Have it created: "
+                "CREATE EXTENSION vector.",
+                returncode=CANNOT_START,
+            )
+        connection = connections[worker.using]
+        for spec in worker.specs.values():
+            table = connection.ops.quote_name(spec.embedding_model._meta.db_table)
+            if database.rows(worker.using, "SELECT to_regclass(%(table)s)", table=table) == [
+                (None,)
+            ]:
+                raise CommandError(
+                    f"The database {worker.using!r} has no table for {spec}. "
+                    "Run manage.py makemigrations and manage.py migrate.",
+                    returncode=CANNOT_START,
+                )
+
+    def _end_before_the_process(self, worker: Worker) -> None:
+        """The reloader ends the process from the main thread. The leases are given back first."""
+        thread = threading.current_thread()
+
+        def end() -> None:
+            worker.stop()
+            worker.stop()
+            thread.join(timeout=worker.settings.stop_grace_seconds)
+
+        atexit.register(end)
 
     def _log(self, verbosity: int) -> None:
         """Write the log where a person sees it, unless LOGGING says what is to become of it."""

@@ -1,0 +1,140 @@
+"""I9: no wake is lost, with the poll at 30 s."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import psycopg
+import pytest
+from django.db import connection
+
+from pgembed_django.models import Worker
+from tests.app.models import Note, NoteEmbedding
+from tests.conftest import wait_until
+from tests.live.conftest import is_asleep, providers
+
+pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
+
+
+def test_a_transaction_that_outlives_the_last_look_is_embedded_at_its_commit(
+    start_worker, second_connection
+):
+    # Nobody is on watch, so this writer does not notify.
+    note = add_note(second_connection, "open")
+    start_worker()
+    wait_until_it_looks_seldom()
+
+    second_connection.commit()
+
+    assert seconds_until_embedded(note) < 1
+
+
+def test_a_job_that_another_transaction_holds_is_embedded_when_that_ends(
+    start_worker, second_connection
+):
+    first = Note.objects.create(body="first")
+    lock = "SELECT FROM pgembed_job WHERE status = 'pending' FOR UPDATE"
+    second_connection.execute(lock)  # and no trigger, so no notification at its end
+    start_worker()
+    wait_until(Worker.objects.exists)
+    wait_until_it_looks_seldom()
+
+    second_connection.commit()
+
+    assert seconds_until_embedded(first.pk) < 1
+
+
+def test_a_second_writer_that_holds_the_announced_job_is_embedded_at_its_commit(
+    start_worker, second_connection
+):
+    note = Note.objects.create(body="first")
+    second_connection.execute("UPDATE app_note SET body = 'second' WHERE id = %s", [note.pk])
+    start_worker()
+    wait_until_it_looks_seldom()
+
+    second_connection.commit()
+
+    assert seconds_until_embedded(note.pk, "second") < 1
+
+
+def test_the_worker_beside_one_on_watch_takes_over_when_that_one_dies(start_worker):
+    first = start_worker(PGEMBED_RECONCILE_SECONDS=0)
+    wait_until(is_asleep)
+    backends = listening()
+    start_worker(PGEMBED_RECONCILE_SECONDS=0)
+    wait_until(lambda: has_looked(besides=backends))
+
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    wait_until(lambda: not set(backends) & set(listening()))
+    note = Note.objects.create(body="nobody notifies")
+
+    assert seconds_until_embedded(note.pk) < 1
+
+
+def test_a_worker_that_sleeps_is_called_when_there_is_more_than_one_can_claim(
+    start_worker, server
+):
+    settings = {
+        "PGEMBED_PROVIDERS": providers(server),
+        "PGEMBED_BATCH_SIZE": 2,
+        "PGEMBED_CONCURRENCY": 1,
+        "PGEMBED_RECONCILE_SECONDS": 0,
+    }
+    start_worker(**settings)
+    wait_until(is_asleep)
+    backends = listening()
+    start_worker(**settings)
+    wait_until(lambda: has_looked(besides=backends))
+    server.gate.clear()
+
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(30))
+
+    wait_until(lambda: len(server.times) == 2, seconds=5)
+
+
+def add_note(connection: psycopg.Connection, body: str) -> object:
+    statement = "INSERT INTO app_note (id, body, seen) VALUES (gen_random_uuid(), %s, 0)"
+    return connection.execute(f"{statement} RETURNING id", [body]).fetchone()[0]
+
+
+def wait_until_it_looks_seldom() -> None:
+    """Until the worker has looked often enough for its next look to be far off."""
+    seen, gaps = {}, []
+    while not gaps or max(gaps) < 0.35:
+        for pid, at in rows(
+            "SELECT pid, query_start FROM pg_stat_activity WHERE datname = current_database() "
+            "AND query LIKE '%%pg_try_advisory_lock_shared%%' AND pid <> pg_backend_pid()"
+        ):
+            if pid in seen and at > seen[pid]:
+                gaps.append((at - seen[pid]).total_seconds())
+            seen[pid] = at
+        rows("SELECT pg_sleep(0.002)")
+
+
+def listening() -> list[int]:
+    found = rows(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND query LIKE '%%pg_try_advisory_lock%%' AND pid <> pg_backend_pid()"
+    )
+    return [pid for [pid] in found]
+
+
+def has_looked(*, besides: list[int]) -> bool:
+    return bool(set(listening()) - set(besides))
+
+
+def rows(statement: str) -> list[tuple]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [])
+        return cursor.fetchall()
+
+
+def seconds_until_embedded(pk: object, body: str | None = None) -> float:
+    started = time.monotonic()
+    stored = NoteEmbedding.objects.filter(source_id=pk, embedding__isnull=False)
+    if body:
+        stored = stored.filter(passage=body)
+    wait_until(stored.exists, seconds=10)
+    return time.monotonic() - started
