@@ -46,6 +46,13 @@ class ProviderTimeout(ProviderUnavailable):
     """No answer in time. A smaller batch may be answered."""
 
 
+class ProviderLost(ProviderUnavailable):
+    """The provider went down while it had this text, which may be what crashed it.
+
+    No attempt is spent, but the text is sent by itself from now on.
+    """
+
+
 class ProviderMisconfigured(ProviderUnavailable):
     """A person has to mend the settings or the server first: a wrong key, model or width.
 

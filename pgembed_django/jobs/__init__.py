@@ -10,6 +10,7 @@ from pgembed_django.jobs.claims import (
     next_due_seconds,
     suspect_due,
 )
+from pgembed_django.jobs.doubtful import claim_doubtful
 from pgembed_django.jobs.endings import complete, fail, reap, release, retry
 from pgembed_django.jobs.entries import (
     LANES,
@@ -29,6 +30,7 @@ __all__ = [
     "Retried",
     "claim",
     "claim_alone",
+    "claim_doubtful",
     "complete",
     "dismiss",
     "enqueue",

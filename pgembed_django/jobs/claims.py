@@ -68,6 +68,8 @@ CLAIM = """
               AND job.run_at <= statement_timestamp()
               -- What was held when a worker died is claimed alone.
               AND job.crashes = 0
+              -- What a provider went down with is claimed one at a time.
+              AND job.outages = 0
               AND (NOT %(only_new)s OR job.claims = 0)
               -- A row is never embedded by two workers at once.
               AND NOT EXISTS (
@@ -92,7 +94,7 @@ CLAIM = """
         lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
     FROM taken
     WHERE job.id = taken.id
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages
 """
 
 CLAIM_ALONE = """
@@ -121,7 +123,7 @@ CLAIM_ALONE = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages
 """
 
 SUSPECT_DUE = """
@@ -195,6 +197,7 @@ class Claim:
     kind: str
     attempts: int
     crashes: int
+    outages: int
 
 
 class Held(NamedTuple):

@@ -64,6 +64,7 @@ REQUEUE = """
         lease_expires_at = NULL,
         attempts = attempts + %(attempts)s,
         crashes = crashes + %(crashes)s,
+        outages = outages + %(outages)s,
         last_error = COALESCE(%(error)s, last_error),
         run_at = statement_timestamp() + %(delay)s * interval '1 second'
     WHERE id = %(id)s
@@ -139,7 +140,7 @@ PARK = """
 """
 
 EXPIRED = """
-    SELECT id, claims, spec, source_pk, kind, attempts, crashes
+    SELECT id, claims, spec, source_pk, kind, attempts, crashes, outages
     FROM pgembed_job
     WHERE status = 'running'
       AND lease_expires_at < statement_timestamp()
@@ -168,10 +169,16 @@ def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, 
 
 
 def release(
-    claim: Claim, *, using: str, delay_seconds: float = 0, reason: str | None = None
+    claim: Claim,
+    *,
+    using: str,
+    delay_seconds: float = 0,
+    reason: str | None = None,
+    outages: int = 0,
 ) -> str:
     """Give the job back with no attempt spent."""
-    return _requeue(claim, using, error=bounded(reason) if reason else None, delay=delay_seconds)
+    error = bounded(reason) if reason else None
+    return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 
 def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:
@@ -225,6 +232,7 @@ def _requeue(
     *,
     attempts: int = 0,
     crashes: int = 0,
+    outages: int = 0,
     error: str | None = None,
     delay: float = 0,
 ) -> str:
@@ -236,6 +244,7 @@ def _requeue(
     change: dict[str, Any] = {
         "attempts": attempts,
         "crashes": crashes,
+        "outages": outages,
         "error": error,
         "delay": delay,
     }

@@ -52,7 +52,8 @@ RETRY_FAILED = """
         run_at = LEAST(job.run_at, excluded.run_at),
         priority = GREATEST(job.priority, excluded.priority),
         attempts = 0,
-        crashes = 0
+        crashes = 0,
+        outages = 0
     RETURNING (xmax = 0) AS is_new
 """
 

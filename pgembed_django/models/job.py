@@ -42,6 +42,9 @@ class Job(models.Model):
     )
     attempts = models.SmallIntegerField(db_default=0, help_text=_("Failures that count."))
     crashes = models.SmallIntegerField(db_default=0, help_text=_("Leases that ran out."))
+    outages = models.SmallIntegerField(
+        db_default=0, help_text=_("How often its provider went down while it had this text.")
+    )
     parkings = models.SmallIntegerField(
         db_default=0, help_text=_("How often the unit has failed for good before this job.")
     )
@@ -110,8 +113,8 @@ class Job(models.Model):
                 name="pgembed_job_only_failures_settle",
             ),
             models.CheckConstraint(
-                condition=Q(claims__gte=0, attempts__gte=0, crashes__gte=0, parkings__gte=0)
-                & Q(items_done__gte=0, items_done__lte=F("items_total")),
+                condition=Q(claims__gte=0, attempts__gte=0, crashes__gte=0, outages__gte=0)
+                & Q(parkings__gte=0, items_done__gte=0, items_done__lte=F("items_total")),
                 name="pgembed_job_counts_are_counts",
             ),
         ]
@@ -130,6 +133,12 @@ class Job(models.Model):
                 fields=["spec", "run_at"],
                 condition=PENDING & Q(crashes__gt=0),
                 name="pgembed_job_suspect",
+            ),
+            # Jobs that a provider went down with are claimed one at a time.
+            models.Index(
+                fields=["spec", "run_at"],
+                condition=PENDING & Q(outages__gt=0),
+                name="pgembed_job_doubtful",
             ),
             models.Index(fields=["id"], condition=RUNNING, name="pgembed_job_running"),
             models.Index(

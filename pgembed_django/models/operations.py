@@ -1,4 +1,4 @@
-"""What the processes around the queue tell each other: live workers, reconcile cursors."""
+"""What the processes tell each other: live workers, reconcile cursors, quotas."""
 
 from __future__ import annotations
 
@@ -58,3 +58,14 @@ class Lap(models.Model):
 
     def __str__(self) -> str:
         return f"{self.spec} {self.sweep}"
+
+
+class Quota(models.Model):
+    """From when on a provider may be asked again, for all workers together."""
+
+    provider = models.TextField(primary_key=True, help_text=_("The alias in PGEMBED_PROVIDERS."))
+    requests_free_at = models.DateTimeField(db_default=Now())
+    tokens_free_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return self.provider

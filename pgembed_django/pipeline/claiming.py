@@ -54,11 +54,11 @@ class Claiming:
     def wanted(self) -> int:
         """How many units to claim now: some seconds of work."""
         settings = self.holding.settings
-        if any(pool.is_down for pool in self.embedding.pools):
-            return settings.batch_size  # enough for a probe
         round_of_batches = settings.batch_size * settings.concurrency
         if self.embedding.queued >= round_of_batches:
             return 0
+        if any(pool.is_down for pool in self.embedding.pools):
+            return settings.batch_size  # enough for the first one after an outage
         some_seconds = int(self.units_per_second * AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, some_seconds))
 
@@ -67,6 +67,7 @@ class Claiming:
         limit = self.wanted
         if limit:
             now = self._clock()
+            self.embedding.look_at_quotas()
             claims = self._claim(limit)
             self.has_more = len(claims) >= limit
             self.holding.add(Unit(claim, self.specs[claim.spec], now) for claim in claims)
@@ -95,6 +96,11 @@ class Claiming:
         elif any(unit.claim.crashes for unit in held) or jobs.suspect_due(up, using=using):
             # What was held when a worker died is claimed alone: let the others end first.
             return []
+        doubtful = jobs.claim_doubtful(
+            up, worker_id=self.worker_id, lease_seconds=lease, using=using
+        )
+        if doubtful:
+            return doubtful
         self._claims += 1
         claims = jobs.claim(
             up,

@@ -8,9 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pgembed_django import spaces
-from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
+from pgembed_django.exceptions import (
+    InputRefused,
+    ProviderError,
+    ProviderLost,
+    ProviderUnavailable,
+)
 from pgembed_django.models import Space
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Part, Request, Unit
 from pgembed_django.pool import Pool
 from pgembed_django.providers.base import Embedded
@@ -19,7 +25,10 @@ logger = logging.getLogger("pgembed_django")
 
 
 class Embedding:
-    """A queue of requests and a pool of threads for each provider. Never touches the database."""
+    """A queue of requests and a pool of threads for each provider.
+
+    The threads never touch the database; quotas are taken here, in the loop's own.
+    """
 
     def __init__(
         self,
@@ -31,6 +40,7 @@ class Embedding:
     ) -> None:
         self.holding = holding
         self.to_stage: list[tuple[Unit, Part]] = []
+        self._rationing = Rationing(using=holding.using)
         self._wake = wake
         self._inline = inline
         self._clock = clock
@@ -38,6 +48,7 @@ class Embedding:
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
         self._stuck: dict[Unit, Pool] = {}
+        self._lost: set[Unit] = set()
         self._failures: list[Failure] = []
 
     @property
@@ -71,15 +82,16 @@ class Embedding:
 
     def send(self) -> bool:
         """Start as many requests as the providers take, and tell whether there were any."""
-        sent = False
+        before = len(self._batches)
         for pool, queue in self._queues.items():
+            if pool.is_to_be_probed:
+                self._batches.append(Batch(pool, [], pool.probe(), self._clock()))
             while queue and pool.free > 0:
                 requests = self._fill(pool, queue)
-                if requests:
-                    future = pool.submit([request.chunk.text for request in requests])
-                    self._batches.append(Batch(pool, requests, future, self._clock()))
-                    sent = True
-        return sent
+                if requests and not self._send(pool, requests):
+                    queue.extendleft(reversed(requests))
+                    break
+        return len(self._batches) > before
 
     def take(self) -> bool:
         """Hand out what came back, and tell whether anything did."""
@@ -89,6 +101,10 @@ class Embedding:
             self._take(batch)
         self._settle_failures()
         return bool(done)
+
+    def look_at_quotas(self) -> None:
+        """Note whose quota is used up, before anything is claimed for it."""
+        self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
     def stuck(self) -> list[tuple[Unit, Pool]]:
         """Take the units that wait for paused providers. Their text can be stored.
@@ -112,13 +128,23 @@ class Embedding:
         """Let go of a unit that waits for a paused provider.
 
         A space that is being built never delays the active one: only its part is dropped,
-        and the reconciler brings it back.
+        and the reconciler brings it back. But where its provider went down with the text,
+        the job has to remember it.
         """
+        is_lost = unit in self._lost
+        self._lost.discard(unit)
         parts = [part for part in unit.parts if self.pool(part.space) is not pool]
-        if any(part.space.state == Space.State.ACTIVE for part in parts):
+        active = [part for part in parts if part.space.state == Space.State.ACTIVE]
+        # Nor does a doubtful job end before that part has had its turn.
+        if active and not is_lost and not (unit.is_doubtful and active[0].plan.is_fresh):
             unit.parts = parts
-        else:
-            self.holding.give_back(unit, delay_seconds=pool.paused_seconds, reason=pool.reason)
+            return
+        self.holding.give_back(
+            unit,
+            delay_seconds=0 if active and is_lost else pool.paused_seconds,
+            reason=pool.reason,
+            outages=int(is_lost),
+        )
 
     def close(self) -> None:
         """Let the pool threads end."""
@@ -137,18 +163,36 @@ class Embedding:
     def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
         requests: list[Request] = []
         failed = {failure.part for failure in self._failures}
+        tokens = self._rationing.tokens_at_once(pool)
         while queue and len(requests) < pool.provider.batch_size:
-            request = queue.popleft()
+            request = queue[0]
             if (
                 request.unit in self.holding
                 and request.part in request.unit.parts
                 and request.part not in failed
             ):
+                if requests and not _go_together(requests[0].unit, request.unit):
+                    break
+                if tokens is not None:
+                    tokens -= pool.provider.weigh_document(request.chunk.text)
+                    if requests and tokens < 0:
+                        break
                 requests.append(request)
+            queue.popleft()
         return requests
+
+    def _send(self, pool: Pool, requests: list[Request]) -> bool:
+        """Start a request, and tell whether it could be."""
+        alone = requests[0].unit.is_doubtful
+        if (alone and pool.in_flight) or not self._rationing.allows(pool, requests):
+            return False
+        future = pool.submit([request.chunk.text for request in requests], alone=alone)
+        self._batches.append(Batch(pool, requests, future, self._clock()))
+        return True
 
     def _take(self, batch: Batch) -> None:
         batch.pool.take(batch.future)
+        self._rationing.settle(batch.pool)
         for request, outcome in zip(batch.requests, _outcomes(batch), strict=True):
             unit, part = request.unit, request.part
             if unit not in self.holding or part not in unit.parts:
@@ -170,12 +214,16 @@ class Embedding:
         """
         in_flight = self.in_flight
         failures, self._failures = self._failures, []
+        # Of a text that its provider went down with, other chunks had not had their turn.
+        failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
         for failure in failures:
             unit, outcome = failure.unit, failure.outcome
             if unit in in_flight:
                 self._failures.append(failure)
             elif unit not in self.holding or failure.part not in unit.parts:
                 continue  # lost, or ended by another of its chunks
+            elif isinstance(outcome, ProviderLost):
+                self._lose(unit, failure.pool, outcome)
             elif isinstance(outcome, ProviderUnavailable):
                 self._stuck[unit] = failure.pool
             elif isinstance(outcome, InputRefused):
@@ -183,9 +231,23 @@ class Embedding:
             else:
                 self.holding.retry(unit, str(outcome))
 
+    def _lose(self, unit: Unit, pool: Pool, outage: ProviderLost) -> None:
+        times = unit.claim.outages
+        if times < self.holding.settings.max_crashes:
+            self._lost.add(unit)
+            self._stuck[unit] = pool
+            return
+        # The first time it had company. Since then the provider had just answered a plain
+        # word each time, and nobody else's text was with it.
+        self.holding.fail(
+            unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
+        )
+
     def _log(self, batch: Batch) -> None:
         pool = batch.pool
-        if pool.is_down:
+        if not batch.requests and not pool.paused_seconds:
+            logger.info("Provider %s answers again", pool.provider.alias)
+        elif pool.is_down:
             logger.warning(
                 "Provider %s is paused for %.1f s: %s",
                 pool.provider.alias,
@@ -200,6 +262,11 @@ class Embedding:
                 (self._clock() - batch.started) * 1000,
                 pool.provider,
             )
+
+
+def _go_together(one: Unit, other: Unit) -> bool:
+    """Tell whether the units may share a request. A doubtful one shares with nobody."""
+    return one is other or not (one.is_doubtful or other.is_doubtful)
 
 
 def _outcomes(batch: Batch) -> list[Embedded | ProviderError]:

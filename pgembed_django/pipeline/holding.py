@@ -71,12 +71,18 @@ class Holding:
             ),
         )
 
-    def give_back(self, unit: Unit, *, delay_seconds: float = 0, reason: str = "") -> None:
+    def give_back(
+        self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
+    ) -> None:
         """Let the unit go with no attempt spent."""
         self._end(
             unit,
             lambda claim: jobs.release(
-                claim, delay_seconds=delay_seconds, reason=reason, using=self.using
+                claim,
+                delay_seconds=delay_seconds,
+                reason=reason,
+                outages=outages,
+                using=self.using,
             ),
         )
 

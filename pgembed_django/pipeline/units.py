@@ -50,6 +50,11 @@ class Unit:
     has_staged: bool = False
 
     @property
+    def is_doubtful(self) -> bool:
+        """Whether its provider went down while it had this text: it is sent alone."""
+        return self.claim.outages > 0
+
+    @property
     def is_whole(self) -> bool:
         """Whether all its vectors have come."""
         return self.is_planned and not any(part.waiting for part in self.parts)

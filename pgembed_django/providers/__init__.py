@@ -11,12 +11,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
-from pgembed_django.providers.base import Embedded, Probe, Provider
+from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.probes import Probe, Report, report
 
-__all__ = ["Embedded", "Probe", "Provider", "build", "get"]
+__all__ = ["Embedded", "Probe", "Provider", "Report", "build", "get", "report"]
 
 NEEDED: Final = ("BACKEND", "MODEL", "DIMENSIONS")
-OPTIONAL: Final = ("OPTIONS", "REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
+LIMITS: Final = ("REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
+OPTIONAL: Final = ("OPTIONS", *LIMITS)
 
 _lock = threading.Lock()
 _built: dict[str, tuple[object, Provider]] = {}
@@ -95,6 +97,13 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
         if key not in NEEDED + OPTIONAL:
             raise ImproperlyConfigured(
                 f"{where} has no use for {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}."
+            )
+    for key in LIMITS:
+        limit = config.get(key)
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise ImproperlyConfigured(
+                f"{where}: {key} is {limit!r}. Set it to a whole number of one or more, or leave "
+                "it out."
             )
     return build(
         alias=alias,

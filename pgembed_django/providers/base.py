@@ -5,42 +5,19 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from pgembed_django.exceptions import (
-    InputRefused,
-    InputTooLong,
-    ModelMissing,
-    ProviderError,
-    ProviderMisconfigured,
-    ProviderUnavailable,
-)
-from pgembed_django.providers import cutting, vectors
+from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
+from pgembed_django.providers import cutting, probes, vectors
 from pgembed_django.providers.options import Options
-from pgembed_django.providers.pace import Pace
+from pgembed_django.providers.pace import Meter, Pace
+from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.sift import Embedded, Sift
 from pgembed_django.providers.vectors import Vector, Vectors
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What one look at a provider has shown. ``message`` is for a person."""
-
-    reachable: bool
-    model_present: bool | None
-    width: int | None
-    digest: str | None
-    seconds: float
-    message: str
-
-    @property
-    def ok(self) -> bool:
-        return not self.message
 
 
 class Provider(Options):
@@ -86,6 +63,9 @@ class Provider(Options):
         self.token_pace = Pace(clock)
         self.text_pace = Pace(clock)
         self.learnt_characters: int | None = None
+        self.is_metered = False
+        """Whether ``sent`` counts: weighing each text is not for nothing."""
+        self._meter = Meter()
 
     @abstractmethod
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
@@ -116,16 +96,20 @@ class Provider(Options):
             embedded.append(outcome.vector)
         return np.stack(embedded)
 
-    def embed_each(self, texts: Sequence[str]) -> list[Embedded | ProviderError]:
+    def embed_each(
+        self, texts: Sequence[str], *, ask_first: bool = False
+    ) -> list[Embedded | ProviderError]:
         """Return one outcome per text, in the same order: a bad text fails alone.
 
         An outcome that is a ``ProviderUnavailable`` says that the server went away before
-        this text's turn: it is to be given back uncharged.
+        this text's turn: it is to be given back uncharged. A ``ProviderLost`` says that it
+        went away while it had this text. ``ask_first`` sends nothing unless the server
+        embeds a plain word just now.
 
         Raises:
             ProviderUnavailable: no text could be embedded or blamed. Nothing is to be charged.
         """
-        return Sift(self, texts).run()
+        return Sift(self, texts).run(ask_first=ask_first)
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
         """Return the vector of what somebody searches for. Asks once, and is not retried.
@@ -160,6 +144,8 @@ class Provider(Options):
 
     def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
         """Send one batch of documents. See ``vectors.checked`` for the answer."""
+        if self.is_metered:
+            self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
         answer = self.embed_batch([self.document_prefix + text for text in texts])
         return self.check(answer, count=len(texts))
 
@@ -208,31 +194,25 @@ class Provider(Options):
         counted = self.count_tokens(text)
         return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
 
+    def weigh_document(self, text: str) -> int:
+        """Return the tokens of ``text`` and its prefix, as ``weigh`` does."""
+        return self.weigh(self.document_prefix + text)
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """How many ``requests`` and ``tokens`` of documents have been sent so far."""
+        return self._meter.total
+
     def probe(self) -> Probe:
         """Embed one word and tell what came of it. Never raises a ``ProviderError``."""
-        started = time.monotonic()
-        reachable, present, width, digest, message = True, None, None, None, ""
-        try:
-            answer = self.embed_batch([self.plain_text])
-            present, width = True, int(answer.shape[-1])
-            self.check(answer, count=1)
-            digest = self.model_digest()
-        except ModelMissing as error:
-            present, message = False, str(error)
-        except ProviderMisconfigured as error:
-            message = str(error)
-        except ProviderUnavailable as error:
-            reachable, message = False, str(error)
-        except ProviderError as error:
-            message = str(error)
-        return Probe(
-            reachable=reachable,
-            model_present=present,
-            width=width,
-            digest=digest,
-            seconds=time.monotonic() - started,
-            message=message,
-        )
+        return probes.look(self)
+
+    def warm_up(self) -> None:
+        """Load what the first request would have to load. For models in this process.
+
+        Raises:
+            ProviderError: it cannot be loaded.
+        """
 
     def close(self) -> None:
         """Let go of connections. The provider may be used again."""

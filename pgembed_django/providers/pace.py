@@ -1,8 +1,9 @@
-"""Remember how much one request may hold, of a server that is slow. No network."""
+"""Remember how much one request may hold, and how much was sent. No network."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -48,3 +49,21 @@ class Pace:
             self._limit *= 2
             if self._limit > self._too_much:
                 self._limit = None
+
+
+class Meter:
+    """Counts what was sent. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total: Counter[str] = Counter()
+
+    @property
+    def total(self) -> dict[str, int]:
+        """How many ``requests`` and ``tokens`` so far."""
+        with self._lock:
+            return dict(self._total)
+
+    def add(self, *, requests: int, tokens: int) -> None:
+        with self._lock:
+            self._total.update(requests=requests, tokens=tokens)

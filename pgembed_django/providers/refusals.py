@@ -17,6 +17,7 @@ from pgembed_django.exceptions import (
     InputTooLong,
     ModelMissing,
     ProviderError,
+    ProviderLost,
     ProviderMisconfigured,
     ProviderTimeout,
     ProviderUnavailable,
@@ -59,7 +60,6 @@ _BUSY: Final = _any_of(
     r"model is (?:currently )?(?:loading|overloaded)",
     r"overloaded",
     r"more system memory",
-    r"process has terminated",
     r"timed out waiting",
     r"no healthy upstream",
 )
@@ -75,6 +75,8 @@ _MISCONFIGURED: Final = _any_of(
     r"insufficient_quota|billing",
     r"invalid[_ ]api[_ ]key",
 )
+# Ollama when its runner has died meanwhile. A text may have killed it.
+_RUNNER_LOST: Final = _any_of(r"process has terminated")
 # Ollama answers 400 when its runner dies.
 _RUNNER_DIED: Final = _any_of(
     r"do embedding request", r"connection (?:reset|refused)", r"broken pipe", r"\beof\b"
@@ -89,7 +91,10 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
-    if status == 429 or status in (502, 503, 529) or 520 <= status <= 523:
+    if status in (502, 520):
+        # A proxy whose server hung up: it was busy, restarted, or crashed at a text.
+        return ProviderLost(message, retry_after_seconds=wait_seconds)
+    if status in (429, 503, 529) or 521 <= status <= 523:
         return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
     if status in (408, 504, 524):
         return ProviderTimeout(message, retry_after_seconds=wait_seconds)
@@ -101,6 +106,8 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
         return InputRefused(message)
     if _MODEL_MISSING.search(reason):
         return ModelMissing(message)
+    if _RUNNER_LOST.search(reason):
+        return ProviderLost(message, retry_after_seconds=wait_seconds)
     if _BUSY.search(reason):
         return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
     if status == 413:

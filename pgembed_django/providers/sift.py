@@ -17,6 +17,7 @@ from pgembed_django.exceptions import (
     InputRefused,
     InputTooLong,
     ProviderError,
+    ProviderLost,
     ProviderMisconfigured,
     ProviderTimeout,
     ProviderUnavailable,
@@ -50,12 +51,15 @@ class Sift:
         self._outcomes: dict[int, Embedded | ProviderError] = {}
         self._retried: set[int] = set()
         self._asked_plainly = False
+        self._in_doubt: set[int] = set()
         # Bisecting one culprit out of n takes log2(n) failures, and two to be sure of it.
         self._unclear_left = 4 * ceil(log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
 
-    def run(self) -> list[Embedded | ProviderError]:
+    def run(self, *, ask_first: bool = False) -> list[Embedded | ProviderError]:
         """Return one outcome per text. See ``Provider.embed_each``."""
+        if ask_first:
+            self._ask_plainly(again=True)
         todo: deque[list[int]] = deque([self._worth_sending()])
         outage: ProviderUnavailable | None = None
         settled_before = len(self._outcomes)
@@ -71,11 +75,18 @@ class Sift:
             except ProviderUnavailable as error:
                 outage = error
         if outage is not None:
-            if len(self._outcomes) == settled_before:
+            if len(self._outcomes) == settled_before and not self._in_doubt:
                 raise outage
-            for index in range(len(self._texts)):
-                self._outcomes.setdefault(index, outage)
+            self._leave(outage)
+            if len(self._in_doubt) == len(self._texts):
+                raise _as(ProviderLost, outage)
         return [self._outcomes[index] for index in range(len(self._texts))]
+
+    def _leave(self, outage: ProviderUnavailable) -> None:
+        """Give back what is not settled. What the provider had when it went down is told apart."""
+        lost, left = _as(ProviderLost, outage), _as(ProviderUnavailable, outage)
+        for index in range(len(self._texts)):
+            self._outcomes.setdefault(index, lost if index in self._in_doubt else left)
 
     def _worth_sending(self) -> list[int]:
         """Refuse the empty texts, and cut those that are known not to fit."""
@@ -136,10 +147,14 @@ class Sift:
             return self._too_large(group, error)
         except ProviderTimeout as error:
             return self._too_slow(group, error)
+        except ProviderLost:
+            self._in_doubt.update(group)
+            raise
         except ProviderUnavailable:
             raise
         except ProviderError as error:
             return self._unclear(group, error)
+        self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()
         if all(faults):
@@ -191,6 +206,7 @@ class Sift:
         # for does not answer now, and must be sent less the next time.
         # An eighth more, as the halves are hardly equal.
         self._provider.token_pace.failed(weight + weight // 8)
+        self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
         self._timeouts_left -= 1
         if len(group) == 1:
@@ -199,14 +215,17 @@ class Sift:
             )
             return []
         if self._timeouts_left == 0:
+            self._in_doubt.clear()
             raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
         return _halves(group)
 
     def _unclear(self, group: list[int], error: ProviderError) -> list[list[int]]:
         """Bisect after a broken answer or a 5xx, which may be the texts' fault or passing."""
         self._unclear_left -= 1
+        self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
         if self._unclear_left <= 0:
+            self._in_doubt.clear()
             raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
         if len(group) > 1:
             return _halves(group)
@@ -224,6 +243,8 @@ class Sift:
         provider = self._provider
         try:
             _, faults = provider.answer([provider.plain_text])
+        except ProviderLost as error:
+            raise _as(ProviderUnavailable, error) from error
         except ProviderUnavailable:
             raise
         except InputRefused as error:
@@ -233,6 +254,11 @@ class Sift:
         if faults[0]:
             raise ProviderMisconfigured(f"{provider} answered {faults[0]} for a plain word.")
         self._asked_plainly = True
+        self._in_doubt.clear()
+
+
+def _as(kind: type[ProviderUnavailable], outage: ProviderUnavailable) -> ProviderUnavailable:
+    return kind(str(outage), retry_after_seconds=outage.retry_after_seconds)
 
 
 def _halves(group: list[int]) -> list[list[int]]:

@@ -26,12 +26,14 @@ BEGIN
         run_at = LEAST(job.run_at, excluded.run_at),
         attempts = 0,
         crashes = 0,
+        outages = 0,
         last_error = ''
     -- Only a job that must come forward or start afresh is written.
     WHERE job.run_at > excluded.run_at
        OR job.priority < excluded.priority
        OR job.attempts > 0
-       OR job.crashes > 0;
+       OR job.crashes > 0
+       OR job.outages > 0;
 
     -- An idle worker on watch holds this lock exclusively: it wants to be told.
     -- Otherwise a worker is awake, and holding the lock (shared with other writers)

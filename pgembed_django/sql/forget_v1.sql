@@ -24,10 +24,12 @@ BEGIN
         run_at = LEAST(job.run_at, excluded.run_at),
         attempts = 0,
         crashes = 0,
+        outages = 0,
         last_error = ''
     WHERE job.run_at > excluded.run_at
        OR job.attempts > 0
-       OR job.crashes > 0;
+       OR job.crashes > 0
+       OR job.outages > 0;
 
     -- Then the running one: this waits for a worker that is storing vectors at this
     -- moment, and takes the lease from one that would store them later.
@@ -37,16 +39,16 @@ BEGIN
       AND status = 'running';
 
     -- A later statement, so with a snapshot that has seen what that worker stored.
-    -- Anyone may call this function, so it deletes from embedding tables only.
-    IF NOT EXISTS (
+    -- Anyone may call this function, so it deletes from embedding tables only. Where
+    -- the table is gone, there is nothing to forget, and no reason to stop the writer.
+    IF EXISTS (
         SELECT FROM pg_catalog.pg_attribute
-        WHERE attrelid = embedding_table::regclass
+        WHERE attrelid = to_regclass(embedding_table)
           AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
         HAVING count(*) = 5
     ) THEN
-        RAISE EXCEPTION 'pgembed: % is not an embedding table', embedding_table;
+        EXECUTE format('DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk);
     END IF;
-    EXECUTE format('DELETE FROM %s WHERE source_id = %L', embedding_table::regclass, unit_source_pk);
 
     DELETE FROM pgembed_staging
     WHERE spec = unit_spec

@@ -11,7 +11,7 @@ from pgembed_django.exceptions import (
     InputRefused,
     InputTooLong,
     ProviderError,
-    ProviderTimeout,
+    ProviderLost,
     ProviderUnavailable,
 )
 from pgembed_django.providers import pace
@@ -159,7 +159,7 @@ def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_prov
     provider = make_provider(timeout_seconds=0.4)
     provider.played.poison = lambda text: played.SILENT
 
-    with pytest.raises(ProviderTimeout):
+    with pytest.raises(ProviderLost):
         provider.embed_each(texts_with(set()))
     provider.played.poison = lambda text: None
     provider.played.seen.clear()

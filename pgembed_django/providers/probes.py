@@ -1,0 +1,131 @@
+"""Look at a provider for a person: does it answer, with what, and how fast?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pgembed_django.exceptions import (
+    ModelMissing,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderUnavailable,
+)
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+
+BATCHES: Final = (1, 8, 32)
+
+NEARLY_AS_FAST: Final = 1.1
+"""A smaller batch is recommended where a larger one is hardly faster: less is lost by a failure."""
+
+SAMPLE: Final = " ".join(
+    [
+        "The worker claims the rows that have changed, cuts their texts into passages and asks",
+        "for their vectors. What comes back is stored in one short transaction, so that a search",
+        "finds either the old passages of a row or the new ones, and never some of both.",
+    ]
+    * 4
+)
+"""Some 200 words: a passage of the usual length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What one look at a provider has shown. ``message`` is for a person."""
+
+    reachable: bool
+    model_present: bool | None
+    width: int | None
+    digest: str | None
+    seconds: float
+    message: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long one batch took, or why it failed."""
+
+    batch_size: int
+    milliseconds_per_text: float | None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A probe with what each size of batch takes. The first text has loaded the model."""
+
+    probe: Probe
+    timings: tuple[Timing, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.probe.ok and any(timing.milliseconds_per_text for timing in self.timings)
+
+    @property
+    def recommended_batch_size(self) -> int | None:
+        """The smallest batch that is nearly as fast, per text, as the fastest one."""
+        answered = [
+            (timing.milliseconds_per_text, timing.batch_size)
+            for timing in self.timings
+            if timing.milliseconds_per_text is not None
+        ]
+        if not answered:
+            return None
+        fastest, _ = min(answered)
+        return min(size for each, size in answered if each <= fastest * NEARLY_AS_FAST)
+
+
+def look(provider: Provider) -> Probe:
+    """Embed one word and tell what came of it. Never raises a ``ProviderError``."""
+    started = time.monotonic()
+    reachable, present, width, digest, message = True, None, None, None, ""
+    try:
+        answer = provider.embed_batch([provider.plain_text])
+        present, width = True, int(answer.shape[-1])
+        provider.check(answer, count=1)
+        digest = provider.model_digest()
+    except ModelMissing as error:
+        present, message = False, str(error)
+    except ProviderMisconfigured as error:
+        message = str(error)
+    except ProviderUnavailable as error:
+        reachable, message = False, str(error)
+    except ProviderError as error:
+        message = str(error)
+    return Probe(
+        reachable=reachable,
+        model_present=present,
+        width=width,
+        digest=digest,
+        seconds=time.monotonic() - started,
+        message=message,
+    )
+
+
+def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:
+    """Probe a provider, and where it is well, time batches up to its ``batch_size``."""
+    probe = look(provider)
+    if not probe.ok:
+        return Report(probe=probe)
+    sizes = sorted({min(size, provider.batch_size) for size in BATCHES})
+    return Report(probe=probe, timings=tuple(_time(provider, size, clock) for size in sizes))
+
+
+def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:
+    # Each text another one: no server answers from its memory.
+    texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
+    started = clock()
+    try:
+        provider.check(provider.embed_batch(texts), count=size)
+    except ProviderError as error:
+        return Timing(batch_size=size, milliseconds_per_text=None, message=str(error))
+    spent = clock() - started
+    return Timing(batch_size=size, milliseconds_per_text=spent * 1000 / size)
