@@ -176,10 +176,11 @@ def _run(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]
     wrapper = connections[using]
     wrapper.ensure_connection()
     connection = wrapper.connection
-    try:
-        connection.adapters.get_dumper(Vector, PyFormat.BINARY)
-    except psycopg.ProgrammingError:
-        register_vector(connection)
+    # All of it: the connection may be lost while the type is looked up, too.
     with wrapper.wrap_database_errors, psycopg.Cursor(connection) as cursor:
+        try:
+            connection.adapters.get_dumper(Vector, PyFormat.BINARY)
+        except psycopg.ProgrammingError:
+            register_vector(connection)
         cursor.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
+from django.db import OperationalError, connection
 
+from pgembed_django import database, specs, store
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline, storing
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
-from tests.db.conftest import make_due
+from tests.db.conftest import backend_pid, make_due
 from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -77,3 +80,16 @@ def test_text_that_is_stored_ahead_leaves_staged_vectors_for_the_completion(
     assert embedded_texts(provider) == Counter(CHUNKS)
     assert ArticleCommentEmbedding.objects.filter(embedding=None).count() == 0
     assert Job.objects.get(source_pk=comment.pk, spec="app.ArticleCommentEmbedding").attempts == 0
+
+
+def test_a_connection_lost_while_the_vector_type_is_looked_up_is_known_as_lost(
+    connect: Callable[..., psycopg.Connection],
+) -> None:
+    connection.close()
+    connect(autocommit=True).execute("SELECT pg_terminate_backend(%s)", [backend_pid()])
+
+    with pytest.raises(OperationalError) as caught:
+        store.staged(specs.of(Article)[0], ["1"], using="default")
+
+    assert database.is_lost_connection(caught.value)
+    connection.close()
