@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from benchmarks.soak import server
 from benchmarks.soak.server import Delivery
 
+START_SECONDS = 30.0
+
 NOTICE_SECONDS = 1.0
 """A worker that is resumed needs a moment to find out that it has lost its leases."""
 
@@ -99,6 +101,7 @@ class Worker:
     """What was done to it that ends it, and when."""
     ending_since: float = 0.0
     stops: int = 0
+    started: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -177,12 +180,13 @@ class Workers:
         now, code = time.monotonic(), worker.process.returncode
         since = worker.ending_since or now
         self.blows.append(Blow(worker.name, worker.ending or "died", since, now))
-        # One that is told to stop before it has begun, or once more after it has ended its
-        # work, ends like any program.
-        may_be_plain = worker.stops > 1 or "works on" not in worker.log.read_text()
+        has_begun = "works on" in worker.log.read_text()
+        if not has_begun and now - worker.started < START_SECONDS:
+            return  # killed on its way, or it found no database: a supervisor starts another
+        # One that is told to stop once more, after it has ended its work, ends like any program.
         asked_for = {
             "SIGKILL": {-signal.SIGKILL, 0},
-            "SIGTERM": {0, -signal.SIGTERM} if may_be_plain else {0},
+            "SIGTERM": {0, -signal.SIGTERM} if worker.stops > 1 else {0},
         }
         if code not in asked_for.get(worker.ending, ()):
             lines = worker.log.read_text(errors="replace").splitlines()[-12:]
