@@ -1,0 +1,165 @@
+"""Stop: nothing leased, no attempt spent, in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from django.db import connection
+
+from pgembed_django.models import Job, Worker
+from tests.app.models import Note, NoteEmbedding
+from tests.conftest import wait_until
+from tests.live.conftest import is_asleep, providers, wait_for_log
+from tests.played import plain
+
+pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
+
+DOWN = plain(503, "loading model")
+PROVIDER = """
+from pgembed_django.providers.ollama import OllamaProvider
+
+class Reloaded(OllamaProvider):
+    pass
+"""
+
+
+@pytest.fixture
+def at_work(start_worker, server):
+    """A worker whose only request is not answered before ``server.gate`` is set."""
+
+    def start(**settings):
+        server.gate.clear()
+        worker = start_worker(PGEMBED_PROVIDERS=providers(server), **settings)
+        Note.objects.create(body="slow")
+        wait_until(lambda: server.times)
+        return worker
+
+    return start
+
+
+def test_a_slow_request_is_given_back_after_the_grace_time(at_work):
+    worker = at_work(PGEMBED_STOP_GRACE_SECONDS=0.5)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=10) == 0
+    assert_given_back()
+
+
+def test_what_is_in_flight_is_finished_within_the_grace_time(at_work, server):
+    worker = at_work(PGEMBED_STOP_GRACE_SECONDS=60)
+    Note.objects.create(body="not in flight")
+    wait_until(lambda: len(server.times) == 2)
+    Note.objects.bulk_create(Note(body=f"queued {number}") for number in range(5))
+    wait_until(lambda: Job.objects.filter(status="running").count() == 7)
+
+    worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: Job.objects.filter(status="running").count() == 2)
+    server.gate.set()
+
+    assert worker.wait(timeout=10) == 0
+    statuses = Job.objects.order_by("status").values_list("status", "attempts", "crashes")
+    assert list(statuses) == [("pending", 0, 0)] * 5 + [("succeeded", 0, 0)] * 2
+    assert len(server.times) == 2
+
+
+def test_a_second_signal_releases_at_once(at_work):
+    worker = at_work(PGEMBED_STOP_GRACE_SECONDS=60)
+
+    worker.send_signal(signal.SIGTERM)
+    wait_for_log(worker, "Stopping")
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=10) == 0
+    assert_given_back()
+
+
+def test_interrupting_is_stopping(at_work, server):
+    worker = at_work(PGEMBED_STOP_GRACE_SECONDS=60)
+
+    worker.send_signal(signal.SIGINT)
+    wait_for_log(worker, "Stopping")
+    server.gate.set()
+
+    assert worker.wait(timeout=10) == 0
+    assert NoteEmbedding.objects.filter(embedding__isnull=False).count() == 1
+
+
+def test_maintenance_that_dies_takes_the_worker_along_and_nothing_stays_leased(at_work):
+    worker = at_work(PGEMBED_RECONCILE_SECONDS=0.2)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE pgembed_lap RENAME TO pgembed_kept")
+        try:
+            assert worker.wait(timeout=20) == 1
+        finally:
+            cursor.execute("ALTER TABLE pgembed_kept RENAME TO pgembed_lap")
+
+    log = worker.log.read_text()
+    assert "died" in log
+    assert "Traceback" not in log
+    assert_given_back()
+
+
+def test_a_drain_ends_when_nothing_is_left(start_worker):
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(100))
+
+    worker = start_worker("--drain")
+
+    assert worker.wait(timeout=30) == 0
+    assert "100 rows are fresh." in worker.log.read_text()
+    assert NoteEmbedding.objects.filter(embedding__isnull=False).count() == 100
+    assert not Job.objects.exclude(status="succeeded").exists()
+    assert not Worker.objects.exists()
+
+
+def test_a_drain_beside_a_provider_that_is_down_ends_and_says_what_is_left(start_worker, server):
+    server.fault = DOWN
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(40))
+
+    worker = start_worker("--drain", PGEMBED_PROVIDERS=providers(server))
+
+    assert worker.wait(timeout=30) == 1
+    log = worker.log.read_text()
+    assert "0 rows are fresh. 40 wait for a provider that is down. default: " in log
+    assert "loading model" in log.splitlines()[-1]
+    assert "Traceback" not in log
+    assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
+
+
+def test_a_worker_is_restarted_when_code_changes_and_gives_back_before(
+    start_worker, server, tmp_path, monkeypatch
+):
+    module = tmp_path / "reloaded_provider.py"
+    module.write_text(PROVIDER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = providers(server)
+    settings["default"]["BACKEND"] = "reloaded_provider.Reloaded"
+    server.gate.clear()
+    reloader = start_worker("--autoreload", PGEMBED_PROVIDERS=settings)
+    note = Note.objects.create(body="slow")
+    wait_until(lambda: server.times)
+    [before] = Worker.objects.values_list("pid", flat=True)
+
+    stamp = time.time() + 5
+    os.utime(module, (stamp, stamp))
+    wait_until(lambda: Worker.objects.exclude(pid=before).exists())
+    server.gate.set()
+
+    wait_until(lambda: NoteEmbedding.objects.filter(source=note, embedding__isnull=False).exists())
+    [(attempts, crashes)] = Job.objects.values_list("attempts", "crashes")
+    assert (attempts, crashes) == (0, 0)
+    assert not Worker.objects.filter(pid=before).exists()
+    [child] = Worker.objects.values_list("pid", flat=True)
+    os.kill(child, signal.SIGTERM)
+    assert reloader.wait(timeout=10) == 0
+    assert not Worker.objects.exists()
+
+
+def assert_given_back() -> None:
+    [(status, attempts, crashes)] = Job.objects.values_list("status", "attempts", "crashes")
+    assert (status, attempts, crashes) == ("pending", 0, 0)
+    assert not Worker.objects.exists()
+    assert not is_asleep()
