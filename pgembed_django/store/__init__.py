@@ -177,10 +177,12 @@ def _run(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]
     wrapper.ensure_connection()
     connection = wrapper.connection
     # All of it: the connection may be lost while the type is looked up, too.
-    with wrapper.wrap_database_errors, psycopg.Cursor(connection) as cursor:
+    with wrapper.wrap_database_errors:
         try:
             connection.adapters.get_dumper(Vector, PyFormat.BINARY)
         except psycopg.ProgrammingError:
             register_vector(connection)
-        cursor.execute(statement, parameters)
-        return cursor.fetchall() if cursor.description else []
+        # Not before: a cursor keeps to the types that were known when it was made.
+        with psycopg.Cursor(connection) as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
