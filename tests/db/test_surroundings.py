@@ -1,0 +1,394 @@
+"""What applications, operators and Postgres do around us."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pgtrigger
+import psycopg
+import pytest
+from django.db import ProgrammingError, connection, connections
+from django.db.backends.signals import connection_created
+from django.http import HttpRequest, HttpResponse
+from django.test import Client
+from django.urls import path
+
+from pgembed_django import database, jobs, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Job
+from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
+from tests.conftest import embedded_text, testing_url, wait_until
+from tests.db.conftest import claim, reap, reconcile_deeply, until_waiting
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+
+def pending(key: str = "app.ArticleEmbedding") -> int:
+    return Job.objects.filter(spec=key, status="pending").count()
+
+
+@pytest.fixture
+def alias() -> Iterator[Callable[..., str]]:
+    """Further ways to the test database, by other settings."""
+    made = []
+
+    def make(name: str, **changes: Any) -> str:
+        connections[name] = connection.copy(name)
+        connections[name].settings_dict.update(changes)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        connection_created.disconnect(dispatch_uid=f"pgembed-{name}")
+        connections[name].close()
+        connections[name].close_pool()
+        del connections[name]
+
+
+def saving(request: HttpRequest) -> HttpResponse:
+    Article.objects.create(title="saved", published_time="2026-01-01T00:00:00Z")
+    if "fails" in request.GET:
+        raise RuntimeError("after the save")
+    return HttpResponse(str(pending()))
+
+
+urlpatterns = [path("save", saving)]
+
+
+class TestAtomicRequests:
+    @pytest.fixture(autouse=True)
+    def atomic_requests(self, settings: Any) -> Iterator[None]:
+        settings.ROOT_URLCONF = __name__
+        connection.settings_dict["ATOMIC_REQUESTS"] = True
+        yield
+        connection.settings_dict["ATOMIC_REQUESTS"] = False
+
+    def test_a_request_that_succeeds_leaves_its_job(self, run_jobs):
+        assert Client().get("/save").content == b"1"
+
+        run_jobs()
+        assert embedded_text(Article.objects.get()) == "saved"
+
+    def test_a_request_that_fails_leaves_neither_row_nor_job(self):
+        Client(raise_request_exception=False).get("/save?fails")
+
+        assert (Article.objects.count(), Job.objects.count()) == (0, 0)
+
+
+def test_a_worker_on_a_connection_pool(alias, make_article, make_worker):
+    pytest.importorskip("psycopg_pool")
+    options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}}
+    pooled = alias("pooled", OPTIONS=options, CONN_MAX_AGE=0)
+    article = make_article()
+    database.settle_session(pooled)
+    worker = make_worker(using=pooled)
+
+    for _ in range(3):
+        worker.step()
+        connections[pooled].close()  # given back, and perhaps another one taken next
+
+    assert embedded_text(article)
+
+
+@pytest.mark.parametrize("max_age", [0, 60, None])
+def test_a_worker_whose_connection_is_closed_between_rounds(
+    alias, make_article, make_worker, max_age
+):
+    aged = alias("aged", CONN_MAX_AGE=max_age)
+    article = make_article()
+    database.settle_session(aged)
+    worker = make_worker(using=aged)
+    worker.step()
+    connections[aged].close()
+    worker.step()
+
+    assert embedded_text(article)
+    connections[aged].close()
+    with connections[aged].cursor() as cursor:
+        cursor.execute("SHOW row_security")
+        assert cursor.fetchone() == ("off",)
+
+
+class TestRowLevelSecurity:
+    """A worker whose role does not see every row must not take that for deletions."""
+
+    @pytest.fixture
+    def restricted(self, alias: Callable[..., str]) -> Iterator[str]:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                """
+                CREATE ROLE pgembed_restricted;
+                GRANT USAGE ON SCHEMA public, archive TO pgembed_restricted;
+                GRANT ALL ON ALL TABLES IN SCHEMA public, archive TO pgembed_restricted;
+                GRANT ALL ON ALL SEQUENCES IN SCHEMA public, archive TO pgembed_restricted;
+                ALTER TABLE app_article ENABLE ROW LEVEL SECURITY;
+                CREATE POLICY own_only ON app_article USING (author = 'nobody');
+                """
+            )
+        options = {**connection.settings_dict["OPTIONS"], "options": "-c role=pgembed_restricted"}
+        using = alias("restricted", OPTIONS=options)
+        database.settle_session(using)
+        yield using
+        connections[using].close()
+        with connection.cursor() as cursor:
+            cursor.execute(
+                """
+                DROP POLICY own_only ON app_article;
+                ALTER TABLE app_article DISABLE ROW LEVEL SECURITY;
+                DROP OWNED BY pgembed_restricted;
+                DROP ROLE pgembed_restricted;
+                """
+            )
+
+    def test_reading_a_row_is_an_error_and_no_deletion(
+        self, restricted, make_article, make_worker, run_jobs
+    ):
+        article = make_article(title="old")
+        run_jobs()
+        Article.objects.update(title="new")
+        worker = make_worker(using=restricted)
+
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            worker.step()
+        worker.release()
+
+        assert embedded_text(article).startswith("old")
+        assert pending() == 1
+
+    @pytest.mark.parametrize("sweep", ["missing", "orphaned", "stale"])
+    def test_reconciling_is_an_error_and_no_deletion(
+        self, restricted, make_article, run_jobs, sweep
+    ):
+        make_article()
+        run_jobs()
+        spec = specs.get("app.ArticleEmbedding")
+
+        with pytest.raises(ProgrammingError, match="row-level security"):
+            reconcile.reconcile_page(spec, sweep, using=restricted)
+
+        assert pending() == 0
+        assert ArticleEmbedding.objects.exists()
+
+    def test_a_role_that_bypasses_it_works_as_ever(self, restricted, make_article, make_worker):
+        connection.cursor().execute("ALTER ROLE pgembed_restricted BYPASSRLS")
+        article = make_article()
+        worker = make_worker(using=restricted)
+        worker.step()
+        worker.step()
+
+        assert embedded_text(article)
+
+
+class TestRestore:
+    """``pg_dump`` while a worker is at work, restored elsewhere."""
+
+    @pytest.fixture
+    def restore(self, alias: Callable[..., str], tmp_path: Path) -> Iterator[Callable[[], str]]:
+        name = connection.settings_dict["NAME"] + "_restored"
+        admin = psycopg.connect(testing_url(), autocommit=True)
+
+        def run() -> str:
+            dump = tmp_path / "dump.sql"
+            subprocess.run(
+                [binary("pg_dump"), "--no-owner", "-f", str(dump), testing_url()], check=True
+            )
+            admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+            target = testing_url().replace(connection.settings_dict["NAME"], name)
+            subprocess.run(
+                [binary("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-f", str(dump), target],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            return alias("restored", NAME=name)
+
+        yield run
+        connections["restored"].close()
+        admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        admin.close()
+
+    def test_leases_that_ran_are_taken_back_and_everything_is_embedded(
+        self, restore, make_article, make_worker
+    ):
+        running, waiting = make_article(title="running"), make_article(title="waiting")
+        worker = make_worker(claim_limit=1)
+        Job.objects.filter(source_pk=str(waiting.pk)).update(run_at="2999-01-01T00:00:00Z")
+        worker.step()
+        assert Job.objects.get(status="running").source_pk == str(running.pk)
+
+        using = restore()
+        Job.objects.using(using).filter(status="pending").update(run_at="2020-01-01T00:00:00Z")
+        assert jobs.reap(max_crashes=3, using=using) == []  # nobody knows that its worker is gone
+        Job.objects.using(using).filter(status="running").update(
+            lease_expires_at="2020-01-01T00:00:00Z"  # until its lease has run out
+        )
+        assert [result for _, result in jobs.reap(max_crashes=3, using=using)] == ["requeued"]
+        there = make_worker(using=using)
+        while there.step():
+            pass
+
+        passages = ArticleEmbedding.objects.using(using).values_list("passage", flat=True)
+        assert sorted(text.split()[0] for text in passages) == ["running", "waiting"]
+
+    def test_triggers_and_functions_come_along(self, restore, make_article):
+        make_article()
+        using = restore()
+
+        Article.objects.using(using).update(title="new")
+        Article.objects.using(using).all().delete()
+
+        [job] = Job.objects.using(using).all()
+        assert job.status == "pending"
+
+
+def binary(name: str) -> str:
+    """Return a client program of the server's own version."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT setting FROM pg_config WHERE name = 'BINDIR'")
+        [folder] = cursor.fetchone()
+    found = Path(folder) / name
+    if not found.exists():
+        pytest.skip(f"no {name} beside the server")
+    return os.fspath(found)
+
+
+def test_copy_into_a_source_table_enqueues_every_row(second_connection, run_jobs):
+    with second_connection.cursor().copy(
+        "COPY app_article (title, contents, author, published_time) FROM STDIN"
+    ) as copy:
+        for number in range(500):
+            copy.write_row((f"row {number}", "", "", "2026-01-01" if number % 2 else None))
+    assert pending() == 0  # until the commit
+    second_connection.commit()
+
+    assert pending() == 250
+    run_jobs()
+    assert ArticleEmbedding.objects.count() == 250
+
+
+class TestDeferredConstraints:
+    def test_a_commit_that_they_refuse_leaves_nothing_of_ours(self, second_connection):
+        second_connection.execute(
+            "INSERT INTO app_article (title, contents, author, published_time, category_id) "
+            "VALUES ('a', '', '', now(), 4711)"  # there is no such category
+        )
+        with pytest.raises(psycopg.errors.ForeignKeyViolation):
+            second_connection.commit()
+
+        assert (Article.objects.count(), Job.objects.count()) == (0, 0)
+
+    def test_rows_that_come_before_what_they_refer_to_are_embedded(
+        self, second_connection, run_jobs
+    ):
+        second_connection.execute("INSERT INTO app_pageextra (page_id, summary) VALUES ('p', 'a')")
+        second_connection.execute("INSERT INTO app_page (slug, body) VALUES ('p', 'b')")
+        second_connection.commit()
+
+        run_jobs()
+
+        [extra] = PageExtra.objects.all()
+        assert extra.page == Page.objects.get()
+        assert extra.page_extra_embeddings.exists()
+
+    def test_ours_may_be_made_immediate(self, make_article, make_worker, run_jobs):
+        """The application may say SET CONSTRAINTS ALL IMMEDIATE: it is not asked of us."""
+        article = make_article(title="old")
+        run_jobs()
+        Article.objects.update(title="new")
+        run_jobs()
+
+        assert embedded_text(article).startswith("new")
+
+
+class TestInstallingBehindALongWriter:
+    """CREATE TRIGGER waits for open writers, and all later writers wait behind it."""
+
+    def install(self, own: psycopg.Connection) -> None:
+        [trigger] = [
+            found
+            for model, found in pgtrigger.registered()
+            if model is Article and found.verb == "insert"
+        ]
+        own.execute(trigger.compile(Article).install_sql)
+
+    def test_with_a_lock_timeout_it_gives_up_and_later_writers_go_on(
+        self, make_article, second_connection, connect
+    ):
+        article = make_article()
+        second_connection.execute("UPDATE app_article SET author = 'long'")
+        migration = connect(options="-c lock_timeout=100ms")  # PGOPTIONS of manage.py migrate
+
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            self.install(migration)
+        migration.rollback()
+        later = connect()
+        later.execute("SET lock_timeout = '1s'")
+        later.execute("INSERT INTO app_article (title, contents, author) VALUES ('b', '', '')")
+        later.commit()
+
+        second_connection.commit()
+        article.title = "changed"
+        article.save()  # the trigger that was there is there still
+        assert pending() == 1
+
+    def test_without_one_later_writers_wait_behind_it(self, make_article, writer, connect):
+        """Why docs/operations.md says to set one."""
+        make_article()
+        migration = connect()
+        migration.execute("LOCK TABLE app_article IN SHARE ROW EXCLUSIVE MODE")
+        writer.start("UPDATE app_article SET author = 'later'")
+        until_waiting(writer)
+
+        migration.rollback()
+        writer.end()
+
+
+class TestLogicalReplication:
+    """A subscriber applies rows as a replica: our triggers do not fire there, by design.
+
+    Either the job table and the embeddings are replicated too, or the subscriber's own
+    workers find the rows by reconciling.
+    """
+
+    @pytest.fixture
+    def apply(self, connect: Callable[..., psycopg.Connection]) -> psycopg.Connection:
+        return connect(options="-c session_replication_role=replica", autocommit=True)
+
+    def test_a_row_that_is_replicated_enqueues_nothing(self, apply):
+        apply.execute("INSERT INTO app_note (id, body, seen) VALUES (gen_random_uuid(), 'a', 0)")
+
+        assert not Job.objects.exists()
+
+    def test_the_reconciler_finds_rows_that_came_changed_and_went(self, apply, run_jobs):
+        run_jobs()
+        apply.execute(
+            "INSERT INTO app_note (id, body, seen) "
+            "SELECT gen_random_uuid(), 'old ' || n, 0 FROM generate_series(1, 3) AS n"
+        )
+        assert reconcile_deeply("app.NoteEmbedding") == 3
+        run_jobs()
+        apply.execute("UPDATE app_note SET body = 'new' WHERE body = 'old 1'")
+        apply.execute("DELETE FROM app_note WHERE body = 'old 2'")
+
+        assert reconcile_deeply("app.NoteEmbedding") == 2
+        run_jobs()
+
+        passages = NoteEmbedding.objects.values_list("passage", flat=True)
+        assert sorted(passages) == sorted(Note.objects.values_list("body", flat=True))
+
+
+def test_a_transaction_that_the_server_ends_leaves_nothing_of_ours(make_article, connect):
+    article = make_article(title="old")
+    [held] = claim()
+    dying = connect()
+    dying.execute("UPDATE app_article SET title = 'lost' WHERE id = %s", [article.pk])
+
+    connection.cursor().execute("SELECT pg_terminate_backend(%s)", [dying.info.backend_pid])
+    wait_until(lambda: jobs.release(held, using="default") == "requeued", seconds=5)
+
+    assert pending() == 1
+    assert reap() == []
