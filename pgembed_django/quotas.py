@@ -17,6 +17,8 @@ SAVED_SECONDS = 1.0
 MINUTE_SECONDS = 60 + SAVED_SECONDS
 """What a minute's quota has to last for, so that no minute ever sees more than it."""
 
+SHORTEST_WAIT_SECONDS = 0.001
+
 LARGEST_SHARE = 10
 """One batch holds at most a tenth of a minute's tokens, or one text."""
 
@@ -88,7 +90,8 @@ def take(provider: str, limits: Limits, *, tokens: int, using: str) -> float:
     """Take one request of so many tokens. Returns zero, or the seconds until it may be tried."""
     if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
         return 0.0
-    return wait_seconds(provider, using=using)
+    # It may have become free between the two looks.
+    return max(SHORTEST_WAIT_SECONDS, wait_seconds(provider, using=using))
 
 
 def owe(provider: str, limits: Limits, *, requests: int, tokens: int, using: str) -> None:

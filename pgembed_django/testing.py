@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from django.db import DEFAULT_DB_ALIAS
 
 from pgembed_django import conf, spaces, specs
@@ -15,13 +17,14 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     """Embed everything that is due, here and now. Returns how many units were settled.
 
     It is the worker's own pipeline, without threads or a second connection, so it works
-    inside ``TestCase``, where nothing ever commits.
+    inside ``TestCase``, where nothing ever commits. A provider's quota is waited for while
+    that takes a few seconds; after that its jobs are not due.
     """
     known = {spec.key: spec for spec in specs.all()}
     for spec in known.values():
         spaces.ensure(spec, using=using)
     pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)
-    while pipeline.step():
-        pass
+    while pipeline.step() or pipeline.embedding.quota_seconds:
+        time.sleep(pipeline.embedding.quota_seconds)
     pipeline.release()
     return pipeline.completed

@@ -62,6 +62,12 @@ class Embedding:
         return list(self._queues)
 
     @property
+    def quota_seconds(self) -> float:
+        """How long what is queued waits for a quota at the least."""
+        waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]
+        return min(waits, default=0.0)
+
+    @property
     def in_flight(self) -> set[Unit]:
         """The units that are with a provider just now."""
         return {request.unit for batch in self._batches for request in batch.requests}
