@@ -47,7 +47,8 @@ def read(spec: Spec, rows: Iterable[Any]) -> Loaded:
         source_pk = row.pgembed_source_pk
         try:
             loaded.texts[source_pk] = spec.text_of(row)
-        except Exception as error:  # noqa: BLE001 - the user's method: its job is settled with it
+        except Exception as error:
+            # Whatever the user's own method raises, its job is settled with it.
             if database.is_lost_connection(error):
                 raise
             loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
