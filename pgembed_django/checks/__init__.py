@@ -1,7 +1,8 @@
 """System checks: users' mistakes, each with an id and a remedy.
 
 Those of settings and declarations look at nothing else. Those of databases run with
-``migrate`` and ``check --database``. None talks to a provider.
+``migrate`` and ``check --database``. Those of the tag ``pgembed_probe`` talk to the
+providers, and run only with ``check --deploy``.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from django.core.checks import Tags, register
 
 from pgembed_django.checks.databases import check_databases
 from pgembed_django.checks.declarations import check_declarations
+from pgembed_django.checks.providers import check_providers
 from pgembed_django.checks.settings import check_settings
 
-__all__ = ["IDS", "check_databases", "check_declarations", "check_settings"]
+__all__ = ["IDS", "check_databases", "check_declarations", "check_providers", "check_settings"]
 
 IDS = {
     "pgembed.E001": "An app that pgembed_django needs is not in INSTALLED_APPS.",
@@ -28,6 +30,8 @@ IDS = {
     "pgembed.E013": "The extension vector is missing.",
     "pgembed.E014": "The extension vector is too old.",
     "pgembed.E015": "PGEMBED_TEXT_SEARCH_CONFIG is unknown to the database.",
+    "pgembed.E020": "A provider cannot be reached. Only looked at with --deploy.",
+    "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
 }
@@ -35,3 +39,4 @@ IDS = {
 register(check_settings)
 register(check_declarations, Tags.models)
 register(check_databases, Tags.database)
+register(check_providers, "pgembed_probe", deploy=True)

@@ -1,0 +1,29 @@
+"""Ask the providers themselves. Only with ``check --deploy``: it talks to their servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.checks import CheckMessage, Error
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django import conf, providers
+
+
+def check_providers(**_: Any) -> list[CheckMessage]:
+    """Return which providers do not answer, and why."""
+    found: list[CheckMessage] = []
+    for alias in conf.current().providers:
+        try:
+            probe = providers.get(alias).probe()
+        except ImproperlyConfigured:
+            continue  # told by check_settings
+        if not probe.ok:
+            found.append(
+                Error(
+                    f"The provider {alias!r} is not well: {probe.message}",
+                    hint=f"Look closer with: manage.py embed_probe {alias}",
+                    id="pgembed.E021" if probe.reachable else "pgembed.E020",
+                )
+            )
+    return found

@@ -1,0 +1,181 @@
+"""``embed_probe`` and its system check tell a person what is wrong with a provider."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+
+from pgembed_django import providers
+from pgembed_django.providers import probes
+from pgembed_django.providers.deterministic import DeterministicProvider
+from tests import played
+
+OLLAMA = "pgembed_django.providers.ollama.OllamaProvider"
+
+
+@pytest.fixture
+def serve(settings: Any) -> Iterator[Callable[..., played.Ollama]]:
+    """Play Ollama, and let PGEMBED_PROVIDERS name it."""
+    with ExitStack() as stack:
+
+        def start(alias: str = "default", **config: Any) -> played.Ollama:
+            server = stack.enter_context(played.serving(played.Ollama()))
+            options = {"base_url": server.url, **config.pop("OPTIONS", {})}
+            one = {"BACKEND": OLLAMA, "MODEL": server.model, "DIMENSIONS": 16, "OPTIONS": options}
+            settings.PGEMBED_PROVIDERS = {**others, alias: {**one, **config}}
+            others.update(settings.PGEMBED_PROVIDERS)
+            return server
+
+        others: dict[str, Any] = {}
+        yield start
+
+
+def probe(*arguments: str) -> str:
+    """Return what the command writes."""
+    out = io.StringIO()
+    call_command("embed_probe", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def problems(*, deploy: bool = True) -> list[Any]:
+    return [
+        problem
+        for problem in run_checks(tags=["pgembed_probe"], include_deployment_checks=deploy)
+        if problem.id.startswith("pgembed")
+    ]
+
+
+def test_a_provider_that_is_well_is_described(serve):
+    server = serve()
+
+    written = probe()
+
+    assert "played (provider 'default')" in written
+    for label, value in {
+        "reachable": "yes",
+        "model": "present",
+        "width": "16",
+        "digest": "sha-one",
+        "batch of 1": "ms per text",
+        "batch of 8": "ms per text",
+        "batch of 32": "ms per text",
+        "recommended batch_size": "",
+    }.items():
+        [line] = [line for line in written.splitlines() if line.strip().startswith(f"{label}:")]
+        assert line.rstrip().endswith(value)
+    assert list(map(len, server.asked)) == [1, 1, 8, 32]
+    assert problems() == []
+
+
+def test_no_batch_is_larger_than_the_provider_allows(serve):
+    server = serve(OPTIONS={"batch_size": 8})
+
+    probe("default")
+
+    assert list(map(len, server.asked)) == [1, 1, 8]
+
+
+def test_a_model_that_is_not_pulled_is_named_with_the_remedy(serve):
+    serve(MODEL="other")
+
+    with pytest.raises(CommandError, match="Not well: default") as raised:
+        probe()
+
+    assert raised.value.returncode == 1
+    [problem] = problems()
+    assert problem.id == "pgembed.E021"
+    assert "ollama pull other" in problem.msg
+    assert problem.hint == "Look closer with: manage.py embed_probe default"
+
+
+def test_a_server_that_is_down_is_told_from_one_that_is_not_well(serve, capsys):
+    serve(OPTIONS={"base_url": "http://127.0.0.1:9"})
+
+    with pytest.raises(CommandError):
+        call_command("embed_probe")
+
+    written = capsys.readouterr().out
+    assert "reachable:              no" in written
+    assert "Connection refused" in written
+    assert [problem.id for problem in problems()] == ["pgembed.E020"]
+
+
+def test_another_width_than_the_settings_say_is_told(serve, capsys):
+    serve(DIMENSIONS=768)
+
+    with pytest.raises(CommandError):
+        call_command("embed_probe")
+
+    assert "set DIMENSIONS to 16" in capsys.readouterr().out
+    assert [problem.id for problem in problems()] == ["pgembed.E021"]
+
+
+def test_all_providers_are_asked_even_where_the_first_is_not_well(serve, capsys):
+    serve("broken", MODEL="other")
+    serve("well")
+
+    with pytest.raises(CommandError, match=r"Not well: broken\."):
+        call_command("embed_probe")
+
+    assert "batch of 32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["nobody"], ["default", "nobody"]])
+def test_an_unknown_provider_is_a_mistake_of_the_call(serve, arguments):
+    server = serve()
+
+    with pytest.raises(CommandError, match="No provider named 'nobody'") as raised:
+        probe(*arguments)
+
+    assert raised.value.returncode == 2
+    assert server.asked == []
+
+
+def test_without_providers_there_is_nothing_to_probe(settings):
+    settings.PGEMBED_PROVIDERS = {}
+
+    with pytest.raises(CommandError, match="PGEMBED_PROVIDERS is empty") as raised:
+        probe()
+
+    assert raised.value.returncode == 2
+
+
+def test_the_check_talks_to_nobody_unless_asked_for_deployment(serve):
+    server = serve()
+
+    assert problems(deploy=False) == []
+    assert server.asked == []
+
+
+def test_an_unusable_setting_is_left_to_the_check_of_settings(settings):
+    settings.PGEMBED_PROVIDERS = {"default": {"BACKEND": "nowhere.Provider"}}
+
+    assert problems() == []
+
+
+def test_the_smallest_batch_that_is_nearly_as_fast_is_recommended():
+    times = iter([0.0, 0.1, 1.0, 1.21, 2.0, 2.8])  # 100, 26 and 25 ms for each text
+    provider = DeterministicProvider(alias="a", model="m", dimensions=8)
+
+    report = probes.report(provider, clock=lambda: next(times))
+
+    assert report.recommended_batch_size == 8
+    assert [round(timing.milliseconds_per_text) for timing in report.timings] == [100, 26, 25]
+
+
+def test_a_batch_that_fails_is_told_and_not_recommended(serve):
+    server = serve()
+    server.poison = lambda text: played.plain(500, "too much") if text[:3] == "32." else None
+
+    report = providers.report(providers.get())
+
+    assert report.ok
+    assert report.timings[-1].milliseconds_per_text is None
+    assert "too much" in report.timings[-1].message
+    assert report.recommended_batch_size in (1, 8)
