@@ -73,6 +73,6 @@ def checked(
     unit = (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
     faults: list[str | None] = [
         None if norm > 0 else "a vector of zeros" if is_finite else "a vector that is not finite"
-        for norm, is_finite in zip(norms[:, 0], finite, strict=True)
+        for norm, is_finite in zip(norms[:, 0].tolist(), finite.tolist(), strict=True)
     ]
     return unit, faults
