@@ -67,7 +67,8 @@ def checked(
         )
     # float64: the squares of large float32 numbers do not fit float32.
     wide = vectors.astype(np.float64)
-    finite = np.isfinite(wide).all(axis=1)
+    # A sum is finite where all of it is: float64 has room for any number of float32.
+    finite = np.isfinite(wide.sum(axis=1, keepdims=True))[:, 0]
     wide[~finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     unit = (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
