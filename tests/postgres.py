@@ -7,6 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
+GIVEN = os.environ.get("DATABASE_URL")
+"""The server that the tests were given. It is not theirs to restart."""
+
 
 @functools.cache
 def url() -> str:
