@@ -22,6 +22,9 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 600.0
 
+BY_HAND_SECONDS = 5.0
+"""How soon units of a provider that a person has paused are looked at again."""
+
 PATIENCE_SECONDS = 3.0
 """How long units are held while their provider's quota is used up."""
 
@@ -97,6 +100,8 @@ class Pool:
         self.concurrency = concurrency
         self.in_flight = 0
         self.reason = ""
+        self.paused_by: str | None = None
+        """Who has paused it, until that person resumes it."""
         self._wake = wake
         self._clock = clock
         self._paused_until = 0.0
@@ -105,9 +110,7 @@ class Pool:
         self._has_answered = False
         self._is_alone = False
         self._executor: Executor = (
-            Inline()
-            if inline
-            else Threads(concurrency, name=f"pgembed-{provider.alias}")
+            Inline() if inline else Threads(concurrency, name=f"pgembed-{provider.alias}")
         )
 
     @property
@@ -124,12 +127,15 @@ class Pool:
     def is_waiting(self) -> bool:
         """Whether nothing may be sent for a while, so that its units had better be given back."""
         quota_seconds = self._quota_until - self._clock()
-        return (self.is_down and self.free <= 0) or quota_seconds > PATIENCE_SECONDS
+        is_out_of_reach = self.is_down and self.free <= 0
+        return is_out_of_reach or quota_seconds > PATIENCE_SECONDS or self.paused_by is not None
 
     @property
     def paused_seconds(self) -> float:
         """How long nothing may be sent from now: it is paused, or its quota is used up."""
-        return max(0.0, self._paused_until - self._clock(), self._quota_until - self._clock())
+        by_hand = 0.0 if self.paused_by is None else BY_HAND_SECONDS
+        now = self._clock()
+        return max(by_hand, self._paused_until - now, self._quota_until - now)
 
     @property
     def free(self) -> int:

@@ -270,7 +270,13 @@ class Worker:
     def paused(self) -> dict[str, str]:
         """The providers that are down, and why."""
         pools = self.pipeline.embedding.pools
-        return {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
+        down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
+        by_hand = {
+            pool.provider.alias: f"Paused by {pool.paused_by}"
+            for pool in pools
+            if pool.paused_by is not None
+        }
+        return down | by_hand
 
     def _recruit(self, now: float) -> None:
         """Call the workers that sleep, where there is more to do than one claim takes.

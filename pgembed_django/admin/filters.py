@@ -30,7 +30,8 @@ STATUSES = {
     "pending": Shown(_("Pending"), PENDING),
     "running": Shown(_("Running"), RUNNING),
     "succeeded": Shown(_("Succeeded"), Q(status=Job.Status.SUCCEEDED)),
-    "settled": Shown(_("Failed, settled since"), Q(status="failed", settled_at__isnull=False)),
+    "dismissed": Shown(_("Dismissed"), Q(status="dismissed", settled_at__isnull=True)),
+    "settled": Shown(_("Failed, settled since"), Q(settled_at__isnull=False)),
 }
 
 

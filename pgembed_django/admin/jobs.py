@@ -159,6 +159,8 @@ class JobAdmin(ReadOnlyAdmin[Job]):
         status = job.get_status_display()
         if job.settled_at is not None:
             return _("%s, settled since") % status
+        if job.status == Job.Status.DISMISSED:
+            return _("%(status)s, parked until %(at)s") % {"status": status, "at": _at(job.run_at)}
         if job.status == Job.Status.PENDING and job.run_at > timezone.now():
             return _("%(status)s, not before %(at)s") % {"status": status, "at": _at(job.run_at)}
         return status

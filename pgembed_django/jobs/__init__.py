@@ -1,5 +1,6 @@
 """The verbs of the job table, and its only Python writers. Times are the database's."""
 
+from pgembed_django.jobs.attempts import prune_attempts
 from pgembed_django.jobs.claims import (
     Claim,
     Held,
@@ -14,12 +15,18 @@ from pgembed_django.jobs.doubtful import claim_doubtful
 from pgembed_django.jobs.endings import complete, fail, reap, release, retry
 from pgembed_django.jobs.entries import (
     LANES,
-    Retried,
-    dismiss,
     enqueue,
     fail_unknown,
     forget_dead_workers,
     prune,
+)
+from pgembed_django.jobs.pauses import Paused, pause, paused, resume
+from pgembed_django.jobs.triage import (
+    Released,
+    Retried,
+    dismiss,
+    enqueue_again,
+    release_held,
     retry_failed,
 )
 
@@ -27,6 +34,8 @@ __all__ = [
     "LANES",
     "Claim",
     "Held",
+    "Paused",
+    "Released",
     "Retried",
     "claim",
     "claim_alone",
@@ -34,15 +43,21 @@ __all__ = [
     "complete",
     "dismiss",
     "enqueue",
+    "enqueue_again",
     "fail",
     "fail_unknown",
     "forget_dead_workers",
     "heartbeat",
     "hold",
     "next_due_seconds",
+    "pause",
+    "paused",
     "prune",
+    "prune_attempts",
     "reap",
     "release",
+    "release_held",
+    "resume",
     "retry",
     "retry_failed",
     "suspect_due",

@@ -13,7 +13,9 @@ from django.db import IntegrityError
 from django.utils.text import Truncator
 
 from pgembed_django import database
+from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim, claims
+from pgembed_django.models import Attempt
 
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600
@@ -31,7 +33,7 @@ COMPLETE = """
         JOIN done USING (id)
         WHERE failure.spec = job.spec
           AND failure.source_pk = job.source_pk
-          AND failure.status = 'failed'
+          AND failure.status IN ('failed', 'dismissed')
           AND failure.settled_at IS NULL
     ),
     deleted AS (
@@ -103,7 +105,7 @@ FAIL = """
     LEFT JOIN pgembed_job AS older
       ON older.spec = job.spec
      AND older.source_pk = job.source_pk
-     AND older.status = 'failed'
+     AND older.status IN ('failed', 'dismissed')
      AND older.settled_at IS NULL
     WHERE NOT EXISTS (
         SELECT
@@ -118,7 +120,7 @@ SETTLE = """
     UPDATE pgembed_job
     SET settled_at = statement_timestamp()
     WHERE id = ANY(%(ids)s)
-      AND status = 'failed'
+      AND status IN ('failed', 'dismissed')
       AND settled_at IS NULL
 """
 
@@ -190,6 +192,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
             if not found:
                 return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
             [[older_id, parkings]] = found
+            history.note(claim, Attempt.Outcome.FAILED, bounded(error), using=using)
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
             database.execute(
                 using,
@@ -209,7 +212,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
 def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, str]]:
     """Take expired leases back and count a crash each. Returns what became of them."""
     return [
-        (expired, _reap_one(expired, max_crashes=max_crashes, using=using))
+        (expired, reap_one(expired, max_crashes=max_crashes, using=using))
         for expired in claims(EXPIRED, using, limit=limit)
     ]
 
@@ -220,10 +223,17 @@ def bounded(error: str) -> str:
     return Truncator(text).chars(MAX_ERROR_CHARACTERS)
 
 
-def _reap_one(expired: Claim, *, max_crashes: int, using: str) -> str:
+def reap_one(expired: Claim, *, max_crashes: int, using: str) -> str:
+    """Take one job from its worker and count a crash. Returns what became of it."""
     if expired.crashes + 1 >= max_crashes:
         return fail(expired, "worker lost", using=using, attempts=0, crashes=1)
     return _requeue(expired, using, crashes=1, error="worker lost")
+
+
+def _outcome(attempts: int, crashes: int) -> str:
+    if attempts:
+        return Attempt.Outcome.RETRIED
+    return Attempt.Outcome.CRASHED if crashes else Attempt.Outcome.OUTAGE
 
 
 def _requeue(
@@ -251,6 +261,8 @@ def _requeue(
     try:
         try:
             with database.giving_way(using):
+                if attempts or crashes or outages:
+                    history.note(claim, _outcome(attempts, crashes), error or "", using=using)
                 if database.rows(using, REQUEUE, **change, **token):
                     return "requeued"
                 # Nothing moved: newer work is pending, or the job is no longer ours.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from django.db import IntegrityError
 
@@ -34,51 +33,29 @@ ENQUEUE = """
     DO NOTHING
 """
 
-# A person's retry: the failure becomes a pending job, or brings the pending one forward.
-RETRY_FAILED = """
-    WITH failure AS (
-        UPDATE pgembed_job
-        SET settled_at = statement_timestamp()
-        WHERE id = %(id)s
-          AND status = 'failed'
-          AND settled_at IS NULL
-        RETURNING spec, source_pk
-    )
-    INSERT INTO pgembed_job AS job (spec, source_pk, kind)
-    SELECT spec, source_pk, 'manual_retry'
-    FROM failure
-    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO UPDATE SET
-        run_at = LEAST(job.run_at, excluded.run_at),
-        priority = GREATEST(job.priority, excluded.priority),
-        attempts = 0,
-        crashes = 0,
-        outages = 0
-    RETURNING (xmax = 0) AS is_new
-"""
-
-# Without those that are being settled otherwise: a bulk deleter takes them in its own order.
-DISMISS = """
-    UPDATE pgembed_job
-    SET settled_at = statement_timestamp()
-    WHERE id IN (
-        SELECT id
-        FROM pgembed_job
-        WHERE id = ANY(%(ids)s)
-          AND status = 'failed'
-          AND settled_at IS NULL
-        FOR UPDATE SKIP LOCKED
-    )
-"""
-
 PRUNE = """
     DELETE FROM pgembed_job
     WHERE id IN (
         SELECT id
         FROM pgembed_job
-        WHERE (status = 'succeeded' OR (status = 'failed' AND settled_at IS NOT NULL))
+        WHERE (status = 'succeeded' OR settled_at IS NOT NULL)
           AND finished_at < statement_timestamp() - %(keep)s * interval '1 second'
         ORDER BY finished_at
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    )
+"""
+
+# Their parking is over: the reconciler tries their units again.
+PRUNE_DISMISSED = """
+    DELETE FROM pgembed_job
+    WHERE id IN (
+        SELECT id
+        FROM pgembed_job
+        WHERE status = 'dismissed'
+          AND settled_at IS NULL
+          AND run_at < statement_timestamp()
+        ORDER BY run_at
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
     )
@@ -91,7 +68,7 @@ UNKNOWN = """
     LEFT JOIN pgembed_job AS older
       ON older.spec = job.spec
      AND older.source_pk = job.source_pk
-     AND older.status = 'failed'
+     AND older.status IN ('failed', 'dismissed')
      AND older.settled_at IS NULL
     WHERE job.status = 'pending'
       AND job.spec <> ALL(%(specs)s)
@@ -119,15 +96,6 @@ FORGET_DEAD_WORKERS = """
     DELETE FROM pgembed_worker
     WHERE last_seen_at < statement_timestamp() - %(silent)s * interval '1 second'
 """
-
-
-class Retried(NamedTuple):
-    """What a person's retry did: new jobs, merged into newer work, gone meanwhile, busy."""
-
-    retried: int
-    superseded: int
-    gone: int
-    busy: int
 
 
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
@@ -158,31 +126,10 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
     return added
 
 
-def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
-    """Start failed units afresh, as a person asked."""
-    counts = {"retried": 0, "superseded": 0, "gone": 0, "busy": 0}
-    for job_id in job_ids:
-        try:
-            with database.giving_way(using):
-                result = database.rows(using, RETRY_FAILED, id=job_id)
-        except database.Busy:
-            counts["busy"] += 1
-            continue
-        if not result:
-            counts["gone"] += 1
-        else:
-            counts["retried" if result[0][0] else "superseded"] += 1
-    return Retried(**counts)
-
-
-def dismiss(job_ids: Iterable[int], *, using: str) -> int:
-    """Settle open failures without retrying them. Returns how many there were."""
-    return database.execute(using, DISMISS, ids=list(job_ids))
-
-
 def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
     """Delete finished jobs that are old enough, a small batch of them. Not open failures."""
-    return database.execute(using, PRUNE, keep=keep_seconds, limit=limit)
+    pruned = database.execute(using, PRUNE, keep=keep_seconds, limit=limit)
+    return pruned + database.execute(using, PRUNE_DISMISSED, limit=limit)
 
 
 def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:

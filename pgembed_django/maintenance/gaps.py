@@ -13,10 +13,11 @@ from django.db.models.functions import Cast, Now
 
 from pgembed_django import sources, store
 from pgembed_django.models import Job, Space
+from pgembed_django.models.job import UNSETTLED
 from pgembed_django.spaces import covered
 from pgembed_django.specs import Spec
 
-PARKED = {"status": Job.Status.FAILED, "settled_at": None, "run_at__gt": Now()}
+PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> QuerySet[Model, str]:
@@ -30,7 +31,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> Quer
         rows.exclude(fresh)
         .exclude(Exists(jobs.filter(status=Job.Status.PENDING)))
         .exclude(Exists(jobs.filter(status=Job.Status.RUNNING)))
-        .exclude(Exists(jobs.filter(**PARKED)))
+        .exclude(Exists(jobs.filter(PARKED)))
         .values_list(Cast("pk", TextField()), flat=True)
     )
 
@@ -49,9 +50,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
-    parked = Job.objects.filter(
-        spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()), **PARKED
-    )
+    parked = Job.objects.filter(PARKED, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
     rows = spec.rows(using).filter(page).exclude(Exists(parked))
     found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
     # Those that give no text now fail when they are written.

@@ -19,6 +19,14 @@ class Migration(migrations.Migration):
     operations = [
         VectorExtension(),
         migrations.CreateModel(
+            name='Quota',
+            fields=[
+                ('provider', models.TextField(help_text='The alias in PGEMBED_PROVIDERS.', primary_key=True, serialize=False)),
+                ('requests_free_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('tokens_free_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+        ),
+        migrations.CreateModel(
             name='Worker',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
@@ -37,13 +45,32 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Attempt',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('spec', models.TextField()),
+                ('source_pk', models.TextField()),
+                ('outcome', models.TextField(choices=[('retried', 'to be tried again'), ('failed', 'failed'), ('crashed', 'worker lost'), ('outage', 'provider went down')])),
+                ('started_at', models.DateTimeField()),
+                ('ended_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('worker', models.TextField()),
+                ('error', models.TextField()),
+            ],
+            options={
+                'verbose_name': 'attempt',
+                'verbose_name_plural': 'attempts',
+                'default_permissions': (),
+                'indexes': [models.Index(fields=['spec', 'source_pk', 'id'], name='pgembed_attempt_of_unit'), models.Index(fields=['ended_at'], name='pgembed_attempt_retention')],
+            },
+        ),
+        migrations.CreateModel(
             name='Job',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('spec', models.TextField()),
                 ('source_pk', models.TextField()),
                 ('kind', models.TextField(choices=[('write', 'write'), ('reconciler', 'reconciler'), ('backfill', 'backfill'), ('manual_retry', 'manual retry')], db_default='write')),
-                ('status', models.TextField(choices=[('pending', 'pending'), ('running', 'running'), ('succeeded', 'succeeded'), ('failed', 'failed')], db_default='pending')),
+                ('status', models.TextField(choices=[('pending', 'pending'), ('running', 'running'), ('succeeded', 'succeeded'), ('failed', 'failed'), ('dismissed', 'dismissed')], db_default='pending')),
                 ('priority', models.SmallIntegerField(db_default=0)),
                 ('claims', models.IntegerField(db_default=0, help_text='How often the job was started. The fencing token of the claim.')),
                 ('attempts', models.SmallIntegerField(db_default=0, help_text='Failures that count.')),
@@ -64,10 +91,10 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'job',
                 'verbose_name_plural': 'jobs',
+                'permissions': [('retry_job', 'Can retry failed jobs'), ('dismiss_job', 'Can dismiss failed jobs'), ('operate_job', 'Can re-embed, pause, resume, release and probe')],
                 'default_permissions': ['view'],
-                'permissions': [('retry_job', 'Can retry failed jobs'), ('dismiss_job', 'Can dismiss failed jobs')],
-                'indexes': [models.Index(models.F('spec'), models.OrderBy(models.F('priority'), descending=True), models.F('run_at'), models.F('id'), condition=models.Q(('status', 'pending')), name='pgembed_job_ready'), models.Index(condition=models.Q(('status', 'pending'), ('crashes__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_suspect'), models.Index(condition=models.Q(('status', 'pending'), ('outages__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_doubtful'), models.Index(condition=models.Q(('status', 'running')), fields=['id'], name='pgembed_job_running'), models.Index(models.OrderBy(models.F('finished_at'), descending=True), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('settled_at__isnull', True), ('status', 'failed')), name='pgembed_job_open_failure'), models.Index(condition=models.Q(('status', 'succeeded'), models.Q(('settled_at__isnull', False), ('status', 'failed')), _connector='OR'), fields=['finished_at'], name='pgembed_job_retention')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('status', 'pending')), fields=('spec', 'source_pk'), name='pgembed_one_pending_per_unit'), models.UniqueConstraint(condition=models.Q(('status', 'running')), fields=('spec', 'source_pk'), name='pgembed_one_running_per_unit'), models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True), ('status', 'failed')), fields=('spec', 'source_pk'), name='pgembed_one_open_failure_per_unit'), models.CheckConstraint(condition=models.Q(('kind__in', ['write', 'reconciler', 'backfill', 'manual_retry']), ('status__in', ['pending', 'running', 'succeeded', 'failed'])), name='pgembed_job_kind_and_status_known'), models.CheckConstraint(condition=models.Q(models.Q(('lease_expires_at__isnull', False), ('status', 'running'), ('worker_id__isnull', False)), models.Q(models.Q(('status', 'running'), _negated=True), ('lease_expires_at__isnull', True), ('worker_id__isnull', True)), _connector='OR'), name='pgembed_job_running_has_worker_and_lease'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['succeeded', 'failed'])), models.Q(('finished_at__isnull', True), ('status__in', ['pending', 'running'])), _connector='OR'), name='pgembed_job_finished_has_time'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'failed'), _negated=True), models.Q(('last_error', ''), _negated=True), _connector='OR'), name='pgembed_job_failed_has_error'), models.CheckConstraint(condition=models.Q(('status', 'failed'), ('settled_at__isnull', True), _connector='OR'), name='pgembed_job_only_failures_settle'), models.CheckConstraint(condition=models.Q(('attempts__gte', 0), ('claims__gte', 0), ('crashes__gte', 0), ('outages__gte', 0), ('items_done__gte', 0), ('items_done__lte', models.F('items_total')), ('parkings__gte', 0)), name='pgembed_job_counts_are_counts')],
+                'indexes': [models.Index(models.F('spec'), models.OrderBy(models.F('priority'), descending=True), models.F('run_at'), models.F('id'), condition=models.Q(('status', 'pending')), name='pgembed_job_ready'), models.Index(condition=models.Q(('status', 'pending'), ('crashes__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_suspect'), models.Index(condition=models.Q(('status', 'pending'), ('outages__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_doubtful'), models.Index(condition=models.Q(('status', 'running')), fields=['id'], name='pgembed_job_running'), models.Index(models.OrderBy(models.F('finished_at'), descending=True), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('settled_at__isnull', True), ('status', 'failed')), name='pgembed_job_open_failure'), models.Index(condition=models.Q(('status', 'succeeded'), ('settled_at__isnull', False), _connector='OR'), fields=['finished_at'], name='pgembed_job_retention'), models.Index(condition=models.Q(('settled_at__isnull', True), ('status', 'dismissed')), fields=['run_at'], name='pgembed_job_dismissed')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('status', 'pending')), fields=('spec', 'source_pk'), name='pgembed_one_pending_per_unit'), models.UniqueConstraint(condition=models.Q(('status', 'running')), fields=('spec', 'source_pk'), name='pgembed_one_running_per_unit'), models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True), ('status__in', ['failed', 'dismissed'])), fields=('spec', 'source_pk'), name='pgembed_one_open_failure_per_unit'), models.CheckConstraint(condition=models.Q(('kind__in', ['write', 'reconciler', 'backfill', 'manual_retry']), ('status__in', ['pending', 'running', 'succeeded', 'failed', 'dismissed'])), name='pgembed_job_kind_and_status_known'), models.CheckConstraint(condition=models.Q(models.Q(('lease_expires_at__isnull', False), ('status', 'running'), ('worker_id__isnull', False)), models.Q(models.Q(('status', 'running'), _negated=True), ('lease_expires_at__isnull', True), ('worker_id__isnull', True)), _connector='OR'), name='pgembed_job_running_has_worker_and_lease'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['succeeded', 'failed', 'dismissed'])), models.Q(('finished_at__isnull', True), ('status__in', ['pending', 'running'])), _connector='OR'), name='pgembed_job_finished_has_time'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'failed'), _negated=True), models.Q(('last_error', ''), _negated=True), _connector='OR'), name='pgembed_job_failed_has_error'), models.CheckConstraint(condition=models.Q(('status__in', ['failed', 'dismissed']), ('settled_at__isnull', True), _connector='OR'), name='pgembed_job_only_failures_settle'), models.CheckConstraint(condition=models.Q(('attempts__gte', 0), ('claims__gte', 0), ('crashes__gte', 0), ('outages__gte', 0), ('items_done__gte', 0), ('items_done__lte', models.F('items_total')), ('parkings__gte', 0)), name='pgembed_job_counts_are_counts')],
             },
         ),
         migrations.CreateModel(
@@ -87,12 +114,18 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='Quota',
+            name='Pause',
             fields=[
-                ('provider', models.TextField(help_text='The alias in PGEMBED_PROVIDERS.', primary_key=True, serialize=False)),
-                ('requests_free_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('tokens_free_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('what', models.TextField(choices=[('spec', 'spec'), ('provider', 'provider')])),
+                ('name', models.TextField(help_text="The spec's key, or the provider's alias.")),
+                ('by', models.TextField(db_default='', help_text='Who paused it.')),
+                ('paused_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('what', 'name'), name='pgembed_one_pause_each'), models.CheckConstraint(condition=models.Q(('what__in', ['spec', 'provider'])), name='pgembed_pause_what_known')],
+            },
         ),
         migrations.CreateModel(
             name='Space',

@@ -14,6 +14,8 @@ from django.utils.translation import gettext_lazy as _
 PENDING = Q(status="pending")
 RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
+UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
+"""What the reconciler leaves alone while it is parked, whether it is listed or not."""
 
 
 class Job(models.Model):
@@ -30,6 +32,7 @@ class Job(models.Model):
         RUNNING = "running", _("running")
         SUCCEEDED = "succeeded", _("succeeded")
         FAILED = "failed", _("failed")
+        DISMISSED = "dismissed", _("dismissed")
 
     id = models.BigAutoField(primary_key=True)
     spec = models.TextField()
@@ -70,6 +73,7 @@ class Job(models.Model):
         permissions = [
             ("retry_job", "Can retry failed jobs"),
             ("dismiss_job", "Can dismiss failed jobs"),
+            ("operate_job", "Can re-embed, pause, resume, release and probe"),
         ]
         constraints = [
             models.UniqueConstraint(
@@ -84,12 +88,12 @@ class Job(models.Model):
             ),
             models.UniqueConstraint(
                 fields=["spec", "source_pk"],
-                condition=OPEN_FAILURE,
+                condition=UNSETTLED,
                 name="pgembed_one_open_failure_per_unit",
             ),
             models.CheckConstraint(
                 condition=Q(kind__in=["write", "reconciler", "backfill", "manual_retry"])
-                & Q(status__in=["pending", "running", "succeeded", "failed"]),
+                & Q(status__in=["pending", "running", "succeeded", "failed", "dismissed"]),
                 name="pgembed_job_kind_and_status_known",
             ),
             models.CheckConstraint(
@@ -100,7 +104,9 @@ class Job(models.Model):
                 name="pgembed_job_running_has_worker_and_lease",
             ),
             models.CheckConstraint(
-                condition=Q(status__in=["succeeded", "failed"], finished_at__isnull=False)
+                condition=Q(
+                    status__in=["succeeded", "failed", "dismissed"], finished_at__isnull=False
+                )
                 | Q(status__in=["pending", "running"], finished_at__isnull=True),
                 name="pgembed_job_finished_has_time",
             ),
@@ -109,7 +115,7 @@ class Job(models.Model):
                 name="pgembed_job_failed_has_error",
             ),
             models.CheckConstraint(
-                condition=Q(status="failed") | Q(settled_at__isnull=True),
+                condition=Q(status__in=["failed", "dismissed"]) | Q(settled_at__isnull=True),
                 name="pgembed_job_only_failures_settle",
             ),
             models.CheckConstraint(
@@ -149,8 +155,13 @@ class Job(models.Model):
             ),
             models.Index(
                 fields=["finished_at"],
-                condition=Q(status="succeeded") | Q(status="failed", settled_at__isnull=False),
+                condition=Q(status="succeeded") | Q(settled_at__isnull=False),
                 name="pgembed_job_retention",
+            ),
+            models.Index(
+                fields=["run_at"],
+                condition=Q(status="dismissed", settled_at__isnull=True),
+                name="pgembed_job_dismissed",
             ),
         ]
 

@@ -69,3 +69,29 @@ class Quota(models.Model):
 
     def __str__(self) -> str:
         return self.provider
+
+
+class Pause(models.Model):
+    """What a person has paused. Workers leave it alone until it is resumed."""
+
+    class What(models.TextChoices):
+        SPEC = "spec", _("spec")
+        PROVIDER = "provider", _("provider")
+
+    id = models.BigAutoField(primary_key=True)
+    what = models.TextField(choices=What)
+    name = models.TextField(help_text=_("The spec's key, or the provider's alias."))
+    by = models.TextField(db_default="", help_text=_("Who paused it."))
+    paused_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["what", "name"], name="pgembed_one_pause_each"),
+            models.CheckConstraint(
+                condition=models.Q(what__in=["spec", "provider"]), name="pgembed_pause_what_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from pgembed_django import jobs, plan, spaces, store
 from pgembed_django.chunkers import Chunk
@@ -49,6 +49,7 @@ class Claiming:
         self._claims = 0
         self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
+        self._paused_specs: Collection[str] = ()
 
     @property
     def wanted(self) -> int:
@@ -123,10 +124,15 @@ class Claiming:
         return claims
 
     def _reachable(self) -> tuple[list[str], list[str]]:
-        """Return the specs whose active provider can be asked now, and the others."""
+        """Return the specs whose active provider can be asked now, and the others.
+
+        Those that a person has paused are in neither.
+        """
         up: list[str] = []
         down: list[str] = []
         for key in self.specs:
+            if key in self._paused_specs:
+                continue
             active = self._spaces.get(key, [])[:1]
             is_down = any(self.embedding.pool(space).is_waiting for space in active)
             (down if is_down else up).append(key)
@@ -182,4 +188,8 @@ class Claiming:
         if self._clock() - self._spaces_read >= SPACES_SECONDS:
             using = self.holding.using
             self._spaces = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
+            paused = jobs.paused(using=using)
+            self._paused_specs = paused.specs
+            for space in (space for live in self._spaces.values() for space in live):
+                self.embedding.pool(space).paused_by = paused.providers.get(space.provider)
             self._spaces_read = self._clock()

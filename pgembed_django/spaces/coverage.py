@@ -9,6 +9,7 @@ from django.db.models.functions import Cast
 
 from pgembed_django import database
 from pgembed_django.models import Job, Space
+from pgembed_django.models.job import UNSETTLED
 from pgembed_django.specs import Spec
 
 
@@ -60,10 +61,7 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
     Where a writer holds the whole table there may be one.
     """
     failed = Job.objects.filter(
-        spec=spec.key,
-        source_pk=Cast(OuterRef("pk"), TextField()),
-        status=Job.Status.FAILED,
-        settled_at=None,
+        UNSETTLED, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField())
     )
     rows = spec.rows(using).exclude(Exists(covered(spec, space))).exclude(Exists(failed))
     try:

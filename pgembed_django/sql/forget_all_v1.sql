@@ -32,7 +32,7 @@ BEGIN
     UPDATE pgembed_job
     SET settled_at = statement_timestamp()
     WHERE spec = unit_spec
-      AND status = 'failed'
+      AND status IN ('failed', 'dismissed')
       AND settled_at IS NULL;
 END
 $$;

@@ -58,7 +58,7 @@ BEGIN
     SET settled_at = statement_timestamp()
     WHERE spec = unit_spec
       AND source_pk = unit_source_pk
-      AND status = 'failed'
+      AND status IN ('failed', 'dismissed')
       AND settled_at IS NULL;
 END
 $$;

@@ -93,6 +93,12 @@ def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     unstage(spec, source_pks, using=using)
 
 
+def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
+    """Let nothing of units be reused. What is stored of them is found until it is replaced."""
+    _run(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
+    unstage(spec, source_pks, using=using)
+
+
 def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     """Keep the vectors of units that need further batches: a retry resumes there."""
     vectors = [

@@ -121,6 +121,14 @@ FORGET = """
     WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
 """
 
+# No text has this digest: nothing is reused, and what is there is found until it is replaced.
+OUTDATE = """
+    UPDATE {table}
+    SET chunk_digest = ''
+    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+      AND end_offset > start_offset
+"""
+
 # SKIP LOCKED: a deleter that stays open has some of them, and deletes them itself.
 PRUNE = """
     DELETE FROM {table}
@@ -175,6 +183,7 @@ class Statements(NamedTuple):
     drop_without_vector: str
     forget: str
     prune: str
+    outdate: str
 
 
 @functools.cache
@@ -191,6 +200,6 @@ def of(spec: Spec, using: str) -> Statements:
     return Statements(
         *(
             sql.SQL(text).format(**names).as_string(None)
-            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET, PRUNE)
+            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET, PRUNE, OUTDATE)
         )
     )

@@ -175,6 +175,7 @@ def test_nobody_adds_edits_or_deletes(
         "view_job",
         "retry_job",
         "dismiss_job",
+        "operate_job",
     }
 
 
@@ -241,8 +242,10 @@ def test_a_row_without_a_page_or_without_a_spec_is_no_link(
 def test_the_status_says_what_a_job_waits_for(
     operator: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
 ) -> None:
-    settled = make_failure()
-    jobs.dismiss([settled.pk], using="default")
+    settled, dismissed = make_failure(), make_failure()
+    jobs.retry_failed([settled.pk], using="default")
+    Job.objects.filter(status="pending").delete()
+    jobs.dismiss([dismissed.pk], using="default")
     make_article()
     [claim] = jobs.claim([settled.spec], limit=1, worker_id=1, lease_seconds=60, using="default")
     jobs.retry(claim, "later", max_attempts=5, delay_seconds=3600, using="default")
@@ -250,6 +253,7 @@ def test_the_status_says_what_a_job_waits_for(
     shown = text(operator)
 
     assert "failed, settled since" in shown
+    assert "dismissed, parked until" in shown
     assert "pending, not before" in shown
 
 
@@ -270,8 +274,8 @@ def test_a_job_without_an_error_has_a_page_without_buttons(
 def test_the_filters_find_by_status_and_spec(
     viewer: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
 ) -> None:
-    failed, settled = make_failure(), make_failure()
-    jobs.dismiss([settled.pk], using="default")
+    failed, dismissed = make_failure(), make_failure()
+    jobs.dismiss([dismissed.pk], using="default")
     make_article()
     Page.objects.create(slug="page", body="text")
 
@@ -280,8 +284,8 @@ def test_the_filters_find_by_status_and_spec(
         return [job.source_pk for job in found]
 
     assert shown("status=failed") == [failed.source_pk]
-    assert shown("status=settled") == [settled.source_pk]
-    assert shown("status=succeeded") == shown("status=running") == []
+    assert shown("status=dismissed") == [dismissed.source_pk]
+    assert shown("status=succeeded") == shown("status=running") == shown("status=settled") == []
     assert shown("spec=app.PageEmbedding") == ["page"]
     assert len(shown("status=pending")) == 2
     assert len(shown("status=nonsense&spec=%00")) == 4
@@ -417,7 +421,7 @@ def test_dismiss_settles_and_does_not_retry(
 
     assert act(operator, "dismiss", dismissed.pk) == "Dismissed 1."
 
-    assert [job.pk for job in Job.objects.filter(settled_at=None)] == [kept.pk]
+    assert [job.pk for job in Job.objects.filter(status="failed", settled_at=None)] == [kept.pk]
     assert not Job.objects.filter(status="pending").exists()
 
 

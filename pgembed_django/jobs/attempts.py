@@ -1,0 +1,58 @@
+"""The history of units that did not succeed at once, written as each try ends."""
+
+from __future__ import annotations
+
+from pgembed_django import database
+from pgembed_django.jobs.claims import Claim
+
+KEEP_SECONDS = 7 * 86400
+
+# Before the job moves on: it still has its worker, and this locks it.
+NOTE = """
+    INSERT INTO pgembed_attempt (spec, source_pk, outcome, started_at, worker, error)
+    SELECT
+        job.spec,
+        job.source_pk,
+        %(outcome)s,
+        COALESCE(job.started_at, job.created_at),
+        COALESCE(worker.host || ':' || worker.pid, '#' || job.worker_id),
+        %(error)s
+    FROM pgembed_job AS job
+    LEFT JOIN pgembed_worker AS worker
+      ON worker.id = job.worker_id
+    WHERE job.id = %(id)s
+      AND job.claims = %(token)s
+      AND job.status = 'running'
+    FOR UPDATE OF job
+"""
+
+PRUNE = """
+    DELETE FROM pgembed_attempt
+    WHERE id IN (
+        SELECT id
+        FROM pgembed_attempt AS attempt
+        WHERE ended_at < statement_timestamp() - %(keep)s * interval '1 second'
+          -- A failure that nobody has looked at yet keeps its history.
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = attempt.spec
+                AND job.source_pk = attempt.source_pk
+                AND job.status = 'failed'
+                AND job.settled_at IS NULL
+          )
+        ORDER BY ended_at
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    )
+"""
+
+
+def note(claim: Claim, outcome: str, error: str, *, using: str) -> None:
+    """Note how a claim that is still ours ends. To be called in the transaction that ends it."""
+    database.execute(using, NOTE, id=claim.id, token=claim.token, outcome=outcome, error=error)
+
+
+def prune_attempts(*, using: str, limit: int = 5000) -> int:
+    """Delete the history of a week ago and older, a small batch of it. Not of open failures."""
+    return database.execute(using, PRUNE, keep=KEEP_SECONDS, limit=limit)

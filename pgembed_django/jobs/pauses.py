@@ -1,0 +1,56 @@
+"""What a person has paused: workers read it every few seconds, and claim around it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pgembed_django import database
+from pgembed_django.models import Pause
+
+PAUSE = """
+    INSERT INTO pgembed_pause (what, name, by)
+    VALUES (%(what)s, %(name)s, %(by)s)
+    ON CONFLICT (what, name) DO NOTHING
+"""
+
+RESUME = """
+    DELETE FROM pgembed_pause
+    WHERE what = %(what)s
+      AND name = %(name)s
+"""
+
+PAUSED = """
+    SELECT what, name, by
+    FROM pgembed_pause
+"""
+
+# A worker that is asleep looks at once; one that is awake, within seconds.
+NUDGE = "SELECT pg_notify('pgembed', '')"
+
+
+class Paused(NamedTuple):
+    """Keys of specs and aliases of providers, each with the name of who paused it."""
+
+    specs: dict[str, str]
+    providers: dict[str, str]
+
+
+def pause(what: str, name: str, *, by: str, using: str) -> bool:
+    """Pause a spec or a provider. Tells whether it was not paused already."""
+    return database.execute(using, PAUSE, what=Pause.What(what), name=name, by=by) > 0
+
+
+def resume(what: str, name: str, *, using: str) -> bool:
+    """Let workers go on with a spec or a provider. Tells whether it was paused."""
+    is_resumed = database.execute(using, RESUME, what=Pause.What(what), name=name) > 0
+    if is_resumed:
+        database.rows(using, NUDGE)
+    return is_resumed
+
+
+def paused(*, using: str) -> Paused:
+    """Return what is paused now."""
+    found = Paused({}, {})
+    for what, name, by in database.rows(using, PAUSED):
+        (found.specs if what == Pause.What.SPEC else found.providers)[name] = by
+    return found

@@ -1,0 +1,185 @@
+"""What a person does to jobs: retry, dismiss, ask for again, release.
+
+Each unit is a transaction of its own that gives way to writers, so one that is being
+written just now is ``busy``, and holds nobody up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pgembed_django import database, specs
+from pgembed_django.jobs.claims import claims
+from pgembed_django.jobs.endings import MAX_PARKING_SECONDS, reap_one
+from pgembed_django.jobs.entries import LANES
+from pgembed_django.models import Job
+
+# The failure becomes a pending job, or brings the pending one forward.
+RETRY = """
+    WITH failure AS (
+        UPDATE pgembed_job
+        SET settled_at = statement_timestamp()
+        WHERE id = %(id)s
+          AND status IN ('failed', 'dismissed')
+          AND settled_at IS NULL
+        RETURNING spec, source_pk
+    )
+    INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
+    SELECT failure.spec, failure.source_pk, 'manual_retry', COALESCE(of_spec.priority, 0)
+    FROM failure
+    LEFT JOIN unnest(%(specs)s::text[], %(priorities)s::int[]) AS of_spec(spec, priority)
+      ON of_spec.spec = failure.spec
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    DO UPDATE SET
+        run_at = LEAST(job.run_at, excluded.run_at),
+        priority = GREATEST(job.priority, excluded.priority),
+        attempts = 0,
+        crashes = 0,
+        outages = 0
+    RETURNING (xmax = 0) AS is_new
+"""
+
+BRING_FORWARD = """
+    UPDATE pgembed_job
+    SET
+        run_at = statement_timestamp(),
+        attempts = 0,
+        crashes = 0,
+        outages = 0
+    WHERE id = %(id)s
+      AND status = 'pending'
+      AND run_at > statement_timestamp()
+    RETURNING id
+"""
+
+# Parked for as long as any unit can be: the reconciler would bring the failure back. Without
+# those that are being settled otherwise: a bulk deleter takes them in its own order.
+DISMISS = """
+    UPDATE pgembed_job
+    SET
+        status = 'dismissed',
+        run_at = statement_timestamp() + %(parking)s * interval '1 second'
+    WHERE id IN (
+        SELECT id
+        FROM pgembed_job
+        WHERE id = ANY(%(ids)s)
+          AND status = 'failed'
+          AND settled_at IS NULL
+        FOR UPDATE SKIP LOCKED
+    )
+"""
+
+ENQUEUE_AGAIN = """
+    INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
+    VALUES (%(spec)s, %(source_pk)s, %(kind)s, %(priority)s)
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    DO UPDATE SET
+        run_at = LEAST(job.run_at, excluded.run_at),
+        priority = GREATEST(job.priority, excluded.priority),
+        attempts = 0,
+        crashes = 0,
+        outages = 0
+    RETURNING id
+"""
+
+HELD = """
+    SELECT id, claims, spec, source_pk, kind, attempts, crashes, outages
+    FROM pgembed_job
+    WHERE status = 'running'
+      AND id = ANY(%(ids)s)
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+"""
+
+
+@dataclass(slots=True)
+class Retried:
+    """What a person's retry did: new jobs, merged into newer work, gone meanwhile, busy."""
+
+    retried: int = 0
+    superseded: int = 0
+    forward: int = 0
+    """Pending jobs that waited for their next attempt, and do not any more."""
+    gone: int = 0
+    busy: int = 0
+
+
+@dataclass(slots=True)
+class Released:
+    """What became of jobs that were taken from a worker: pending, failed, superseded, gone."""
+
+    released: int = 0
+    failed: int = 0
+    superseded: int = 0
+    gone: int = 0
+    busy: int = 0
+
+
+def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
+    """Start failed units afresh, dismissed ones too, and bring waiting ones forward."""
+    known = specs.all()
+    lanes = {
+        "specs": [spec.key for spec in known],
+        "priorities": [LANES[Job.Kind.MANUAL_RETRY] + spec.priority for spec in known],
+    }
+    counts = Retried()
+    for job_id in job_ids:
+        try:
+            with database.giving_way(using):
+                started = database.rows(using, RETRY, id=job_id, **lanes)
+                forward = not started and database.rows(using, BRING_FORWARD, id=job_id)
+        except database.Busy:
+            counts.busy += 1
+            continue
+        if started:
+            [[is_new]] = started
+            counts.retried += is_new
+            counts.superseded += not is_new
+        elif forward:
+            counts.forward += 1
+        else:
+            counts.gone += 1
+    return counts
+
+
+def dismiss(job_ids: Iterable[int], *, using: str) -> int:
+    """Put open failures aside, their units parked. Returns how many there were."""
+    return database.execute(using, DISMISS, ids=list(job_ids), parking=MAX_PARKING_SECONDS)
+
+
+def enqueue_again(
+    spec: specs.Spec, source_pk: str, *, using: str, kind: str = Job.Kind.MANUAL_RETRY
+) -> None:
+    """Leave a pending job for one unit, due at once. To be called in a transaction."""
+    database.rows(
+        using,
+        ENQUEUE_AGAIN,
+        spec=spec.key,
+        source_pk=source_pk,
+        kind=kind,
+        priority=LANES[Job.Kind(kind)] + spec.priority,
+    )
+
+
+def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Released:
+    """Take jobs from a worker that a person believes dead, and count a crash each.
+
+    A worker that lives on after all has lost them: what it brings is discarded.
+    """
+    wanted = list(job_ids)
+    held = claims(HELD, using, ids=wanted)
+    counts = Released(gone=len(wanted) - len(held))
+    for claim in held:
+        match reap_one(claim, max_crashes=max_crashes, using=using):
+            case "requeued":
+                counts.released += 1
+            case "failed":
+                counts.failed += 1
+            case "superseded":
+                counts.superseded += 1
+            case "busy":
+                counts.busy += 1
+            case _:
+                counts.gone += 1
+    return counts

@@ -1,0 +1,39 @@
+"""What became of each try that did not succeed: a unit's history, for a person who triages."""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+
+class Attempt(models.Model):
+    """One claim of a unit that ended in an error. Kept for a while, also after a success."""
+
+    class Outcome(models.TextChoices):
+        RETRIED = "retried", _("to be tried again")
+        FAILED = "failed", _("failed")
+        CRASHED = "crashed", _("worker lost")
+        OUTAGE = "outage", _("provider went down")
+
+    id = models.BigAutoField(primary_key=True)
+    spec = models.TextField()
+    source_pk = models.TextField()
+    outcome = models.TextField(choices=Outcome)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(db_default=Now())
+    # Host and process, as text: the worker's own row goes with it.
+    worker = models.TextField()
+    error = models.TextField()
+
+    class Meta:
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        default_permissions = ()
+        indexes = [
+            models.Index(fields=["spec", "source_pk", "id"], name="pgembed_attempt_of_unit"),
+            models.Index(fields=["ended_at"], name="pgembed_attempt_retention"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.source_pk}"

@@ -1,0 +1,45 @@
+"""Embed units anew though their text is the same, as a person asked: after a mended provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pgembed_django import database, jobs, store
+from pgembed_django.models import Job
+from pgembed_django.specs import Spec
+
+
+class Reembedded(NamedTuple):
+    """How many units have a job now, and how many were being written just then."""
+
+    enqueued: int
+    busy: int
+
+
+def reembed(
+    spec: Spec, source_pks: Iterable[str], *, using: str, kind: str = Job.Kind.MANUAL_RETRY
+) -> Reembedded:
+    """Let units be embedded anew. What is stored of them is found until then."""
+    enqueued = busy = 0
+    for source_pk in source_pks:
+        try:
+            with database.giving_way(using):
+                # First the pending job, like a deleter, so that nobody starts meanwhile.
+                jobs.enqueue_again(spec, source_pk, kind=kind, using=using)
+                store.outdate(spec, [source_pk], using=using)
+        except database.Busy:
+            busy += 1
+        else:
+            enqueued += 1
+    return Reembedded(enqueued, busy)
+
+
+def next_page(spec: Spec, *, after: str | None, limit: int, using: str) -> list[str]:
+    """Return the keys of the next rows of a spec, in the order of the primary key."""
+    rows = spec.model._base_manager.using(using).order_by("pk")
+    if spec.when:
+        rows = rows.filter(spec.when)
+    if after is not None:
+        rows = rows.filter(pk__gt=spec.parse_pk(after))
+    return [str(pk) for pk in rows.values_list("pk", flat=True)[:limit]]

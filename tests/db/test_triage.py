@@ -1,0 +1,347 @@
+"""What a person does to jobs: retry, dismiss, re-embed, pause, release; and the history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.db import IntegrityError, connection
+
+from pgembed_django import jobs, spaces, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Attempt, Job, Worker
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.reembedding import next_page, reembed
+from tests.app.models import Article, ArticleEmbedding, Page, Product
+from tests.conftest import embedded_text
+from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply
+from tests.played.provider import PlayedProvider
+
+pytestmark = pytest.mark.django_db
+
+KEY = "app.ArticleEmbedding"
+
+
+@pytest.fixture
+def make_failed(make_article: Callable[..., Article]) -> Callable[..., Job]:
+    """Articles whose jobs have failed for good."""
+
+    def make(error: str = "too bad", **values: object) -> Job:
+        article = make_article(**values)
+        [held] = [held for held in claim() if held.source_pk == str(article.pk)]
+        assert jobs.fail(held, error, using="default") == "failed"
+        return Job.objects.get(pk=held.id)
+
+    return make
+
+
+# Dismissed
+
+
+def test_a_dismissed_failure_is_not_brought_back_by_the_reconciler(
+    make_failed: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    run_jobs()
+    job = make_failed()
+
+    assert jobs.dismiss([job.pk], using="default") == 1
+
+    assert reconcile_deeply(KEY) == 0
+    job.refresh_from_db()
+    assert (job.status, job.settled_at) == ("dismissed", None)
+
+
+def test_a_dismissed_unit_does_not_keep_a_space_from_being_full(
+    make_failed: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    run_jobs()
+    jobs.dismiss([make_failed().pk], using="default")
+    spec = specs.of(Article)[0]
+
+    assert not spaces.has_gap(spec, spaces.active(spec, using="default"), using="default")
+
+
+def test_a_write_overrides_a_dismissal(
+    make_failed: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+
+    Article.objects.filter(pk=job.source_pk).update(title="mended")
+    run_jobs()
+
+    assert "mended" in (embedded_text(Article.objects.get(pk=job.source_pk)) or "")
+    job.refresh_from_db()
+    assert job.settled_at is not None
+
+
+def test_a_retry_overrides_a_dismissal(
+    make_failed: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+
+    assert jobs.retry_failed([job.pk], using="default").retried == 1
+
+    run_jobs()
+    assert embedded_text(Article.objects.get(pk=job.source_pk))
+
+
+def test_a_newer_failure_takes_the_place_of_a_dismissed_one(
+    make_failed: Callable[..., Job],
+) -> None:
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+    Article.objects.filter(pk=job.source_pk).update(title="as bad")
+    [held] = claim()
+
+    assert jobs.fail(held, "again", using="default") == "failed"
+
+    job.refresh_from_db()
+    newer = Job.objects.get(pk=held.id)
+    assert (job.status, job.settled_at is None) == ("dismissed", False)
+    assert (newer.status, newer.settled_at, newer.parkings) == ("failed", None, 1)
+
+
+def test_a_unit_is_never_failed_and_dismissed_at_once(make_failed: Callable[..., Job]) -> None:
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+
+    with pytest.raises(IntegrityError, match="pgembed_one_open_failure_per_unit"):
+        Job.objects.create(
+            spec=job.spec,
+            source_pk=job.source_pk,
+            status="failed",
+            last_error="x",
+            finished_at=job.finished_at,
+        )
+
+
+def test_a_dismissal_ends_with_the_row(make_failed: Callable[..., Job]) -> None:
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+
+    Article.objects.get(pk=job.source_pk).delete()
+
+    job.refresh_from_db()
+    assert job.settled_at is not None
+
+
+def test_a_dismissal_is_pruned_when_its_parking_is_over_and_the_unit_is_tried_again(
+    make_failed: Callable[..., Job], run_jobs: Callable[[], int]
+) -> None:
+    run_jobs()
+    job = make_failed()
+    jobs.dismiss([job.pk], using="default")
+    assert jobs.prune(keep_seconds=0, using="default") == 0
+
+    make_due()
+
+    assert jobs.prune(keep_seconds=3600, using="default") == 1
+    assert reconcile.reconcile_once(specs.of(Article)[0], using="default") == 1
+
+
+# Retried
+
+
+@pytest.mark.parametrize(("model", "priority"), [(Page, 10), (Product, -100)])
+def test_a_retry_keeps_the_specs_own_priority(
+    model: type[Page | Product], priority: int, run_jobs: Callable[[], int]
+) -> None:
+    spec = next(spec for spec in specs.of(model) if spec.priority == priority)
+    model.objects.create(**({"slug": "a", "body": "b"} if model is Page else {"title": "a"}))
+    [held] = [held for held in claim() if held.spec == spec.key]
+    jobs.fail(held, "too bad", using="default")
+
+    jobs.retry_failed([held.id], using="default")
+
+    [pending] = Job.objects.filter(status="pending", spec=spec.key)
+    assert (pending.kind, pending.priority) == ("manual_retry", priority)
+
+
+def test_a_retry_brings_a_job_that_backs_off_forward(
+    make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    article = make_article()
+    [held] = claim()
+    jobs.retry(held, "later", max_attempts=5, delay_seconds=3600, using="default")
+    assert run_jobs() == 0
+
+    assert jobs.retry_failed([held.id], using="default").forward == 1
+
+    run_jobs()
+    assert embedded_text(article)
+    assert jobs.retry_failed([held.id], using="default").gone == 1
+
+
+# The history
+
+
+def test_each_try_that_ends_in_an_error_is_noted(make_article: Callable[..., Article]) -> None:
+    worker = Worker.objects.create(host="host", pid=17, version="1")
+    make_article()
+    for error in ("first", "second"):
+        [held] = claim(worker_id=worker.pk)
+        jobs.retry(held, error, max_attempts=2, delay_seconds=0, using="default")
+
+    noted = Attempt.objects.order_by("id").values_list("outcome", "worker", "error")
+    assert list(noted) == [
+        ("retried", "host:17", "first"),
+        ("failed", "host:17", "second"),
+    ]
+    assert all(attempt.ended_at >= attempt.started_at for attempt in Attempt.objects.all())
+
+
+def test_a_lost_worker_and_an_outage_are_noted_but_no_plain_release(
+    make_article: Callable[..., Article],
+) -> None:
+    make_article()
+    [held] = claim(worker_id=5)
+    jobs.release(held, using="default")
+    [held] = claim(worker_id=5)
+    jobs.release(held, using="default", reason="went down", outages=1)
+    Job.objects.update(outages=0)
+    [held] = claim(worker_id=5)
+    expire_leases()
+    reap()
+
+    noted = Attempt.objects.order_by("id").values_list("outcome", "worker", "error")
+    assert list(noted) == [("outage", "#5", "went down"), ("crashed", "#5", "worker lost")]
+
+
+def test_a_try_of_a_job_that_was_lost_is_not_noted(make_article: Callable[..., Article]) -> None:
+    make_article()
+    [held] = claim()
+    jobs.release(held, using="default")
+
+    assert jobs.retry(held, "late", max_attempts=5, delay_seconds=0, using="default") == "lost"
+
+    assert not Attempt.objects.exists()
+
+
+def test_history_is_pruned_after_a_week_but_not_that_of_open_failures(
+    make_failed: Callable[..., Job],
+) -> None:
+    job, dismissed = make_failed(), make_failed()
+    jobs.dismiss([dismissed.pk], using="default")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgembed_attempt SET ended_at = now() - interval '8 days'")
+
+    assert jobs.prune_attempts(using="default") == 1
+
+    assert [attempt.source_pk for attempt in Attempt.objects.all()] == [job.source_pk]
+
+
+# Re-embedded
+
+
+def test_a_unit_is_embedded_anew_though_its_text_is_the_same(
+    provider: type[PlayedProvider],
+    make_article: Callable[..., Article],
+    run_jobs: Callable[[], int],
+) -> None:
+    article = make_article()
+    run_jobs()
+    before = ArticleEmbedding.objects.get(source=article)
+    provider.reset()
+
+    assert reembed(specs.of(Article)[0], [str(article.pk)], using="default") == (1, 0)
+
+    assert ArticleEmbedding.objects.get(source=article).embedding is not None  # found until then
+    run_jobs()
+    after = ArticleEmbedding.objects.get(source=article)
+    assert after.pk != before.pk
+    assert after.chunk_digest == before.chunk_digest
+    assert len(provider.embedded) == 1
+
+
+def test_pages_of_keys_cover_the_specs_rows_and_no_others(
+    make_article: Callable[..., Article],
+) -> None:
+    made = [str(make_article().pk) for _ in range(3)]
+    make_article(published_time=None)
+    spec = specs.of(Article)[0]
+
+    first = next_page(spec, after=None, limit=2, using="default")
+
+    assert first == made[:2]
+    assert next_page(spec, after=first[-1], limit=2, using="default") == made[2:]
+
+
+# Released
+
+
+def test_a_job_of_a_dead_worker_is_released_with_a_crash(
+    make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    article = make_article()
+    [held] = claim(worker_id=5)
+
+    assert jobs.release_held([held.id], max_crashes=3, using="default").released == 1
+
+    assert Job.objects.get().crashes == 1
+    assert jobs.hold([held], using="default").lost == {held.id}
+    run_jobs()
+    assert embedded_text(article)
+    assert jobs.release_held([held.id], max_crashes=3, using="default").gone == 1
+
+
+def test_a_release_may_be_the_last_crash(make_article: Callable[..., Article]) -> None:
+    make_article()
+    [held] = claim(worker_id=5)
+
+    assert jobs.release_held([held.id], max_crashes=1, using="default").failed == 1
+
+    assert Job.objects.get().last_error == "worker lost"
+
+
+# Paused
+
+
+def test_a_paused_spec_is_not_claimed_until_it_is_resumed(
+    make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    article = make_article()
+    Page.objects.create(slug="page", body="of another spec")
+    assert jobs.pause("spec", KEY, by="ada", using="default")
+    assert not jobs.pause("spec", KEY, by="bob", using="default")
+    assert jobs.paused(using="default").specs == {KEY: "ada"}
+
+    assert run_jobs() == 1
+    assert embedded_text(article) is None
+
+    assert jobs.resume("spec", KEY, using="default")
+    assert not jobs.resume("spec", KEY, using="default")
+    assert run_jobs() == 1
+    assert embedded_text(article)
+
+
+def test_a_paused_provider_gets_no_text_but_full_text_search_does(
+    provider: type[PlayedProvider],
+    make_article: Callable[..., Article],
+    run_jobs: Callable[[], int],
+) -> None:
+    article = make_article()
+    jobs.pause("provider", "default", by="ada", using="default")
+
+    assert run_jobs() == 0
+
+    assert not provider.embedded
+    assert ArticleEmbedding.objects.get(source=article).embedding is None
+    jobs.resume("provider", "default", using="default")
+    make_due()
+    assert run_jobs() == 1
+    assert embedded_text(article)
+
+
+def test_a_worker_that_runs_notices_a_pause_within_seconds(
+    make_worker: Callable[..., Pipeline], make_article: Callable[..., Article]
+) -> None:
+    worker = make_worker()
+    worker.step()
+    jobs.pause("spec", KEY, by="ada", using="default")
+    worker.claiming._spaces_read = float("-inf")  # the five seconds are over
+    make_article()
+
+    assert not worker.step()
+    assert worker.claiming.next_due_seconds() is None
