@@ -133,6 +133,7 @@ def _soak(
         "seconds until drained": round(drained_seconds, 1),
         "transactions committed": sum(one.committed for one in written),
         "transactions rolled back": sum(one.rolled_back for one in written),
+        "transactions that failed": sum(len(one.errors) for one in written),
         "rows written": sum(one.rows for one in written),
         "texts embedded": len(deliveries),
         "texts embedded again after a blow": repeated.explained,
