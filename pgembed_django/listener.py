@@ -56,6 +56,8 @@ class Listener:
         self._connection: psycopg.Connection | None = None
         self._keys: list[int] = []
         self._watched: list[int] = []
+        self.was_lost = False
+        """Whether the connection has gone since it was opened last."""
 
     @property
     def is_up(self) -> bool:
@@ -70,6 +72,7 @@ class Listener:
     def open(self) -> bool:
         """Connect and LISTEN, and tell whether that worked."""
         self.close()
+        self.was_lost = False
         parameters = connections[self._using].get_connection_params()
         parameters.pop("cursor_factory", None)
         try:
@@ -187,4 +190,5 @@ class _ClosingOnLoss:
             return False
         logger.warning("Lost the connection that listens: %s", error)
         self._listener.close()
+        self._listener.was_lost = True
         return True

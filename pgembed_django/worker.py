@@ -153,6 +153,8 @@ class Worker:
 
     def _round(self) -> None:
         self.maintenance.check()
+        if self.listener.was_lost:
+            self._listener_timer.due_at = 0.0  # just now: listen again at once
         now = time.monotonic()
         for timer in self._timers:
             timer.run(now)
@@ -226,8 +228,6 @@ class Worker:
                 pass
         if self.listener.drain():
             self._look_seconds = FIRST_LOOK_SECONDS
-        if sockets[-1] is self.listener and not self.listener.is_up:
-            self._listener_timer.due_at = 0.0  # lost just now: listen again at once
 
     def _is_done(self) -> bool:
         if self.stops_asked:
