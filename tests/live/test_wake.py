@@ -73,9 +73,7 @@ def test_the_worker_beside_one_on_watch_takes_over_when_that_one_dies(start_work
     assert seconds_until_embedded(note.pk) < 1
 
 
-def test_a_worker_that_sleeps_is_called_when_there_is_more_than_one_can_claim(
-    start_worker, server
-):
+def test_a_worker_that_sleeps_is_called_when_there_is_more_than_one_can_claim(start_worker, server):
     settings = {
         "PGEMBED_PROVIDERS": providers(server),
         "PGEMBED_BATCH_SIZE": 2,

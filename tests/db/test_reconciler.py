@@ -1,0 +1,213 @@
+"""I10: what went past the triggers is found, in bounded steps and behind the writes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.maintenance import Maintenance, gaps, reconcile
+from pgembed_django.models import Job, Lap
+from tests.app.models import Note, NoteEmbedding, Product
+from tests.db.conftest import make_due
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "app.NoteEmbedding"
+
+
+def spec(key: str = KEY) -> specs.Spec:
+    return specs.get(key)
+
+
+def find_gaps(**options) -> int:
+    spaces.ensure(spec(), using="default")
+    return reconcile.reconcile_once(spec(), using="default", **options)
+
+
+def stored() -> dict:
+    rows = NoteEmbedding.objects.filter(embedding__isnull=False)
+    return {str(row.source_id): row.passage for row in rows}
+
+
+def past_the_triggers(statement: str, *parameters: object) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        cursor.execute(statement, parameters)
+        cursor.execute("RESET session_replication_role")
+
+
+def add_old_notes(count: int) -> None:
+    past_the_triggers(
+        "INSERT INTO app_note (id, body, seen) "
+        "SELECT gen_random_uuid(), 'old', 0 FROM generate_series(1, %s)",
+        count,
+    )
+
+
+def test_one_reconcile_mends_all_that_went_past_the_triggers(run_jobs):
+    changed, robbed, gone = (Note.objects.create(body=text) for text in ("old", "kept", "gone"))
+    run_jobs()
+    past_the_triggers("UPDATE app_note SET body = 'new' WHERE id = %s", changed.pk)
+    NoteEmbedding.objects.filter(source=robbed).delete()
+    past_the_triggers("DELETE FROM app_note WHERE id = %s", gone.pk)
+    restored = "00000000-0000-0000-0000-000000000007"
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        with cursor.copy("COPY app_note (id, body, seen) FROM STDIN") as copy:
+            copy.write_row([restored, "restored", 0])
+        cursor.execute("RESET session_replication_role")
+    assert not Job.objects.filter(status="pending").exists()
+
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 4
+    run_jobs()
+
+    assert stored() == {str(changed.pk): "new", str(robbed.pk): "kept", restored: "restored"}
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+
+
+def test_rows_from_before_the_decorator_need_no_command(run_jobs):
+    add_old_notes(9)
+    spaces.ensure(spec(), using="default")
+    maintenance = Maintenance(
+        {KEY: spec()}, using="default", settings=conf.current(), wake=lambda: None
+    )
+
+    assert maintenance.once() == 9
+    run_jobs()
+
+    assert list(stored().values()) == ["old"] * 9
+
+
+def test_a_unit_that_keeps_failing_is_parked_for_longer_and_longer(run_jobs, provider):
+    note = Note.objects.create(body="poison")
+    run_jobs()
+    parked = []
+    for _ in range(3):
+        [failure] = Job.objects.filter(status="failed", settled_at=None)
+        parked.append(failure.run_at - failure.finished_at)
+        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+        make_due()
+        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+        run_jobs()
+
+    assert parked == [timedelta(hours=1), timedelta(hours=2), timedelta(hours=4)]
+    # It stays visible, once; and a write overrides the parking.
+    assert Job.objects.filter(status="failed", settled_at=None).count() == 1
+    note.body = "sound"
+    note.save()
+    run_jobs()
+    assert stored() == {str(note.pk): "sound"}
+    assert not Job.objects.filter(status="failed", settled_at=None).exists()
+
+
+def test_a_stale_row_that_keeps_failing_stays_parked_too(run_jobs, provider):
+    note = Note.objects.create(body="good")
+    run_jobs()
+    note.body = "poison"
+    note.save()
+    run_jobs()
+
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+    assert stored() == {str(note.pk): "good"}
+    make_due()
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+
+
+def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkeypatch):
+    good, bad = Product.objects.create(title="good"), Product.objects.create(title="bad")
+    run_jobs()
+    past_the_triggers("UPDATE app_product SET price = 7")
+    pitch = Product.pitch
+    monkeypatch.setattr(Product, "pitch", lambda row: 1 / 0 if row.pk == bad.pk else pitch(row))
+    product = spec("app.ProductEmbedding")
+
+    found = gaps.stale(
+        product,
+        spaces.live(product, using="default"),
+        Q(),
+        using="default",
+    )
+
+    assert found == [str(good.pk)]
+
+
+def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monkeypatch):
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 3)
+    add_old_notes(8)
+    spaces.ensure(spec(), using="default")
+
+    def page():
+        return reconcile.reconcile_page(spec(), Lap.Sweep.MISSING, using="default")
+
+    first = page()
+    second_connection.execute("SELECT FROM pgembed_lap FOR UPDATE")  # it is at the second page
+    beside = page()
+    second_connection.rollback()
+    rest = [page(), page()]
+
+    assert first == (3, False)
+    assert beside is None
+    assert rest == [(3, False), (2, True)]
+    assert Job.objects.filter(spec=KEY).count() == 8
+
+
+def test_the_backlog_is_bounded_and_filled_again(run_jobs, monkeypatch):
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 5)
+    add_old_notes(12)
+
+    counts = []
+    for _ in range(4):
+        counts.append(find_gaps(sweeps=[Lap.Sweep.MISSING]))
+        assert Job.objects.filter(status="pending").count() <= 5
+        assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 0
+        run_jobs()
+
+    assert sum(counts) == 12
+    assert max(counts) == 5
+    assert len(stored()) == 12
+
+
+def test_the_lowest_lane_gets_its_share_while_writes_never_stop(make_worker):
+    add_old_notes(1)
+    assert find_gaps() == 1
+    worker = make_worker(claim_limit=1, batch_size=1, concurrency=1)
+
+    rounds = 0
+    while "old" not in stored().values() and rounds < 40:
+        rounds += 1
+        Note.objects.bulk_create([Note(body="new"), Note(body="new")])  # more than it can do
+        worker.step()
+
+    assert "old" in stored().values()
+    assert 2 < rounds <= 20
+    assert Job.objects.filter(status="pending", kind="write").exists()
+    worker.release()
+
+
+def test_jobs_of_a_removed_spec_are_settled_and_shown():
+    for source_pk, status in (("1", "pending"), ("2", "failed"), ("2", "pending")):
+        job = Job(spec="app.Removed", source_pk=source_pk, status=status)
+        if status == "failed":
+            job.finished_at, job.last_error = "2020-01-01T00:00Z", "bad"
+        job.save()
+    Job.objects.create(spec="app.Removed", source_pk="3")
+    Job.objects.exclude(source_pk="3").update(created_at="2020-01-01T00:00Z")
+    Job.objects.create(spec=KEY, source_pk="4")
+    Job.objects.filter(spec=KEY).update(created_at="2020-01-01T00:00Z")
+    # A worker that works on something else only.
+    maintenance = Maintenance({}, using="default", settings=conf.current(), wake=lambda: None)
+
+    maintenance.reconcile()
+
+    shown = Job.objects.filter(status="failed", settled_at=None).order_by("source_pk")
+    assert [job.source_pk for job in shown] == ["1", "2"]
+    assert shown[0].last_error == (
+        "No spec named app.Removed: its model or its @embeddable is gone."
+    )
+    # During a deploy another worker may know it; and what is known is left alone.
+    pending = Job.objects.filter(status="pending").values_list("spec", "source_pk")
+    assert set(pending) == {("app.Removed", "3"), (KEY, "4")}
