@@ -197,6 +197,16 @@ def test_every_python_block_is_python(page: Path) -> None:
         compile(block, str(page), "exec")
 
 
+def test_every_test_that_the_guarantees_name_is_there() -> None:
+    page = (DOCS / "guarantees.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", page):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"`(test_\w+)`", page):
+        assert f"def {name}(" in tests, name
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
