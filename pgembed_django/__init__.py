@@ -12,16 +12,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pgembed_django.chunkers import Chunker as Chunker
     from pgembed_django.decorator import embeddable as embeddable
+    from pgembed_django.retrieval import Results as Results
+    from pgembed_django.retrieval import SearchManager as SearchManager
+    from pgembed_django.retrieval import SearchQuerySet as SearchQuerySet
+    from pgembed_django.retrieval import asearch as asearch
+    from pgembed_django.retrieval import asimilar_to as asimilar_to
     from pgembed_django.retrieval import search as search
     from pgembed_django.retrieval import similar_to as similar_to
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["Chunker", "embeddable", "search", "similar_to"]
+__all__ = [
+    "Chunker",
+    "Results",
+    "SearchManager",
+    "SearchQuerySet",
+    "asearch",
+    "asimilar_to",
+    "embeddable",
+    "search",
+    "similar_to",
+]
 
 _HOMES = {
     "Chunker": "chunkers",
     "embeddable": "decorator",
+    "Results": "retrieval",
+    "SearchManager": "retrieval",
+    "SearchQuerySet": "retrieval",
+    "asearch": "retrieval",
+    "asimilar_to": "retrieval",
     "search": "retrieval",
     "similar_to": "retrieval",
 }

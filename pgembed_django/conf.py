@@ -66,6 +66,12 @@ class Settings:
     text_search_config: str = "english"
     """The full-text configuration that passages are stored with."""
 
+    query_seconds: float = 2.0
+    """How long a search waits for its query's vector. Then it finds by words alone.
+
+    Zero never asks for one.
+    """
+
     index_rows: int = 20_000
     """Chunks from which on a space gets its indexes. Zero builds none."""
 

@@ -1,0 +1,21 @@
+"""Find rows by words and by meaning, within any queryset, in the active space only.
+
+``searching.search`` is the walk of one search.
+"""
+
+from pgembed_django.retrieval.querysets import SearchManager, SearchQuerySet
+from pgembed_django.retrieval.results import Hit, Ranking, Results
+from pgembed_django.retrieval.searching import asearch, search
+from pgembed_django.retrieval.similar import asimilar_to, similar_to
+
+__all__ = [
+    "Hit",
+    "Ranking",
+    "Results",
+    "SearchManager",
+    "SearchQuerySet",
+    "asearch",
+    "asimilar_to",
+    "search",
+    "similar_to",
+]

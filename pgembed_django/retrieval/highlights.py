@@ -1,0 +1,75 @@
+"""Cut the telling part out of a passage and mark the words that were asked for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+
+LENGTH = 320
+"""About how many characters of a passage are shown."""
+
+LEAD = LENGTH // 4
+"""How far before the first marked word the shown part begins."""
+
+Marks = tuple[tuple[int, int], ...]
+
+
+def marks_in(headline: str, *, passage: str, mark: str) -> Marks:
+    """Return where ``passage`` is marked: ``headline`` is the same with marks around words.
+
+    ``mark`` opens and closes, in turn. None where Postgres has changed more than that.
+    """
+    pieces = headline.split(mark)
+    if "".join(pieces) != passage:
+        return ()
+    found = []
+    place = 0
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            found.append((place, place + len(piece)))
+        place += len(piece)
+    return tuple(found)
+
+
+def highlight(passage: str, marks: Marks) -> SafeString:
+    """Return about ``LENGTH`` characters around the most marks, as HTML that is safe to show."""
+    start, end = _window(passage, marks)
+    inside = [mark for mark in marks if start <= mark[0] and mark[1] <= end]
+    parts = ["… " if start else ""]
+    seen = start
+    for opens, closes in inside:
+        parts += [_plain(passage[seen:opens])]
+        parts += [format_html("<mark>{}</mark>", passage[opens:closes])]
+        seen = closes
+    parts += [_plain(passage[seen:end]), " …" if end < len(passage) else ""]
+    return mark_safe("".join(parts))  # noqa: S308 - every part is escaped
+
+
+def _plain(text: str) -> str:
+    return escape(re.sub(r"\s+", " ", text))
+
+
+def _window(passage: str, marks: Marks) -> tuple[int, int]:
+    """Return where the shown part begins and ends, between words where there are any."""
+    if len(passage) <= LENGTH:
+        return 0, len(passage)
+    last = len(passage) - LENGTH
+    starts = [0, *(min(max(opens - LEAD, 0), last) for opens, _ in marks)]
+    start = max(starts, key=lambda start: _marked(passage, marks, start, start + LENGTH))
+    end = start + LENGTH
+    if start:
+        start = max(passage.find(" ", start, start + LEAD) + 1, start)
+    if end < len(passage):
+        end = max(passage.rfind(" ", end - LEAD, end), start) or end
+    return start, end if end > start else start + LENGTH
+
+
+def _marked(passage: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """Count the different words that are marked in a part."""
+    inside = {
+        passage[opens:closes].lower() for opens, closes in marks if start <= opens and closes <= end
+    }
+    return len(inside)

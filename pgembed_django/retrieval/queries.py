@@ -1,0 +1,140 @@
+"""Embed what somebody searches for: within a deadline, and the same text once only.
+
+The answer comes from another thread, because a model in this process keeps no time-out.
+One that comes late is kept for the next search.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django import conf, spaces
+from pgembed_django.exceptions import ProviderError, ProviderTimeout, ProviderUnavailable
+from pgembed_django.models import Space
+from pgembed_django.providers.base import Vector
+
+MOST_KEPT = 256
+THREADS = 8
+REST_SECONDS = 5.0
+"""How long a provider that did not answer is not asked: those searches do not wait for it."""
+
+Key = tuple[str, str]
+
+logger = logging.getLogger("pgembed_django")
+
+
+class Pending(NamedTuple):
+    """A vector on its way."""
+
+    space: Space
+    answer: Future[Vector]
+    until: float
+
+    def vector(self) -> Vector:
+        """Return it, at the latest ``PGEMBED_QUERY_SECONDS`` after it was asked for.
+
+        Raises:
+            ProviderError: there is none, for whatever reason. The message is for a person.
+        """
+        wait([self.answer], timeout=max(self.until - time.monotonic(), 0.0))
+        if not self.answer.done():
+            vectors.rest(self.space)
+            logger.warning("%s did not embed a query in time", self.space.model)
+            raise ProviderTimeout(f"{self.space.model} did not answer in time.")
+        try:
+            return self.answer.result()
+        except ImproperlyConfigured as error:
+            # The old model of a space that is still searched may be gone from this machine.
+            raise ProviderError(str(error)) from error
+
+
+class QueryVectors:
+    """The vectors of the latest queries of this process, and of those on their way."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Key, Vector] = OrderedDict()
+        self._coming: dict[Key, Future[Vector]] = {}
+        self._resting: dict[str, float] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def ask(self, space: Space, text: str) -> Pending:
+        """Ask a space's provider for the vector of a query, unless it is known."""
+        seconds = conf.current().query_seconds
+        return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
+
+    def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
+        key = (space.fingerprint, text)
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return _answered(self._kept[key])
+            if key in self._coming:
+                return self._coming[key]
+            if not seconds:
+                return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
+            if self._resting.get(space.fingerprint, 0.0) > time.monotonic():
+                return _failed(ProviderUnavailable(f"{space.model} did not answer just before."))
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgembed-query")
+            answer = self._threads.submit(self._embed, space, text, seconds)
+            self._coming[key] = answer
+        answer.add_done_callback(lambda done: self._arrived(space, key, done))
+        return answer
+
+    def clear(self) -> None:
+        """Forget all vectors, and whose provider did not answer."""
+        with self._lock:
+            self._kept.clear()
+            self._coming.clear()
+            self._resting.clear()
+
+    def rest(self, space: Space) -> None:
+        """Do not ask a space's provider for a while: it did not answer in time."""
+        with self._lock:
+            self._resting[space.fingerprint] = time.monotonic() + REST_SECONDS
+
+    def _embed(self, space: Space, text: str, seconds: float) -> Vector:
+        return spaces.provider_of(space).embed_query(text, timeout_seconds=seconds)
+
+    def _arrived(self, space: Space, key: Key, done: Future[Vector]) -> None:
+        error = done.exception()
+        if isinstance(error, ProviderUnavailable):
+            self.rest(space)
+        with self._lock:
+            self._coming.pop(key, None)
+            if error is None:
+                self._resting.pop(space.fingerprint, None)
+                self._kept[key] = done.result()
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+
+
+vectors = QueryVectors()
+# A forked server process has none of the threads of its parent.
+os.register_at_fork(after_in_child=vectors.__init__)  # type: ignore[misc]
+
+
+def known(space: Space, vector: Vector) -> Pending:
+    """Return a vector that need not be asked for."""
+    return Pending(space, _answered(vector), 0.0)
+
+
+def _answered(vector: Vector) -> Future[Vector]:
+    future: Future[Vector] = Future()
+    future.set_result(vector)
+    return future
+
+
+def _failed(error: Exception) -> Future[Vector]:
+    future: Future[Vector] = Future()
+    future.set_exception(error)
+    return future

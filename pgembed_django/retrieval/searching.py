@@ -1,0 +1,127 @@
+"""``search``: ask both arms of each model, fuse them by rank, show the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args, overload
+
+from asgiref.sync import sync_to_async
+from django.db.models import Manager, Model, QuerySet
+
+from pgembed_django import text as texts
+from pgembed_django.exceptions import SearchError
+from pgembed_django.retrieval import answering, showing, targets
+from pgembed_django.retrieval.answering import Answer
+from pgembed_django.retrieval.results import Hit, Mode, Ranking, Results
+from pgembed_django.retrieval.showing import Ranked
+
+MOST_CHARACTERS = 32_768
+"""What is read of a query. A model takes less, and cuts it to its context by itself."""
+
+Row = TypeVar("Row", bound=Model)
+Some = type[Model] | QuerySet[Any] | Manager[Any]
+
+
+@overload
+def search(
+    where: type[Row] | QuerySet[Row] | Manager[Row],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Row]: ...
+@overload
+def search(
+    where: Sequence[Some],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Any]: ...
+def search(
+    where: Some | Sequence[Some],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Any]:
+    """Return the rows of a model, a queryset, or a list of them, that answer a text best.
+
+    ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. ``offset``
+    is the ``next_offset`` of the page before. ``name`` chooses between several
+    ``@embeddable`` of one model. Where the query cannot be embedded, ``semantic`` and
+    ``hybrid`` find by words alone, and ``Results.degraded`` says so.
+
+    Raises:
+        SearchError: the text, the limit, the mode or the queryset cannot be used as given.
+        ImproperlyConfigured: the model is not embeddable.
+    """
+    targets.check_page(limit, offset)
+    if mode not in get_args(Mode):
+        raise SearchError(f"mode is {mode!r}. Choose one of {', '.join(get_args(Mode))}.")
+    if not isinstance(text, str):
+        raise SearchError(f"Cannot search for {text!r}. Give a string.")
+    found = targets.of_several(where, name=name)
+    query = texts.clean(text[:MOST_CHARACTERS])
+    questions = [answering.ask(target, query, mode=mode) for target in found]
+    # One row more than the page tells whether there is a next one.
+    reach = offset + limit + 1
+    answers = [answering.answer(question, reach=reach) for question in questions]
+    return page(answers, limit=limit, offset=offset)
+
+
+def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
+    """Return one page of what was ranked. Several models are merged by rank alone."""
+    merged = _merged(answers)
+    wanted = merged[offset : offset + limit]
+    hits: dict[tuple[int, Any], Hit[Any]] = {}
+    for number, answer in enumerate(answers):
+        ranked = [one for where, one in wanted if where == number]
+        shown = showing.show(answer.question.target, ranked, words=answer.words)
+        if len(shown) < len(ranked) and not answer.within:
+            # Rows without a queryset's say have vectors: once more, now with its say.
+            within = answering.answer(answer.question, reach=answer.reach, within=True)
+            others = [within if other is answer else other for other in answers]
+            return page(others, limit=limit, offset=offset)
+        hits |= {(number, hit.instance.pk): hit for hit in shown}
+    in_order = (hits.get((number, one.key)) for number, one in wanted)
+    return Results(
+        hits=tuple(hit for hit in in_order if hit is not None),
+        ranking=_ranking(answers),
+        spaces=tuple(answer.space for answer in answers if answer.space),
+        degraded=any(answer.degraded for answer in answers),
+        note=" ".join(dict.fromkeys(answer.note for answer in answers if answer.note)),
+        next_offset=_next_offset(offset + limit, len(merged)),
+    )
+
+
+async def asearch(*arguments: Any, **keywords: Any) -> Results[Any]:
+    """Search like ``search``, without blocking the event loop."""
+    return await sync_to_async(search)(*arguments, **keywords)
+
+
+def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
+    if len(answers) == 1:
+        return [(0, one) for one in answers[0].ranked]
+    ranked = [
+        (number, Ranked(one.key, one.chunk, merit, one.similarity))
+        for number, answer in enumerate(answers)
+        for one, merit in zip(answer.ranked, answer.merits, strict=True)
+    ]
+    # A stable sort: of equals, the model that was given first.
+    return sorted(ranked, key=lambda one: -one[1].score)
+
+
+def _ranking(answers: Sequence[Answer]) -> Ranking:
+    rankings = {answer.ranking for answer in answers} - {"none"} or {"none"}
+    return rankings.pop() if len(rankings) == 1 else "mixed"
+
+
+def _next_offset(offset: int, ranked: int) -> int | None:
+    return offset if offset < min(ranked, targets.MOST_RESULTS) else None

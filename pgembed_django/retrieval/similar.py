@@ -1,0 +1,81 @@
+"""``similar_to``: the rows whose vectors are nearest to those of one row."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+from asgiref.sync import sync_to_async
+from django.db.models import Model, QuerySet
+
+from pgembed_django import spaces
+from pgembed_django.exceptions import SearchError
+from pgembed_django.models import Space
+from pgembed_django.providers.base import Vector
+from pgembed_django.retrieval import answering, queries, searching, targets
+from pgembed_django.retrieval.answering import Question
+from pgembed_django.retrieval.results import Results
+from pgembed_django.retrieval.targets import Target
+
+Row = TypeVar("Row", bound=Model)
+
+
+def similar_to(
+    instance: Row,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    among: QuerySet[Row] | None = None,
+    name: str | None = None,
+) -> Results[Row]:
+    """Return the rows nearest to one that is embedded already, without that one.
+
+    Nothing is embedded for it: it works while the provider is down.
+
+    Raises:
+        SearchError: the row has no vectors yet, or ``among`` or the page cannot be used.
+        ImproperlyConfigured: the model is not embeddable.
+    """
+    targets.check_page(limit, offset)
+    everything = type(instance)._default_manager.using(instance._state.db)  # noqa: SLF001
+    target = targets.of(everything if among is None else among, name=name)
+    if target.spec is not targets.of(type(instance), name=name).spec:
+        raise SearchError(
+            f"Cannot compare a {type(instance).__name__} with rows of "
+            f"{target.queryset.model.__name__}: their vectors are of different spaces."
+        )
+    space = spaces.active(target.spec, using=target.using)
+    vector = _mean(target, space, instance)
+    if space is None or vector is None:
+        raise SearchError(
+            f"{instance!r} has no vectors yet. Save it, and see that manage.py embed_worker runs "
+            "and that its text is not empty."
+        )
+    question = Question(
+        target=Target(target.queryset.exclude(pk=instance.pk), target.spec),
+        text="",
+        mode="semantic",
+        space=space,
+        pending=queries.known(space, vector),
+    )
+    answer = answering.answer(question, reach=offset + limit + 1)
+    return searching.page([answer], limit=limit, offset=offset)
+
+
+async def asimilar_to(instance: Row, **keywords: Any) -> Results[Row]:
+    """Find like ``similar_to``, without blocking the event loop."""
+    return await sync_to_async(similar_to)(instance, **keywords)
+
+
+def _mean(target: Target[Any], space: Space | None, instance: Model) -> Vector | None:
+    """Return the middle of the row's vectors, in the space that is searched."""
+    if space is None or instance.pk is None:
+        return None
+    own = target.spec.embedding_model._base_manager.using(target.using).filter(
+        source_id=instance.pk, space_id=space.pk, embedding__isnull=False
+    )
+    vectors = list(own.values_list("embedding", flat=True))
+    if not vectors:
+        return None
+    middle: Vector = np.asarray(vectors, dtype=np.float32).mean(axis=0, dtype=np.float32)
+    return middle

@@ -1,0 +1,138 @@
+"""What is searched: a queryset of an embeddable model. Refuses what cannot be ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Manager, Model, QuerySet
+from django.db.models.query import ModelIterable
+
+from pgembed_django import specs
+from pgembed_django.exceptions import SearchError
+from pgembed_django.specs import Spec
+
+MOST_RESULTS = 1000
+"""How far ``offset`` and ``limit`` reach. Nobody reads on; what exports does not search."""
+
+Row = TypeVar("Row", bound=Model)
+Where = type[Row] | QuerySet[Row] | Manager[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Target(Generic[Row]):
+    """The rows that may be found, by one spec's vectors and words."""
+
+    queryset: QuerySet[Row]
+    spec: Spec
+
+    @property
+    def using(self) -> str:
+        return self.queryset.db
+
+    @property
+    def rows(self) -> QuerySet[Row]:
+        """The queryset without its order, within the spec's condition."""
+        rows = self.queryset.order_by()
+        return rows.filter(self.spec.when) if self.spec.when else rows
+
+    @property
+    def keys(self) -> QuerySet[Row, Any]:
+        """The primary keys, for a subquery: the rows that may be ranked at all."""
+        keys = self.rows.values("pk")
+        keys.query.select_for_update = False
+        return keys
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the queryset may leave out rows that have vectors."""
+        query = self.queryset.query
+        is_whole_table = (
+            self.queryset.model._meta.concrete_model is self.spec.model._meta.concrete_model
+        )
+        return bool(query.where) or bool(query.extra_tables) or not is_whole_table
+
+
+def of(where: Where[Row], *, name: str | None) -> Target[Row]:
+    """Return the target that a model, its manager or a queryset of it makes.
+
+    Raises:
+        SearchError: the queryset cannot be ranked as it is, or several declarations fit.
+        ImproperlyConfigured: the model is not embeddable, or not by that name.
+    """
+    queryset = _queryset(where)
+    return Target(queryset, _spec(queryset.model, name))
+
+
+def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) -> list[Target[Any]]:
+    """Return the targets of a search, one of each model."""
+    if isinstance(where, type | QuerySet | Manager) or not isinstance(where, Sequence):
+        return [of(where, name=name)]
+    if not where:
+        raise SearchError("There is nothing to search in. Give a model, or several.")
+    if name is not None and len(where) > 1:
+        raise SearchError(f"name is {name!r}. It chooses for one model: search them one by one.")
+    targets = [of(one, name=name) for one in where]
+    keys = [target.spec.key for target in targets]
+    if twice := {key for key in keys if keys.count(key) > 1}:
+        raise SearchError(f"{', '.join(sorted(twice))} is given twice. Combine with Q objects.")
+    return targets
+
+
+def check_page(limit: int, offset: int) -> None:
+    """Raise SearchError where these are not the numbers of a page."""
+    if not _is_whole(limit) or not 1 <= limit <= MOST_RESULTS:
+        raise SearchError(f"limit is {limit!r}. Give a whole number from 1 to {MOST_RESULTS}.")
+    if not _is_whole(offset) or not 0 <= offset <= MOST_RESULTS - limit:
+        raise SearchError(
+            f"offset is {offset!r}. Give a whole number from 0 to {MOST_RESULTS - limit}: "
+            f"with a limit of {limit} it reaches {MOST_RESULTS} results."
+        )
+
+
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _queryset(where: Where[Row]) -> QuerySet[Row]:
+    if isinstance(where, type) and issubclass(where, Model):
+        return where._default_manager.all()
+    queryset = where.all() if isinstance(where, Manager) else where
+    if not isinstance(queryset, QuerySet):
+        raise SearchError(f"Cannot search in {where!r}. Give a model or a queryset of one.")
+    if queryset.query.is_sliced:
+        raise SearchError("Cannot search in a sliced queryset. Filter it, and use limit=.")
+    if queryset.query.combinator:
+        raise SearchError(
+            f"Cannot search in a queryset combined by {queryset.query.combinator}(). "
+            "Combine its conditions with Q objects."
+        )
+    if queryset.query.distinct_fields:
+        raise SearchError(
+            "Cannot search in a queryset with distinct(*fields): its order chooses its rows. "
+            "Each row is found once anyway."
+        )
+    if not issubclass(queryset._iterable_class, ModelIterable):  # noqa: SLF001
+        raise SearchError(
+            "Cannot search in a queryset of values(). Leave values() out: results are instances."
+        )
+    return queryset
+
+
+def _spec(model: type[Model], name: str | None) -> Spec:
+    found = specs.of(model)
+    names = ", ".join(spec.name for spec in found)
+    if name is not None:
+        for spec in found:
+            if spec.name == name:
+                return spec
+        raise ImproperlyConfigured(
+            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
+        )
+    if len(found) > 1:
+        raise SearchError(
+            f"{model.__name__} is decorated {len(found)} times. Choose with name=, one of: {names}."
+        )
+    return found[0]

@@ -1,0 +1,139 @@
+"""What Postgres's full text makes of a query, and what its words cost to look for."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+
+from pgembed_django import conf, database
+from pgembed_django import text as texts
+from pgembed_django.models import Space
+from pgembed_django.retrieval.targets import Target
+from pgembed_django.spaces import indexes
+
+MOST_CHARACTERS = 1000
+"""What is read of a query. Whoever pastes a page is served by its meaning."""
+
+MOST_MATCHES = 20_000
+"""How many passages are ranked by their words before common words are left out."""
+
+STATISTICS_SECONDS = 300.0
+
+# A quoted phrase, or a word that is not to be there: somebody knows what to ask for.
+OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
+
+# reltuples is -1 where a table was never analyzed.
+READ = """
+    SELECT
+        tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)),
+        websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text,
+        querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)),
+        (SELECT reltuples FROM pg_class WHERE oid = to_regclass(%(table)s)),
+        (
+            SELECT named.reltuples
+            FROM pg_index
+            JOIN pg_class AS named ON named.oid = indexrelid
+            WHERE indrelid = to_regclass(%(table)s)
+              AND indisvalid
+              AND named.relname = %(index)s
+        )
+"""
+
+COMMON = """
+    SELECT common.word, common.frequency
+    FROM pg_class AS class
+    JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN pg_stats AS stats ON stats.schemaname = namespace.nspname
+        AND stats.tablename = class.relname
+        AND stats.attname = 'fulltext'
+    CROSS JOIN unnest(
+        stats.most_common_elems::text::text[],
+        stats.most_common_elem_freqs
+    ) AS common(word, frequency)
+    WHERE class.oid = to_regclass(%(table)s)
+      AND common.word IS NOT NULL
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A query as full text: which passages it finds, and what ranks and marks them.
+
+    Both are tsqueries, and empty where there is nothing to look for. ``indexed_chunks`` is
+    how many chunks the space's index of vectors holds, None where it has none.
+    """
+
+    finding: str
+    ranking: str
+    indexed_chunks: float | None
+
+    def __bool__(self) -> bool:
+        return bool(self.finding)
+
+
+def read(target: Target[Any], space: Space, text: str) -> Words:
+    """Return what a query's words are, and how the space is indexed, in one statement.
+
+    Passages with any of the words are found. Those with more and rarer places of them
+    rank higher. With operators, quotes or a minus sign, only what matches as written.
+    """
+    read = texts.cut(text, MOST_CHARACTERS)
+    table = connections[target.using].ops.quote_name(target.spec.embedding_model._meta.db_table)
+    [[words, written, tree, chunks, indexed_chunks]] = database.rows(
+        target.using,
+        READ,
+        language=conf.current().text_search_config,
+        text=read,
+        table=table,
+        index=indexes.vector_name(space),
+    )
+    if tree in ("", "T"):  # nothing, or only what is not to be there
+        return Words(finding="", ranking="", indexed_chunks=indexed_chunks)
+    if OPERATORS.search(read):
+        return Words(finding=written, ranking=written, indexed_chunks=indexed_chunks)
+    telling = words
+    if chunks > MOST_MATCHES:
+        common = _common(target.using, table)
+        telling = rarest(words, common, most_matches=MOST_MATCHES, chunks=chunks)
+    return Words(finding=any_of(telling), ranking=any_of(words), indexed_chunks=indexed_chunks)
+
+
+def rarest(
+    words: Sequence[str], common: Mapping[str, float], *, most_matches: float, chunks: float
+) -> list[str]:
+    """Return the words that find something new for a bounded price: always the rarest one.
+
+    ``common`` has the share of chunks that a common word is in, as the statistics tell.
+    """
+    ordered = sorted(words, key=lambda word: common.get(word, 0.0))
+    telling = ordered[:1]
+    matches = common.get(ordered[0], 0.0) * chunks if ordered else 0.0
+    for word in ordered[1:]:
+        matches += common.get(word, 0.0) * chunks
+        if matches > most_matches:
+            break
+        telling.append(word)
+    return telling
+
+
+def any_of(words: Sequence[str]) -> str:
+    """Return the tsquery, as text, of passages with any of these lexemes."""
+    quoted = (word.replace("\\", "\\\\").replace("'", "''") for word in words)
+    return " | ".join(f"'{word}'" for word in quoted)
+
+
+_statistics: dict[tuple[str, str], tuple[float, dict[str, float]]] = {}
+
+
+def _common(using: str, table: str) -> dict[str, float]:
+    """Return the shares of a table's common words, as of some minutes ago at the most."""
+    read_at, common = _statistics.get((using, table), (float("-inf"), {}))
+    if time.monotonic() - read_at > STATISTICS_SECONDS:
+        common = dict(database.rows(using, COMMON, table=table))
+        _statistics[using, table] = time.monotonic(), common
+    return common

@@ -1,0 +1,492 @@
+"""What a search finds, in which order, and what it says of itself."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from django.db.models import Count, F, Value
+
+from pgembed_django import Results, SearchQuerySet, search, similar_to
+from pgembed_django.exceptions import ProviderUnavailable
+from pgembed_django.models import Space
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.retrieval import queries
+from tests.app.models import (
+    Archived,
+    Article,
+    ArticleEmbedding,
+    Category,
+    Note,
+    Page,
+    PageComment,
+    PageExtra,
+    PinnedPageComment,
+    Product,
+    Team,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _no_queries_are_known():
+    queries.vectors.clear()
+    yield
+    queries.vectors.clear()
+
+
+def titles(results: Results[Article]) -> list[str]:
+    return [article.title for article in results]
+
+
+# The three modes
+
+
+def test_lexical_finds_words_in_any_of_their_forms(make_article, run_jobs):
+    make_article(title="Swimming", contents="A trout swims in the river.")
+    make_article(title="Stones", contents="Granite is hard.")
+    run_jobs()
+
+    results = search(Article, "trout that swam or were swimming", mode="lexical")
+
+    assert titles(results) == ["Swimming"]
+    assert results.ranking == "lexical"
+    assert not results.degraded
+
+
+def test_lexical_ranks_more_of_the_words_higher(make_article, run_jobs):
+    make_article(title="One", contents="A trout. The bank was closed on a bright morning.")
+    make_article(title="Both", contents="A trout by the river. It was closed on a morning.")
+    make_article(title="None", contents="Granite is hard.")
+    run_jobs()
+
+    assert titles(search(Article, "river trout", mode="lexical")) == ["Both", "One"]
+
+
+def test_lexical_takes_operators_at_their_word(make_article, run_jobs):
+    make_article(title="Phrase", contents="the slow rise of bread")
+    make_article(title="Words", contents="bread can rise and be slow")
+    run_jobs()
+
+    assert titles(search(Article, '"slow rise"', mode="lexical")) == ["Phrase"]
+    assert titles(search(Article, "bread -rise", mode="lexical")) == []
+    assert set(titles(search(Article, "bread rise", mode="lexical"))) == {"Phrase", "Words"}
+
+
+def test_semantic_finds_rows_without_a_word_for_full_text(make_article, run_jobs):
+    # To the tests' provider "the" is a word like any other; full text passes over it.
+    make_article(title="the the the", contents="")
+    make_article(title="Stones", contents="Granite is hard.")
+    run_jobs()
+
+    results = search(Article, "the", mode="semantic", limit=1)
+
+    assert titles(results) == ["the the the"]
+    assert results.ranking == "semantic"
+    assert results[0].score == results[0].similarity
+
+
+def test_hybrid_puts_first_what_both_arms_find(make_article, run_jobs):
+    best = make_article(title="Trout", contents="river trout")
+    make_article(title="Trouts", contents="granite and sand and stone and rock, no troutlets")
+    run_jobs()
+
+    results = search(Article, "river trout")
+
+    assert results[0] == best
+    assert results.ranking == "hybrid"
+    assert results[0].score == 1.0
+
+
+def test_each_row_is_found_once_with_its_best_passage(run_jobs):
+    page = Page.objects.create(slug="p", body="")
+    comment = PageComment.objects.create(
+        page=page, text="Granite is hard. A trout swims. Sand is very soft."
+    )
+    run_jobs()
+
+    for mode in ("hybrid", "semantic", "lexical"):
+        [found] = search(PageComment, "trout swims", mode=mode)
+        assert found == comment
+        assert "trout" in found.passage
+        [hit] = search(PageComment, "trout swims", mode=mode).hits
+        assert comment.text[hit.start : hit.end] == hit.passage
+
+
+def test_a_row_that_is_not_embedded_yet_is_found_by_its_words(make_article, make_worker, provider):
+    make_article(title="Old", contents="granite")
+    worker: Pipeline = make_worker()
+    while worker.step():
+        pass
+    provider.is_down = True
+    make_article(title="New", contents="a trout in the river")
+    while worker.step():
+        pass
+    provider.is_down = False
+
+    assert not ArticleEmbedding.objects.filter(
+        source__title="New", embedding__isnull=False
+    ).exists()
+    results = search(Article, "trout river", limit=1)
+    assert titles(results) == ["New"]
+    assert results.ranking == "hybrid"
+    assert (results[0].score, results[0].similarity) == (1.0, None)
+
+
+# The queryset has its say before the ranking
+
+
+def test_a_filter_leaves_room_for_the_rows_that_pass(make_article, run_jobs):
+    for number in range(60):
+        make_article(title="trout", contents=f"trout {number}", author="many")
+    for number in range(3):
+        make_article(title="trout", contents=f"sand {number}", author="few")
+    run_jobs()
+
+    for mode in ("hybrid", "semantic", "lexical"):
+        results = search(Article.objects.filter(author="few"), "trout", mode=mode, limit=3)
+        assert {article.author for article in results} == {"few"}
+        assert len(results) == 3
+
+
+def test_annotations_joins_and_related_rows_are_kept(make_article, run_jobs):
+    category = Category.objects.create(name="water")
+    make_article(title="trout", category=category)
+    make_article(title="trout of none")
+    run_jobs()
+    queryset = (
+        Article.objects.filter(category__name="water")
+        .annotate(shout=F("title"), siblings=Count("category__article"))
+        .select_related("category")
+        .order_by("-title")
+    )
+
+    [found] = search(queryset, "trout")
+
+    assert (found.shout, found.siblings) == ("trout", 1)
+    assert "category" in found._state.fields_cache
+
+
+def test_a_join_that_repeats_rows_repeats_no_result(run_jobs):
+    page = Page.objects.create(slug="p", body="trout")
+    for text in ("a", "b", "c"):
+        PageComment.objects.create(page=page, text=text)
+    run_jobs()
+
+    assert list(search(Page.objects.filter(pagecomment__text__in="abc"), "trout")) == [page]
+
+
+def test_a_filter_that_nothing_passes_finds_nothing(make_article, run_jobs):
+    make_article(title="trout")
+    run_jobs()
+
+    assert list(search(Article.objects.none(), "trout")) == []
+    assert list(search(Article.objects.filter(pk__in=[]), "trout")) == []
+    assert list(search(Article.objects.filter(author="nobody"), "trout")) == []
+
+
+def test_a_manager_is_searched_like_its_queryset(make_article, run_jobs):
+    article = make_article(title="trout")
+    run_jobs()
+
+    assert list(search(Article.objects, "trout")) == [article]
+
+
+def test_what_the_condition_leaves_out_is_never_found(make_article, run_jobs):
+    article = make_article(title="trout")
+    run_jobs()
+    with pytest.MonkeyPatch.context() as patch, _triggers_asleep():
+        patch.setattr(article, "published_time", None)
+        article.save()
+
+    assert list(search(Article, "trout")) == []
+
+
+def test_vectors_of_rows_that_are_gone_take_no_place(make_article, run_jobs):
+    gone = make_article(title="river trout", contents="river trout")
+    kept = make_article(title="granite")
+    run_jobs()
+    with _triggers_asleep():
+        gone.delete()
+
+    assert list(search(Article, "river trout", mode="semantic", limit=1)) == [kept]
+
+
+def _triggers_asleep():
+    import pgtrigger
+
+    return pgtrigger.ignore()
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "semantic", "lexical"])
+def test_keys_of_every_kind_are_found(run_jobs, mode):
+    page = Page.objects.create(slug='it\'s a / "key"', body="trout")
+    rows = [
+        Note.objects.create(id=uuid.uuid4(), body="trout"),
+        page,
+        PageExtra.objects.create(page=page, summary="trout"),
+        PinnedPageComment.objects.create(page=page, text="trout"),
+        Team.objects.create(name="trout"),
+        Archived.objects.create(body="trout", is_public=True),
+    ]
+    run_jobs()
+
+    for row in rows:
+        assert list(search(type(row), "trout", mode=mode)) == [row], type(row)
+
+
+def test_a_text_that_is_not_stored_is_cut_from_the_row_and_marked(run_jobs):
+    Product.objects.create(title="A trout", price=3)
+    run_jobs()
+
+    [hit] = search(Product, "trout", name="ProductTitle").hits
+
+    assert hit.passage == "A trout"
+    assert hit.highlight == "A <mark>trout</mark>"
+
+
+# Stale rows
+
+
+def test_stale_rows_are_served_unless_the_spec_hides_them(make_article, run_jobs):
+    article = make_article(title="trout")
+    page = Page.objects.create(slug="p", body="")
+    extra = PageExtra.objects.create(page=page, summary="trout")
+    run_jobs()
+    Article.objects.update(title="granite")
+    PageExtra.objects.update(summary="granite")
+
+    for mode in ("hybrid", "semantic", "lexical"):
+        assert list(search(Article, "trout", mode=mode)) == [article]
+        assert list(search(PageExtra, "trout", mode=mode)) == []
+
+    run_jobs()
+    assert list(search(PageExtra, "granite")) == [extra]
+
+
+def test_a_new_row_is_found_by_its_words_where_stale_ones_are_hidden(make_worker, provider):
+    worker: Pipeline = make_worker()
+    page = Page.objects.create(slug="p", body="")
+    provider.is_down = True
+    extra = PageExtra.objects.create(page=page, summary="trout")
+    while worker.step():
+        pass
+    provider.is_down = False
+
+    assert list(search(PageExtra, "trout")) == [extra]
+    PageExtra.objects.update(summary="granite")
+    assert list(search(PageExtra, "trout")) == []  # its stored text is no longer its own
+
+
+# What is shown
+
+
+def test_a_highlight_is_safe_and_marks_the_words(make_article, run_jobs):
+    make_article(title="<script>alert(1)</script> trout", contents="<b>Swimming</b> & more")
+    run_jobs()
+
+    [hit] = search(Article, "trout swims").hits
+
+    assert "<script>" not in hit.highlight
+    assert "&lt;script&gt;" in hit.highlight
+    assert "<mark>trout</mark>" in hit.highlight
+    assert "&lt;b&gt;<mark>Swimming</mark>&lt;/b&gt; &amp; more" in hit.highlight
+    assert [hit.passage[start:end] for start, end in hit.marks] == ["trout", "Swimming"]
+
+
+def test_an_attribute_that_the_row_has_already_is_left_alone(make_article, run_jobs):
+    make_article(title="trout")
+    run_jobs()
+
+    results = search(Article.objects.annotate(score=Value(7)), "trout")
+
+    assert results[0].score == 7
+    assert results.hits[0].score == 1.0
+
+
+def test_results_are_a_sequence(make_article, run_jobs):
+    articles = [make_article(title=f"trout {number}") for number in range(3)]
+    run_jobs()
+
+    results = search(Article, "trout")
+
+    assert len(results) == 3
+    assert set(results) == set(articles)
+    assert results[0] in results
+    assert list(results[1:]) == [results[1], results[2]]
+    assert search(Article, "zzz", mode="lexical").hits == ()
+
+
+# Pages
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "semantic", "lexical"])
+def test_pages_follow_each_other_without_gap_or_repeat(make_article, run_jobs, mode):
+    for number in range(130):
+        make_article(title="trout " * (number % 7), contents=f"trout {number}")
+    run_jobs()
+
+    whole = [article.pk for article in search(Article, "trout", mode=mode, limit=1000)]
+    paged: list[int] = []
+    offset = 0
+    while offset is not None:
+        page = search(Article, "trout", mode=mode, limit=13, offset=offset)
+        paged += [article.pk for article in page]
+        offset = page.next_offset
+
+    assert len(set(whole)) == 130
+    assert paged == whole
+
+
+def test_the_last_page_has_no_next_one(make_article, run_jobs):
+    for _ in range(3):
+        make_article(title="trout")
+    run_jobs()
+
+    assert search(Article, "trout", limit=2).next_offset == 2
+    assert search(Article, "trout", limit=3).next_offset is None
+    assert search(Article, "trout", limit=5, offset=3).next_offset is None
+    assert list(search(Article, "trout", offset=500)) == []
+
+
+# Several models
+
+
+def test_several_models_are_merged_by_rank(make_article, run_jobs):
+    article = make_article(title="river trout", contents="")
+    make_article(title="granite", contents="")
+    note = Note.objects.create(body="river trout and so much more that is not about it at all")
+    run_jobs()
+
+    results = search([Article, Note.objects.filter(seen=0)], "river trout", limit=2)
+
+    # The note is far less near, but first in its own table.
+    assert list(results) == [article, note]
+    assert results.ranking == "hybrid"
+    assert results.space is None
+    assert {space.spec for space in results.spaces} == {"app.ArticleEmbedding", "app.NoteEmbedding"}
+    assert [hit.score for hit in results.hits] == [1.0, 1.0]
+
+
+def test_several_models_are_paged_together(make_article, run_jobs):
+    for number in range(7):
+        make_article(title=f"trout {number}")
+        Note.objects.create(body=f"trout {number}")
+    run_jobs()
+
+    whole = list(search([Article, Note], "trout", limit=100))
+    first = search([Article, Note], "trout", limit=9)
+    second = search([Article, Note], "trout", limit=9, offset=first.next_offset)
+
+    assert [*first, *second] == whole
+    assert len(whole) == 14
+
+
+# The query's vector
+
+
+def test_a_query_is_embedded_once_for_all_specs_of_a_space(make_article, run_jobs, provider):
+    make_article(title="trout")
+    Note.objects.create(body="trout")
+    run_jobs()
+    provider.embedded.clear()
+
+    for _ in range(3):
+        search([Article, Note], "river")
+
+    assert provider.embedded == ["river"]
+
+
+def test_a_search_names_one_space_only(make_article, run_jobs, django_assert_num_queries):
+    article = make_article(title="trout")
+    run_jobs()
+    active = Space.objects.get(spec="app.ArticleEmbedding")
+    other = Space.objects.create(
+        spec="app.ArticleEmbedding",
+        fingerprint="another",
+        provider="default",
+        backend=active.backend,
+        model="another",
+        dimensions=3,
+        state="building",
+    )
+    ArticleEmbedding.objects.create(
+        source=article,
+        space=other,
+        position=0,
+        start_offset=0,
+        end_offset=1,
+        passage="granite",
+        chunk_digest=b"",
+        text_digest=b"",
+        embedding=[1, 0, 0],
+    )
+
+    results = search(Article, "granite")
+
+    assert results.space == active
+    assert [hit.passage for hit in results.hits] == [f"trout\n\n{article.contents}"]
+
+
+# Similar rows
+
+
+def test_similar_rows_are_found_without_the_row_itself(make_article, run_jobs):
+    article = make_article(title="river trout", contents="")
+    near = make_article(title="river trout again", contents="")
+    make_article(title="granite", contents="")
+    run_jobs()
+
+    results = similar_to(article, limit=1)
+
+    assert list(results) == [near]
+    assert results.ranking == "semantic"
+    assert results[0].score > 0.5
+    assert results[0].highlight == "river trout again"
+    assert results.next_offset == 1
+
+
+def test_similar_rows_are_found_while_the_provider_is_down(make_article, run_jobs, provider):
+    article = make_article(title="river trout")
+    near = make_article(title="river trout again")
+    run_jobs()
+    provider.is_down = True
+
+    assert list(similar_to(article)) == [near]
+
+
+def test_similar_rows_are_found_among_those_that_pass_a_filter(make_article, run_jobs):
+    article = make_article(title="trout")
+    make_article(title="trout", author="no")
+    allowed = make_article(title="granite", author="yes")
+    run_jobs()
+
+    assert list(similar_to(article, among=Article.objects.filter(author="yes"))) == [allowed]
+
+
+# Other doors
+
+
+def test_a_queryset_can_be_searched_as_it_stands(make_article, run_jobs):
+    article = make_article(title="river trout", author="me")
+    other = make_article(title="trout", author="you")
+    run_jobs()
+    queryset = SearchQuerySet(Article)
+
+    assert list(queryset.filter(author="me").search("trout", limit=1)) == [article]
+    assert list(queryset.filter(author="you").similar_to(article)) == [other]
+
+
+def test_the_error_of_a_provider_is_never_the_visitors(make_article, run_jobs, provider):
+    make_article(title="trout")
+    run_jobs()
+    provider.is_down = True
+
+    results = search(Article, "trout", mode="semantic")
+
+    assert titles(results) == ["trout"]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+    assert "server" not in results.note  # what is wrong with it stands in the log
+    with pytest.raises(ProviderUnavailable):
+        queries.vectors.ask(Space.objects.first(), "granite").vector()
