@@ -151,15 +151,24 @@ class OllamaProvider(ServerProvider):
         Raises:
             ProviderUnavailable: it cannot be asked now.
         """
-        answer = self.ask("GET", "/api/version", timeout_seconds=self.query_timeout_seconds)
+        answer = self._look_up("/api/version")
         value = answer.json()
         told = str(value.get("version", "")) if isinstance(value, dict) else ""
         match = re.match(r"(\d+)\.(\d+)\.(\d+)", told)
         # A build without a version says 0.0.0.
         return tuple(map(int, match.groups())) if match and match[0] != "0.0.0" else None
 
+    def _look_up(self, path: str) -> Answer:
+        try:
+            return self.ask("GET", path, timeout_seconds=self.query_timeout_seconds)
+        except ProviderUnavailable:
+            raise
+        except ProviderError as error:
+            # It hung up, or broke off. No text was sent, so none is to be charged.
+            raise ProviderUnavailable(str(error)) from error
+
     def _read_digest(self) -> str | None:
-        answer = self.ask("GET", "/api/tags", timeout_seconds=self.query_timeout_seconds)
+        answer = self._look_up("/api/tags")
         value = answer.json()
         models = value.get("models") if isinstance(value, dict) else None
         if answer.status == 200 and isinstance(models, list):
