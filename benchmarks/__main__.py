@@ -8,6 +8,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "idle": "What an idle transaction elsewhere costs the claim.",
+    "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
 }
 

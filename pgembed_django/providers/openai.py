@@ -73,6 +73,10 @@ class OpenAIProvider(ServerProvider):
                 raise
             value = self._post(texts, "float", timeout_seconds)
             self._floats_until = self.clock() + RECHECK_SECONDS
+        return self.vectors_of(value)
+
+    def vectors_of(self, value: dict[str, Any]) -> Vectors:
+        """Return the vectors of an answer, in the order of its texts."""
         return vectors.from_rows(self._rows(value), dimensions=self.dimensions)
 
     def _post(self, texts: Sequence[str], encoding: str, timeout_seconds: float) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class Wire:
         url = self.base_url + path
         body = None
         if payload is not None:
-            body = json.dumps(payload, ensure_ascii=False).encode(errors="replace")
+            text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+            body = text.encode(errors="replace")
         for _ in range(MAX_REDIRECTS + 1):
             answer = self._send(method, url, body, timeout_seconds)
             if answer.status not in (307, 308):
