@@ -1,0 +1,281 @@
+"""Searches among 10,000 rows: the index is used where it pays, and never costs a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from django.db import connection, transaction
+from django.db.models import Q, QuerySet
+from django.test.utils import CaptureQueriesContext
+
+from pgembed_django import search, similar_to, spaces, specs
+from pgembed_django.models import Space
+from pgembed_django.retrieval import arms, distances, queries, routes
+from pgembed_django.spaces import indexes
+from tests.app.models import Article, ArticleEmbedding
+
+pytestmark = pytest.mark.django_db
+
+ROWS = 10_000
+QUERY = "river trout"
+
+# The author tells how many rows share him.
+FILL = """
+    SET LOCAL session_replication_role = replica;
+    INSERT INTO app_article (id, title, contents, author, published_time)
+    SELECT
+        n,
+        'Title ' || n,
+        '',
+        CASE
+            WHEN mod(n, 1000) = 0 THEN 'one in a thousand'
+            WHEN mod(n, 100) = 1 THEN 'one in a hundred'
+            WHEN mod(n, 10) = 2 THEN 'one in ten'
+            WHEN mod(n, 2) = 1 THEN 'half'
+            ELSE 'none'
+        END,
+        now()
+    FROM generate_series(1, %(rows)s) AS n;
+    INSERT INTO app_articleembedding (
+        source_id, space_id, position, start_offset, end_offset,
+        passage, chunk_digest, text_digest, embedding, fulltext
+    )
+    SELECT
+        n, %(space)s, 0, 0, 10,
+        passage, '', '',
+        ARRAY(SELECT random() - 0.5 + 0 * n FROM generate_series(1, 64))::vector,
+        to_tsvector('english', passage)
+    FROM generate_series(1, %(rows)s) AS n,
+    LATERAL (
+        SELECT 'word' || mod(n, 500) || CASE mod(n, 25) WHEN 7 THEN ' river trout' ELSE '' END
+    ) AS made(passage);
+    CREATE INDEX {fulltext} ON app_articleembedding USING gin (fulltext) WHERE space_id = %(space)s;
+    CREATE INDEX {vector} ON app_articleembedding
+        USING hnsw ((embedding::vector(64)) vector_cosine_ops) WHERE space_id = %(space)s;
+"""
+
+CLEAR = """
+    SET LOCAL session_replication_role = replica;
+    DELETE FROM app_articleembedding;
+    DELETE FROM app_article;
+    DELETE FROM pgembed_space;
+    DROP INDEX {fulltext};
+    DROP INDEX {vector};
+"""
+
+
+@pytest.fixture(scope="module")
+def space(django_db_setup: None, django_db_blocker: Any) -> Iterator[Space]:
+    """A space with both of its indexes, built by hand. Committed: one for all tests here."""
+    with django_db_blocker.unblock():
+        [spec] = specs.of(Article)
+        [space] = spaces.ensure(spec, using="default")
+        names = {"fulltext": indexes.fulltext_name(space), "vector": indexes.vector_name(space)}
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT setseed(0.5)")
+            cursor.execute(FILL.format(**names), {"rows": ROWS, "space": space.pk})
+        with connection.cursor() as cursor:
+            cursor.execute("VACUUM ANALYZE app_article, app_articleembedding")
+        try:
+            yield space
+        finally:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute(CLEAR.format(**names))
+            connection.close()
+
+
+SHARES = {
+    "0.1 %": Q(author="one in a thousand"),
+    "1 %": Q(author="one in a hundred"),
+    "10 %": Q(author="one in ten"),
+    "50 %": Q(author__in=["half", "one in a hundred"]),
+    "all but a few": ~Q(author="one in a thousand"),
+    "all": Q(),
+}
+
+
+def statements(
+    operator: str, rows: QuerySet[Article] | type[Article], **keywords: Any
+) -> list[str]:
+    """Return the statements with an operator in them that a search runs."""
+    with CaptureQueriesContext(
+        connection,
+    ) as captured:
+        assert len(search(rows, QUERY, **keywords)) == keywords.get("limit", 10)
+    return [query["sql"] for query in captured if operator in query["sql"]]
+
+
+def plan(statement: str) -> str:
+    with routes.scanning("default", taken=150), connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {statement.replace('%', '%%')}")
+        return "\n".join(line for (line,) in cursor.fetchall())
+
+
+def exact(rows: QuerySet[Article], space: Space, limit: int) -> list[int]:
+    """Return the nearest rows, by reading every vector."""
+    vector = queries.vectors.ask(space, QUERY).vector()
+    chunks = ArticleEmbedding.objects.filter(source__in=rows.values("pk"), space=space)
+    nearest = chunks.annotate(distance=distances.of(space, vector).exact).order_by("distance")
+    return list(nearest.values_list("source_id", flat=True)[:limit])
+
+
+# Which way is taken
+
+
+@pytest.mark.parametrize("share", ["all", "all but a few", "50 %"])
+def test_the_index_of_vectors_is_used_where_many_rows_pass(space, share):
+    [statement] = statements("<=>", Article.objects.filter(SHARES[share]), mode="semantic")
+
+    assert indexes.vector_name(space) in plan(statement)
+
+
+@pytest.mark.parametrize("share", ["0.1 %", "1 %", "10 %"])
+def test_few_rows_are_all_compared(space, share):
+    [statement] = statements("<=>", Article.objects.filter(SHARES[share]), mode="semantic")
+
+    assert indexes.vector_name(space) not in plan(statement)
+
+
+@pytest.mark.parametrize("share", ["all", "50 %", "10 %"])
+def test_the_index_of_words_is_used(space, share):
+    rows = Article.objects.filter(SHARES[share])
+    [statement, *_] = statements("@@", rows, mode="lexical")
+
+    assert indexes.fulltext_name(space) in plan(statement)
+
+
+def test_hybrid_uses_both_indexes(space):
+    [words] = statements("@@", Article)
+    [vectors] = statements("<=>", Article)
+
+    assert indexes.fulltext_name(space) in plan(words)
+    assert indexes.vector_name(space) in plan(vectors)
+
+
+# What is found
+
+
+@pytest.mark.parametrize("share", list(SHARES))
+def test_a_filter_of_any_share_yields_all_results(space, share):
+    rows = Article.objects.filter(SHARES[share])
+    limit = min(50, rows.count())
+
+    found = search(rows, QUERY, mode="semantic", limit=limit)
+
+    keys = [article.pk for article in found]
+    assert len(set(keys)) == limit
+    assert rows.filter(pk__in=keys).count() == limit
+    best = exact(rows, space, limit)
+    # The index is approximate, and random vectors are the hardest: nothing is near anything.
+    shared = len(set(keys) & set(best)) / limit
+    assert shared >= (1.0 if share in ("0.1 %", "1 %", "10 %") else 0.9)
+    similarities = [hit.similarity for hit in found.hits]
+    assert similarities == sorted(similarities, reverse=True)
+
+
+@pytest.mark.parametrize("share", list(SHARES))
+def test_hybrid_yields_all_results_of_any_share(space, share):
+    rows = Article.objects.filter(SHARES[share])
+
+    results = search(rows, QUERY, limit=10)
+
+    assert len(results) == 10
+    assert results.ranking == "hybrid"
+
+
+def test_similar_rows_are_read_from_the_index(space):
+    article = Article.objects.get(pk=7)
+
+    with CaptureQueriesContext(connection) as captured:
+        results = similar_to(article)
+
+    [statement] = [query["sql"] for query in captured if "<=>" in query["sql"]]
+    assert indexes.vector_name(space) in plan(statement)
+    assert article not in results
+    assert len(results) == 10
+
+
+def test_an_index_that_ends_too_early_gives_way_to_reading_all(space, monkeypatch):
+    # Not what the planner expects: of the nearest rows none passes.
+    far = exact(Article.objects.all(), space, ROWS)[-30:]
+    monkeypatch.setattr(routes, "estimate", lambda rows: ROWS)
+    monkeypatch.setattr(
+        routes, "SCAN", routes.SCAN + ", set_config('hnsw.max_scan_tuples', '200', true)"
+    )
+
+    found = search(Article.objects.filter(pk__in=far), QUERY, mode="semantic", limit=30)
+
+    assert {article.pk for article in found} == set(far)
+
+
+def test_pages_through_the_index_follow_each_other(space):
+    whole = [article.pk for article in search(Article, QUERY, limit=200)]
+    paged: list[int] = []
+    for offset in range(0, 200, 20):
+        paged += [article.pk for article in search(Article, QUERY, limit=20, offset=offset)]
+
+    assert paged == whole
+    assert len(set(whole)) == 200
+
+
+def test_what_the_scan_sets_does_not_outlive_it(space):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT NULL::vector; SHOW hnsw.iterative_scan")
+        search(Article, QUERY)
+        cursor.execute("SHOW hnsw.iterative_scan")
+        assert cursor.fetchone() == ("off",)
+        cursor.execute("SHOW hnsw.ef_search")
+        assert cursor.fetchone() == ("40",)
+
+
+def test_the_estimate_runs_nothing(space):
+    rows = Article.objects.filter(author="one in a hundred")
+
+    assert 50 <= routes.estimate(rows) <= 200
+    assert routes.estimate(Article.objects.filter(pk__in=[])) == 0
+
+
+# Widths
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "spread"), [(64, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 8)]
+)
+def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, spread):
+    wide = Space.objects.create(
+        spec="another", fingerprint=str(dimensions), backend="", model="", dimensions=dimensions
+    )
+    index = indexes.vector_index(dimensions)
+    numbers = np.random.default_rng(1).normal(size=(60, dimensions)).astype(np.float32)
+    chunks = ArticleEmbedding.objects.filter(space=wide)
+    ArticleEmbedding.objects.bulk_create(
+        ArticleEmbedding(
+            source_id=number + 1,
+            space=wide,
+            position=0,
+            start_offset=0,
+            end_offset=1,
+            chunk_digest=b"",
+            text_digest=b"",
+            embedding=vector,
+        )
+        for number, vector in enumerate(numbers)
+    )
+    nearness = distances.of(wide, numbers[7])
+    nearest = chunks.annotate(distance=nearness.exact).order_by(nearness.indexed)[:20]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"CREATE INDEX wide ON app_articleembedding USING hnsw "
+            f"(({index.expression}) {index.operators}) WHERE space_id = {wide.pk}"
+        )
+        cursor.execute("SET LOCAL enable_sort = off")
+
+    assert nearness.spread == spread
+    assert "wide" in nearest.explain()
+    found = sorted(nearest, key=lambda chunk: chunk.distance)
+    assert found[0].source_id == 8
+    assert found[0].distance == pytest.approx(0, abs=1e-6)
+    assert arms.CHUNKS_PER_ROW > 1
