@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
-from pgembed_django import __version__, conf, database, spaces
+from pgembed_django import __version__, conf, database, rollups, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
@@ -133,6 +133,7 @@ class Worker:
         self._timers = [
             Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
             Timer(REPORT_SECONDS, self._report, now),
+            Timer(rollups.FLUSH_SECONDS, self._add_up, now),
             Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
         ]
         logger.info("Worker %s works on %s", self.row, ", ".join(self.specs))
@@ -260,11 +261,19 @@ class Worker:
             "last_seen_at": Now(),
             "holds": len(self.pipeline.holding.units),
             "paused": self.paused,
+            "paused_seconds": {
+                pool.provider.alias: pool.paused_seconds
+                for pool in self.pipeline.embedding.pools
+                if pool.is_down
+            },
         }
         rows = WorkerRow.objects.using(self.using)
         if not rows.filter(pk=self.row.pk).update(**state):
             # Another worker took this one for dead: it was frozen, or cut off.
             self.row.save(using=self.using, force_insert=True)
+
+    def _add_up(self) -> None:
+        self.pipeline.holding.tally.flush(using=self.using)
 
     @property
     def paused(self) -> dict[str, str]:
@@ -327,6 +336,7 @@ class Worker:
         """Leave nothing leased. The leases first: the rest may take its time."""
         with suppress(DatabaseError, InterfaceError):
             self.pipeline.release()
+            self._add_up()
             WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
         self.pipeline.embedding.close()
         self.listener.close()

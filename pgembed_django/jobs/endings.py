@@ -12,7 +12,7 @@ from typing import Any
 from django.db import IntegrityError
 from django.utils.text import Truncator
 
-from pgembed_django import database
+from pgembed_django import database, signature
 from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim, claims
 from pgembed_django.models import Attempt
@@ -41,20 +41,27 @@ COMPLETE = """
         USING done
         WHERE job.id = done.id
           AND (NOT %(keep)s OR kind IN ('reconciler', 'backfill'))
+    ),
+    kept AS (
+        UPDATE pgembed_job AS job
+        SET
+            status = 'succeeded',
+            worker_id = NULL,
+            lease_expires_at = NULL,
+            finished_at = statement_timestamp(),
+            last_error = '',
+            items_done = done.items,
+            items_total = done.items
+        FROM done
+        WHERE job.id = done.id
+          AND %(keep)s
+          AND kind NOT IN ('reconciler', 'backfill')
     )
-    UPDATE pgembed_job AS job
-    SET
-        status = 'succeeded',
-        worker_id = NULL,
-        lease_expires_at = NULL,
-        finished_at = statement_timestamp(),
-        last_error = '',
-        items_done = done.items,
-        items_total = done.items
-    FROM done
-    WHERE job.id = done.id
-      AND %(keep)s
-      AND kind NOT IN ('reconciler', 'backfill')
+    -- How long the writes have waited for their vectors, which commit in a moment.
+    SELECT id, extract(epoch FROM statement_timestamp() - created_at)::float8
+    FROM pgembed_job
+    JOIN done USING (id)
+    WHERE kind = 'write'
 """
 
 # Back to pending, unless a newer pending job of the unit is there: that one supersedes it.
@@ -135,6 +142,7 @@ PARK = """
         crashes = crashes + %(crashes)s,
         parkings = %(parkings)s,
         last_error = %(error)s,
+        signature = %(signature)s,
         -- Until then the reconciler leaves the unit alone.
         run_at = statement_timestamp() + %(parking)s * interval '1 second'
     WHERE id = %(id)s
@@ -153,14 +161,16 @@ EXPIRED = """
 """
 
 
-def complete(items: dict[int, int], *, keep_seconds: float, using: str) -> None:
+def complete(items: dict[int, int], *, keep_seconds: float, using: str) -> dict[int, float]:
     """Finish held jobs, given as id -> chunks, and settle their units' open failures.
 
-    To be called in the transaction that holds them and has stored their vectors.
+    To be called in the transaction that holds them and has stored their vectors. Returns
+    for how many seconds each write has waited for that, by job id.
     """
-    database.execute(
+    waited = database.rows(
         using, COMPLETE, ids=list(items), items=list(items.values()), keep=keep_seconds > 0
     )
+    return dict(waited)
 
 
 def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str) -> str:
@@ -198,6 +208,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 using,
                 PARK,
                 error=bounded(error),
+                signature=signature.of(error),
                 attempts=attempts,
                 crashes=crashes,
                 parkings=parkings,

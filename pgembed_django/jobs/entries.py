@@ -87,7 +87,8 @@ FAIL_UNKNOWN = """
     SET
         status = 'failed',
         finished_at = statement_timestamp(),
-        last_error = 'No spec named ' || spec || ': its model or its @embeddable is gone.'
+        last_error = 'No spec named ' || spec || ': its model or its @embeddable is gone.',
+        signature = 'No such spec: its model or its @embeddable is gone.'
     WHERE id = ANY(%(ids)s)
       AND status = 'pending'
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from pgembed_django import conf, jobs, spaces, specs, store
+from pgembed_django import conf, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Lap, Space
@@ -89,7 +89,9 @@ class Maintenance:
     def reap(self) -> int:
         """Take expired leases back."""
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
+        tally = rollups.Tally()
         for claim, result in reaped:
+            tally.ended(claim.spec, result)
             logger.warning(
                 "The lease of %s %s ran out (crash %d): %s",
                 claim.spec,
@@ -97,6 +99,7 @@ class Maintenance:
                 claim.crashes + 1,
                 result,
             )
+        tally.flush(using=self.using)
         return sum(result == "requeued" for _, result in reaped)
 
     def reconcile(self) -> int:
@@ -131,6 +134,7 @@ class Maintenance:
             if self._keeper.stopping.is_set():
                 break
         jobs.prune_attempts(using=self.using)
+        rollups.prune(using=self.using)
         jobs.forget_dead_workers(silent_seconds=self.settings.lease_seconds * 3, using=self.using)
         return 0
 

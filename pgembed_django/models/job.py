@@ -54,6 +54,11 @@ class Job(models.Model):
     items_done = models.IntegerField(db_default=0)
     items_total = models.IntegerField(db_default=0)
     last_error = models.TextField(db_default="", blank=True)
+    signature = models.TextField(
+        db_default="",
+        blank=True,
+        help_text=_("Of a failure: what errors of its kind have in common."),
+    )
     run_at = models.DateTimeField(
         db_default=Now(), help_text=_("Not before this time. Of a failure: parked until.")
     )
@@ -152,6 +157,15 @@ class Job(models.Model):
                 F("id").desc(),
                 condition=OPEN_FAILURE,
                 name="pgembed_job_open_failure",
+            ),
+            # Kinds of failures are found by jumping from one to the next.
+            models.Index(
+                F("spec"),
+                F("signature"),
+                F("finished_at").desc(),
+                F("id").desc(),
+                condition=OPEN_FAILURE,
+                name="pgembed_job_failure_kind",
             ),
             models.Index(
                 fields=["finished_at"],

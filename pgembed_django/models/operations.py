@@ -19,6 +19,9 @@ class Worker(models.Model):
     paused = models.JSONField(
         default=dict, help_text=_("Provider -> why it is paused and when it is tried again.")
     )
+    paused_seconds = models.JSONField(
+        default=dict, help_text=_("Provider -> seconds until it is tried again, as last seen.")
+    )
     started_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(db_default=Now())
 

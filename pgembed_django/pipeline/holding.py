@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pgembed_django import conf, jobs
+from pgembed_django import conf, jobs, rollups
 from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.units import Unit
 
@@ -21,6 +21,7 @@ class Holding:
         self.using = using
         self.settings = settings
         self.units: dict[int, Unit] = {}
+        self.tally = rollups.Tally()
         self._endings: deque[tuple[Claim, Callable[[Claim], str]]] = deque()
 
     def __contains__(self, unit: Unit) -> bool:
@@ -57,7 +58,7 @@ class Holding:
 
     def fail(self, unit: Unit, error: str) -> None:
         """This text will never be embedded."""
-        self._end(unit, lambda claim: jobs.fail(claim, error, using=self.using))
+        self._end(unit, lambda claim: self._count(claim, jobs.fail(claim, error, using=self.using)))
 
     def retry(self, unit: Unit, error: str) -> None:
         """Spend an attempt, and come back after a while."""
@@ -66,8 +67,11 @@ class Holding:
         max_attempts = self.settings.max_attempts
         self._end(
             unit,
-            lambda claim: jobs.retry(
-                claim, error, max_attempts=max_attempts, delay_seconds=delay, using=self.using
+            lambda claim: self._count(
+                claim,
+                jobs.retry(
+                    claim, error, max_attempts=max_attempts, delay_seconds=delay, using=self.using
+                ),
             ),
         )
 
@@ -104,6 +108,10 @@ class Holding:
                 self._endings.popleft()
                 ended += 1
         return ended > 0
+
+    def _count(self, claim: Claim, result: str) -> str:
+        self.tally.ended(claim.spec, result)
+        return result
 
     def _end(self, unit: Unit, ending: Callable[[Claim], str]) -> None:
         if unit in self:

@@ -31,7 +31,7 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
             ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in _by_spec(ours).items():
                 _write(spec, of_spec, using=using)
-            jobs.complete(
+            waited = jobs.complete(
                 {unit.claim.id: unit.chunks for unit in ours},
                 keep_seconds=holding.settings.keep_succeeded_seconds,
                 using=using,
@@ -49,6 +49,13 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
     for unit in outdated:
         holding.give_back(unit)
     holding.drop({unit.claim.id for unit in ours} | held.lost)
+    for unit in ours:
+        holding.tally.completed(
+            unit.spec.key,
+            embedded=unit.embedded,
+            reused=unit.reused,
+            waited=waited.get(unit.claim.id),
+        )
     return len(ours)
 
 

@@ -64,6 +64,16 @@ class Unit:
         """Whether any part of it lacks its text."""
         return any(part.lacks_text for part in self.parts)
 
+    @property
+    def embedded(self) -> int:
+        """How many chunks it took from a provider, in all spaces."""
+        return sum(len(part.plan.embed) for part in self.parts)
+
+    @property
+    def reused(self) -> int:
+        """How many chunks had their vectors already."""
+        return self.chunks * len(self.parts) - self.embedded
+
     def change(self, part: Part) -> Change:
         """Return what the store has to do for one part."""
         return Change(

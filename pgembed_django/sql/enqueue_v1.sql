@@ -22,6 +22,11 @@ BEGIN
     -- text that is being replaced.
     DO UPDATE SET
         kind = 'write',
+        -- The change is waiting since now, however old the gap is that it meets.
+        created_at = CASE
+            WHEN job.kind IN ('reconciler', 'backfill') THEN excluded.created_at
+            ELSE job.created_at
+        END,
         priority = GREATEST(job.priority, excluded.priority),
         run_at = LEAST(job.run_at, excluded.run_at),
         attempts = 0,

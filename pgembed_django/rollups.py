@@ -1,0 +1,157 @@
+"""Sums per spec and minute, for charts and rates. The only writer of their table.
+
+Each worker counts in memory and adds its counts every few seconds, in one statement.
+What a killed worker had not added yet is lost: these are charts, not the queue.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pgembed_django import database
+
+FLUSH_SECONDS = 5.0
+"""How often a worker adds its counts."""
+
+BOUNDS = tuple(0.005 * 2 ** (n / 2) for n in range(48))
+"""The histogram's upper bounds in seconds, 5 ms to 16 hours. One more bucket is for the rest."""
+
+KEPT = {60: 2 * 3600, 900: 2 * 86_400}
+"""How long the sums of each width are kept, in seconds: two hours, and two days."""
+
+# In the order of the key, like every other writer of several rows.
+ADD = """
+    INSERT INTO pgembed_rollup AS sums (
+        spec, seconds, starts_at, completed, embedded, reused, failed, retried, waits
+    )
+    SELECT
+        spec,
+        width.seconds,
+        date_bin(width.seconds * interval '1 second', statement_timestamp(), 'epoch'),
+        completed,
+        embedded,
+        reused,
+        failed,
+        retried,
+        string_to_array(waits, ',')::int[]
+    FROM unnest(
+        %(specs)s::text[],
+        %(completed)s::int[],
+        %(embedded)s::int[],
+        %(reused)s::int[],
+        %(failed)s::int[],
+        %(retried)s::int[],
+        -- unnest would take arrays of arrays apart.
+        %(waits)s::text[]
+    ) AS counted(spec, completed, embedded, reused, failed, retried, waits)
+    CROSS JOIN unnest(%(widths)s::int[]) AS width(seconds)
+    ORDER BY width.seconds, spec
+    ON CONFLICT (seconds, spec, starts_at) DO UPDATE SET
+        completed = sums.completed + excluded.completed,
+        embedded = sums.embedded + excluded.embedded,
+        reused = sums.reused + excluded.reused,
+        failed = sums.failed + excluded.failed,
+        retried = sums.retried + excluded.retried,
+        waits = ARRAY(
+            SELECT COALESCE(old, 0) + COALESCE(new, 0)
+            FROM unnest(sums.waits, excluded.waits) WITH ORDINALITY AS wait(old, new, position)
+            ORDER BY position
+        )
+"""
+
+PRUNE = """
+    DELETE FROM pgembed_rollup
+    USING unnest(%(widths)s::int[], %(kept)s::int[]) AS width(seconds, kept)
+    WHERE pgembed_rollup.seconds = width.seconds
+      AND starts_at < statement_timestamp() - width.kept * interval '1 second'
+"""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What became of one spec's units. ``waits`` counts writes by the time to their vectors."""
+
+    completed: int = 0
+    embedded: int = 0
+    reused: int = 0
+    failed: int = 0
+    retried: int = 0
+    waits: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+
+
+class Tally:
+    """Counts in memory until ``flush``. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, Sums] = defaultdict(Sums)
+
+    def completed(self, spec: str, *, embedded: int, reused: int, waited: float | None) -> None:
+        """Count a unit, its chunks, and how long a write has waited for them."""
+        sums = self._sums[spec]
+        sums.completed += 1
+        sums.embedded += embedded
+        sums.reused += reused
+        if waited is not None:
+            sums.waits[bisect.bisect_left(BOUNDS, waited)] += 1
+
+    def ended(self, spec: str, result: str) -> None:
+        """Count an attempt or a crash by what it led to: another attempt, or a failure."""
+        if result == "failed":
+            self._sums[spec].failed += 1
+        elif result == "requeued":
+            self._sums[spec].retried += 1
+
+    def flush(self, *, using: str) -> None:
+        """Add what was counted to the sums of this minute, by the database's clock."""
+        if not self._sums:
+            return
+        specs = sorted(self._sums)
+        sums = [self._sums[spec] for spec in specs]
+        database.execute(
+            using,
+            ADD,
+            specs=specs,
+            completed=[one.completed for one in sums],
+            embedded=[one.embedded for one in sums],
+            reused=[one.reused for one in sums],
+            failed=[one.failed for one in sums],
+            retried=[one.retried for one in sums],
+            waits=[",".join(map(str, one.waits)) for one in sums],
+            widths=list(KEPT),
+        )
+        self._sums.clear()
+
+
+def prune(*, using: str) -> int:
+    """Delete what is older than any chart."""
+    return database.execute(using, PRUNE, widths=list(KEPT), kept=list(KEPT.values()))
+
+
+def merged(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """Return the sum of several histograms of waits."""
+    total = [0] * (len(BOUNDS) + 1)
+    for histogram in histograms:
+        for position, count in enumerate(histogram[: len(total)]):
+            total[position] += count
+    return total
+
+
+def quantile(waits: Sequence[int], share: float) -> float | None:
+    """Return the seconds that so great a share of the writes waited at the most, about.
+
+    Off by a fifth at the most, and None where nothing was counted.
+    """
+    wanted = share * sum(waits)
+    if not wanted:
+        return None
+    below = 0
+    for position, count in enumerate(waits):
+        if count and below + count >= wanted:
+            lower = BOUNDS[position - 1] if position else 0.0
+            upper = BOUNDS[min(position, len(BOUNDS) - 1)]
+            return lower + (upper - lower) * (wanted - below) / count
+        below += count
+    return BOUNDS[-1]

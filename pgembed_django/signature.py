@@ -1,0 +1,44 @@
+"""What errors of one kind have in common. Pure, and nothing but the standard library."""
+
+from __future__ import annotations
+
+import re
+
+MAX_CHARACTERS = 160
+"""Short enough for a column, and for an entry of a B-tree."""
+
+UNKNOWN = "unknown error"
+
+# An apostrophe inside a word ("can't") opens nothing.
+QUOTED = re.compile(
+    r"""
+      (?<!\w)'[^'\n]*'(?!\w)
+    | (?<!\w)"[^"\n]*"(?!\w)
+    | `[^`\n]*`
+    | “[^”\n]*”
+    | «[^»\n]*»
+    """,
+    re.VERBOSE,
+)
+# What tells one kind from another although it is a number.
+STATUS = re.compile(r"\b(HTTP|status|status code|answered) ([1-5]\d\d)\b", re.IGNORECASE)
+KEPT = re.compile("[\ue000-\ue009]+")
+DIGITS_AS_KEPT = {ord(str(digit)): 0xE000 + digit for digit in range(10)}
+KEPT_AS_DIGITS = {0xE000 + digit: str(digit) for digit in range(10)}
+# Numbers, keys, hashes, UUIDs, addresses in memory: any word with a digit in it.
+ID = re.compile(r"[+-]?\b\w*\d\w*(?:[-.:]\w*\d\w*)*\b")
+SERIES = re.compile(r"#(?:[\s,;:./]*#)+")
+QUOTES = re.compile(r"…(?:[\s,;]*…)+")
+
+
+def of(error: str) -> str:
+    """Return an error's signature: the same for all errors that differ in their details.
+
+    Numbers and ids become ``#``, what is quoted ``…``; an HTTP status stays. One line, never
+    empty, never longer than ``MAX_CHARACTERS``. Idempotent.
+    """
+    text = " ".join(KEPT.sub("", error.replace("\0", "")).split())
+    text = STATUS.sub(lambda match: f"{match[1]} {match[2].translate(DIGITS_AS_KEPT)}", text)
+    text = QUOTED.sub("…", text)
+    text = QUOTES.sub("…", SERIES.sub("#", ID.sub("#", text)))
+    return text.translate(KEPT_AS_DIGITS)[:MAX_CHARACTERS].strip() or UNKNOWN
