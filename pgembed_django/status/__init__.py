@@ -1,0 +1,43 @@
+"""How things stand, for the admin, the commands and metrics. Reads, and writes nothing.
+
+Every function is cheap enough for a page that refreshes itself, whatever the tables hold:
+counts stop at a bound and say so, and large tables are sampled.
+"""
+
+from pgembed_django.status.charts import Point, series
+from pgembed_django.status.failures import failure_batches, failure_kinds
+from pgembed_django.status.reading import overview
+from pgembed_django.status.shapes import (
+    Backlog,
+    Count,
+    Coverage,
+    FailureKind,
+    FailureKinds,
+    Held,
+    Overview,
+    ProviderStatus,
+    SpaceStatus,
+    SpecStatus,
+    Verdict,
+    WorkerStatus,
+)
+
+__all__ = [
+    "Backlog",
+    "Count",
+    "Coverage",
+    "FailureKind",
+    "FailureKinds",
+    "Held",
+    "Overview",
+    "Point",
+    "ProviderStatus",
+    "SpaceStatus",
+    "SpecStatus",
+    "Verdict",
+    "WorkerStatus",
+    "failure_batches",
+    "failure_kinds",
+    "overview",
+    "series",
+]

@@ -1,0 +1,103 @@
+"""The roll-ups of some time, for charts and for what goes on at the moment."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db.models.functions import Now
+
+from pgembed_django import rollups
+from pgembed_django.models import Rollup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What happened in ``seconds`` from ``at`` on. Chunks: embedded, reused. Units: the rest."""
+
+    at: datetime
+    seconds: int
+    completed: int = 0
+    embedded: int = 0
+    reused: int = 0
+    failed: int = 0
+    retried: int = 0
+    p50_seconds: float | None = None
+    p99_seconds: float | None = None
+    """From write to vector. None: no write was completed."""
+
+
+def series(
+    *, using: str, specs: Sequence[str] | None = None, hours: int = 1, now: datetime
+) -> list[Point]:
+    """Return a point for every minute of the last hour, or quarter of an hour of several.
+
+    The oldest first, without gaps, of all these specs together, in one query. ``now`` is the
+    database's: ``Overview.at``.
+    """
+    seconds = 60 if hours <= 1 else 900
+    end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
+    start = end - timedelta(hours=hours)
+    found = defaultdict(list)
+    for row in _rows(using, specs, seconds, start):
+        found[row.starts_at].append(row)
+    times = [start + timedelta(seconds=seconds * n) for n in range(1, hours * 3600 // seconds + 1)]
+    return [_point(at, seconds, found[at]) for at in times]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recent:
+    """One spec's last minutes."""
+
+    units_per_second: float = 0.0
+    completed: int = 0
+    waits: tuple[int, ...] = ()
+
+
+RECENT_MINUTES = 5
+
+
+def recent(*, using: str, now: datetime) -> dict[str, Recent]:
+    """Return the last minutes of every spec, in one query."""
+    minute = datetime.fromtimestamp(now.timestamp() // 60 * 60, UTC)
+    start = minute - timedelta(minutes=RECENT_MINUTES)
+    by_spec = defaultdict(list)
+    for row in _rows(using, None, 60, start):
+        by_spec[row.spec].append(row)
+    found = {}
+    for spec, rows in by_spec.items():
+        # From the first minute with anything in it: one that has just begun is not slow.
+        elapsed = (now - min(row.starts_at for row in rows)).total_seconds()
+        completed = sum(row.completed for row in rows)
+        found[spec] = Recent(
+            units_per_second=completed / max(elapsed, 1.0),
+            completed=completed,
+            waits=tuple(rollups.merged(row.waits for row in rows)),
+        )
+    return found
+
+
+def _rows(using: str, specs: Sequence[str] | None, seconds: int, start: datetime) -> list[Rollup]:
+    rows = Rollup.objects.using(using).filter(
+        seconds=seconds, starts_at__gte=start, starts_at__lte=Now()
+    )
+    if specs is not None:
+        rows = rows.filter(spec__in=specs)
+    return list(rows)
+
+
+def _point(at: datetime, seconds: int, rows: Sequence[Rollup]) -> Point:
+    waits = rollups.merged(row.waits for row in rows)
+    return Point(
+        at=at,
+        seconds=seconds,
+        completed=sum(row.completed for row in rows),
+        embedded=sum(row.embedded for row in rows),
+        reused=sum(row.reused for row in rows),
+        failed=sum(row.failed for row in rows),
+        retried=sum(row.retried for row in rows),
+        p50_seconds=rollups.quantile(waits, 0.5),
+        p99_seconds=rollups.quantile(waits, 0.99),
+    )

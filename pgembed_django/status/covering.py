@@ -1,0 +1,176 @@
+"""How much of each spec its live spaces hold: exact in small tables, by a sample in large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db import connections
+from django.db.models import Count, Exists, Q, QuerySet, TextField, Value
+from django.db.models.expressions import RawSQL
+from psycopg import sql
+
+from pgembed_django import database
+from pgembed_django.models import Space
+from pgembed_django.spaces import covered
+from pgembed_django.specs import Spec
+from pgembed_django.status.shapes import Coverage
+
+BUDGET = 20_000
+"""Source rows that one page looks at, shared out among the spaces."""
+
+MAX_SAMPLE = 5000
+MIN_SAMPLE = 500
+ROWS_PER_PAGE = 40
+"""Of a table that was never analyzed."""
+
+# Whoever asks for the size of a table that a writer holds whole waits for that writer.
+TABLES = """
+    SELECT
+        spec,
+        statement_timestamp(),
+        source IS NOT NULL AND embedding IS NOT NULL AS is_there,
+        is_locked,
+        CASE
+            WHEN is_locked THEN 0
+            ELSE COALESCE(
+                -- A partitioned table is as large as its partitions.
+                (SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(source)),
+                pg_relation_size(source),
+                0
+            )
+        END::float8 / current_setting('block_size')::int AS pages,
+        COALESCE(
+            (SELECT reltuples / relpages FROM pg_class WHERE oid = source AND relpages > 0),
+            0
+        )::float8 AS rows_per_page
+    FROM (SELECT) AS one
+    -- One row at the least: what time it is.
+    LEFT JOIN LATERAL (
+        SELECT spec, to_regclass(source) AS source, to_regclass(embedding) AS embedding
+        FROM unnest(
+            %(specs)s::text[], %(sources)s::text[], %(embeddings)s::text[]
+        ) AS wanted(spec, source, embedding)
+    ) AS wanted
+      ON true
+    CROSS JOIN LATERAL (
+        SELECT EXISTS (
+            SELECT
+            FROM pg_locks
+            WHERE locktype = 'relation'
+              AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+              AND relation IN (source, embedding)
+              AND mode = 'AccessExclusiveLock'
+        ) AS is_locked
+    ) AS locks
+"""
+
+# REPEATABLE: the number must not jump about from one look to the next.
+SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
+
+
+class Table(NamedTuple):
+    """A spec's source table, ``rows`` by the statistics. Not ``is_there``: not migrated."""
+
+    is_there: bool
+    is_locked: bool
+    rows: float
+
+
+def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
+    """Return the time, and what is known of the tables without reading them."""
+    quote = connections[using].ops.quote_name
+    found = database.rows(
+        using,
+        TABLES,
+        specs=[spec.key for spec in specs],
+        sources=[quote(spec.model._meta.db_table) for spec in specs],
+        embeddings=[quote(spec.embedding_model._meta.db_table) for spec in specs],
+    )
+    now: datetime = found[0][1]
+    return now, {
+        key: Table(is_there, is_locked, pages * (per_page if per_page > 0 else ROWS_PER_PAGE))
+        for key, _, is_there, is_locked, pages, per_page in found
+        if key is not None
+    }
+
+
+def coverage(
+    specs: Sequence[Spec],
+    live: Mapping[str, Sequence[Space]],
+    of: Mapping[str, Table],
+    *,
+    using: str,
+    is_exact: bool = False,
+) -> dict[int, Coverage]:
+    """Return the coverage of the spaces that can be looked at, by id, in one query."""
+    spaces = {
+        spec.key: list(live.get(spec.key, ()))
+        for spec in specs
+        if of[spec.key].is_there and not of[spec.key].is_locked
+    }
+    number = sum(len(some) for some in spaces.values())
+    wanted = max(MIN_SAMPLE, min(MAX_SAMPLE, BUDGET // (number or 1)))
+    shares = {
+        key: 1.0 if is_exact or of[key].rows <= 2 * wanted else wanted / of[key].rows
+        for key in spaces
+    }
+    queries = [
+        _query(spec, spaces[spec.key], shares[spec.key], using=using)
+        for spec in specs
+        if spaces.get(spec.key)
+    ]
+    if not queries:
+        return {}
+    rows = queries[0].union(*queries[1:], all=True) if len(queries) > 1 else queries[0]
+    found: dict[int, Coverage] = {}
+    for row in rows:
+        key, looked_at = row["pgembed_spec"], row["pgembed_all"]
+        if shares[key] < 1 and not looked_at:
+            continue  # the sample is empty: nothing is known
+        factor = of[key].rows / looked_at if shares[key] < 1 else 1.0
+        for space, column in zip(spaces[key], COLUMNS, strict=False):
+            found[space.pk] = Coverage(
+                rows=round(row["pgembed_rows"] * factor),
+                covered=round(row[column] * factor),
+                is_estimated=shares[key] < 1,
+            )
+    return found
+
+
+COLUMNS = ("pgembed_first", "pgembed_second")
+"""The active space and the one being built: there are no more."""
+
+
+def _query(
+    spec: Spec, spaces: Sequence[Space], share: float, *, using: str
+) -> QuerySet[Any, dict[str, Any]]:
+    rows = spec.model._base_manager.using(using).order_by()
+    if share < 1:
+        rows = rows.filter(pk__in=_sample(spec, share, using=using))
+    when = spec.when or Q()
+    counts: dict[str, Any] = {
+        column: Count("pk", filter=when & Q(Exists(covered(spec, space))))
+        for space, column in zip(spaces, COLUMNS, strict=False)
+    }
+    for column in COLUMNS[len(spaces) :]:
+        counts[column] = Value(0)
+    counted: QuerySet[Any, dict[str, Any]] = rows.values(
+        pgembed_spec=Value(spec.key, TextField())
+    ).annotate(
+        pgembed_all=Count("*"),
+        pgembed_rows=Count("pk", filter=spec.when) if spec.when else Count("*"),
+        **counts,
+    )
+    return counted
+
+
+def _sample(spec: Spec, share: float, *, using: str) -> RawSQL:
+    """Return the keys in a share of the table's pages."""
+    meta: Any = spec.model._meta
+    statement = sql.SQL(SAMPLE).format(
+        key=sql.Identifier(meta.pk.column),
+        table=sql.SQL(connections[using].ops.quote_name(meta.db_table)),
+    )
+    return RawSQL(statement.as_string(None), [100 * share])  # noqa: S611 - quoted, bound

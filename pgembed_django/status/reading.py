@@ -1,0 +1,227 @@
+"""How everything stands, in a handful of queries."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pgembed_django import conf, jobs, rollups
+from pgembed_django import specs as declared
+from pgembed_django.models import Space, Worker
+from pgembed_django.spaces.living import LIVE
+from pgembed_django.specs import Spec
+from pgembed_django.status import charts, covering, queue, verdicts
+from pgembed_django.status.charts import Recent
+from pgembed_django.status.queue import Queue
+from pgembed_django.status.shapes import (
+    NONE,
+    Coverage,
+    Overview,
+    ProviderStatus,
+    SpaceStatus,
+    SpecStatus,
+    WorkerStatus,
+    after,
+)
+
+SILENT_SECONDS = 60.0
+"""A worker reports every ten seconds. One that has not for so long is believed dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the queries brought, of all specs."""
+
+    tables: Mapping[str, covering.Table]
+    live: Mapping[str, Sequence[Space]]
+    coverage: Mapping[int, Coverage]
+    queue: Queue
+    recent: Mapping[str, Recent]
+    workers: Sequence[WorkerStatus]
+    providers: Mapping[str, ProviderStatus]
+    held: jobs.Paused
+
+
+def overview(
+    *, using: str, specs: Sequence[Spec] | None = None, is_exact: bool = False
+) -> Overview:
+    """Return how specs, workers and providers stand, in seven queries whatever their number.
+
+    ``is_exact`` counts the coverage of large tables too: that reads all of them.
+    """
+    chosen = declared.all() if specs is None else list(specs)
+    keys = [spec.key for spec in chosen]
+    # Before the queue: what is not covered by now has a job there, or is covered then.
+    now, tables = covering.tables(chosen, using=using)
+    live = _live(keys, using=using)
+    coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
+    counted = queue.count(keys, using=using)
+    workers = _workers(counted, now, using=using)
+    held = jobs.paused(using=using)
+    seen = Seen(
+        tables=tables,
+        live=live,
+        coverage=coverage,
+        queue=counted,
+        recent=charts.recent(using=using, now=now),
+        workers=workers,
+        providers=_providers(live, workers, held),
+        held=held,
+    )
+    known = {spec.key for spec in declared.all()}
+    return Overview(
+        at=now,
+        specs=tuple(_spec(spec, seen) for spec in chosen),
+        workers=tuple(workers),
+        providers=tuple(seen.providers.values()),
+        unknown={key: count for key, count in counted.failures.items() if key not in known},
+    )
+
+
+def _live(keys: Sequence[str], *, using: str) -> dict[str, list[Space]]:
+    found = defaultdict(list)
+    # The active one first.
+    for space in Space.objects.using(using).filter(spec__in=keys, state__in=LIVE).order_by("state"):
+        found[space.spec].append(space)
+    return dict(found)
+
+
+def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
+    found = []
+    held = dict(counted.held)
+    for row in Worker.objects.using(using).order_by("host", "pid"):
+        silent = (now - row.last_seen_at).total_seconds()
+        found.append(
+            WorkerStatus(
+                id=row.pk,
+                host=row.host,
+                pid=row.pid,
+                version=row.version,
+                specs=tuple(row.specs),
+                started_at=row.started_at,
+                last_seen_at=row.last_seen_at,
+                silent_seconds=max(0.0, silent),
+                is_live=silent < SILENT_SECONDS,
+                held=tuple(held.pop(row.pk, ())),
+                paused=dict(row.paused),
+                retries_at={
+                    alias: after(row.last_seen_at, seconds)
+                    for alias, seconds in row.paused_seconds.items()
+                },
+            )
+        )
+    # Jobs whose worker is forgotten: their leases run out, or a person releases them.
+    for worker_id, left in sorted(held.items()):
+        found.append(
+            WorkerStatus(
+                id=worker_id,
+                host="",
+                pid=0,
+                version="",
+                specs=(),
+                started_at=None,
+                last_seen_at=None,
+                silent_seconds=None,
+                is_live=False,
+                held=tuple(left),
+                paused={},
+                retries_at={},
+            )
+        )
+    return found
+
+
+def _providers(
+    live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], held: jobs.Paused
+) -> dict[str, ProviderStatus]:
+    spaces = [space for some in live.values() for space in some]
+    settings = conf.current().providers
+    found = {}
+    for alias in sorted({*settings, *(space.provider for space in spaces)}):
+        specs = sorted({space.spec for space in spaces if space.provider == alias})
+        models = [space.model for space in spaces if space.provider == alias]
+        asking = [one for one in workers if one.is_live and not set(specs).isdisjoint(one.specs)]
+        pausing = [worker for worker in asking if alias in worker.paused]
+        times = [one.retries_at[alias] for one in pausing if alias in one.retries_at]
+        found[alias] = ProviderStatus(
+            alias=alias,
+            models=tuple(dict.fromkeys(models or [str(settings[alias].get("MODEL", ""))])),
+            specs=tuple(specs),
+            is_declared=alias in settings,
+            paused_by=tuple(worker.name for worker in pausing),
+            is_paused=bool(pausing) and len(pausing) == len(asking),
+            reason=pausing[0].paused[alias] if pausing else "",
+            retries_at=min(times, default=None),
+            held_by=held.providers.get(alias, ""),
+        )
+    return found
+
+
+def _spec(spec: Spec, seen: Seen) -> SpecStatus:
+    key = spec.key
+    by_state = {space.state: space for space in seen.live.get(key, ())}
+    recent = seen.recent.get(key, Recent())
+    rate = recent.units_per_second
+    active = _space(by_state.get(Space.State.ACTIVE), seen, rate)
+    building = _space(by_state.get(Space.State.BUILDING), seen, rate)
+    backlog = seen.queue.backlog.get(key, ())
+    waiting = sum((one.waiting for one in backlog), NONE)
+    changes = sum((one.waiting for one in backlog if one.kind in queue.CHANGES), NONE)
+    eta = waiting.value / rate if rate else (None if waiting else 0.0)
+    workers = sum(worker.is_live and key in worker.specs for worker in seen.workers)
+    provider = seen.providers.get(active.provider) if active else None
+    oldest = seen.queue.oldest_change.get(key)
+    failures = seen.queue.failures.get(key, NONE)
+    held_by = seen.held.specs.get(key, "")
+    facts = verdicts.Facts(
+        has_tables=seen.tables[key].is_there,
+        has_space=active is not None,
+        paused_by=held_by or (provider.held_by if provider else ""),
+        workers=workers,
+        down=provider.reason if provider and provider.is_paused else "",
+        unreachable_for=len(provider.paused_by) if provider else 0,
+        waiting=waiting,
+        changes=changes,
+        oldest_change_seconds=oldest,
+        failures=failures,
+        coverage=active.coverage if active else None,
+        is_building=building is not None,
+        building_coverage=building.coverage if building else None,
+        completed=recent.completed,
+        eta_seconds=eta,
+    )
+    return SpecStatus(
+        key=key,
+        verdict=verdicts.judge(facts),
+        active=active,
+        building=building,
+        backlog=backlog,
+        running=seen.queue.running.get(key, NONE),
+        oldest_change_seconds=oldest,
+        open_failures=failures,
+        units_per_second=rate,
+        p50_seconds=rollups.quantile(recent.waits, 0.5),
+        p99_seconds=rollups.quantile(recent.waits, 0.99),
+        eta_seconds=eta,
+        workers=workers,
+        held_by=held_by,
+    )
+
+
+def _space(space: Space | None, seen: Seen, rate: float) -> SpaceStatus | None:
+    if space is None:
+        return None
+    coverage = seen.coverage.get(space.pk)
+    missing = coverage.missing if coverage else 0
+    return SpaceStatus(
+        id=space.pk,
+        provider=space.provider,
+        model=space.model,
+        dimensions=space.dimensions,
+        is_active=space.state == Space.State.ACTIVE,
+        created_at=space.created_at,
+        coverage=coverage,
+        eta_seconds=missing / rate if missing and rate else None,
+    )

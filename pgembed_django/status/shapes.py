@@ -1,0 +1,234 @@
+"""What a status is made of. Values, and what follows from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+State = Literal["fresh", "indexing", "degraded", "stalled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows, counted up to a bound: ``is_capped`` where there are more."""
+
+    value: int
+    is_capped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value:,}{'+' * self.is_capped}"
+
+    def __bool__(self) -> bool:
+        return self.value > 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.value + other.value, self.is_capped or other.is_capped)
+
+
+NONE = Count(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to think of a spec, and why, in a sentence for a person who is on call."""
+
+    state: State
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The jobs of one trigger kind that wait. ``later`` are those of them that back off.
+
+    ``oldest_seconds`` is the age of the oldest one. Where the count is capped, of the
+    oldest one of those that are next.
+    """
+
+    kind: str
+    waiting: Count
+    later: Count
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Source rows in the spec's condition, and those of them that a search would find.
+
+    ``is_estimated``: from a sample of the table's pages, the same ones every time.
+    """
+
+    rows: int
+    covered: int
+    is_estimated: bool
+
+    @property
+    def ratio(self) -> float:
+        """From 0 to 1. Nothing to cover is covered."""
+        return self.covered / self.rows if self.rows else 1.0
+
+    @property
+    def missing(self) -> int:
+        """How many rows a search would not find."""
+        return self.rows - self.covered
+
+    def __str__(self) -> str:
+        # Never rounded up to a hundred percent.
+        percent = int(self.ratio * 1000) / 10
+        about = "about " if self.is_estimated else ""
+        return f"{about}{percent:g} % of {about}{self.rows:,} rows"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceStatus:
+    """A space that is kept fresh. ``coverage`` is None where it could not be looked at."""
+
+    id: int
+    provider: str
+    model: str
+    dimensions: int
+    is_active: bool
+    created_at: datetime
+    coverage: Coverage | None
+    eta_seconds: float | None
+    """Until it is full, at the present rate. None: unknown, or full already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecStatus:
+    """How one spec stands."""
+
+    key: str
+    verdict: Verdict
+    active: SpaceStatus | None
+    building: SpaceStatus | None
+    backlog: tuple[Backlog, ...]
+    """One for each trigger kind that has jobs waiting, the most urgent first."""
+    running: Count
+    oldest_change_seconds: float | None
+    """Age of the oldest write or manual retry that waits or is at work."""
+    open_failures: Count
+    units_per_second: float
+    """Completed in the last minutes."""
+    p50_seconds: float | None
+    p99_seconds: float | None
+    """From write to vector, in the last minutes."""
+    eta_seconds: float | None
+    """Until the backlog is gone at the present rate. Zero: it is. None: it is not moving."""
+    workers: int
+    """How many live workers work on it."""
+    held_by: str
+    """Who has paused it by hand. Empty: nobody."""
+
+    @property
+    def waiting(self) -> Count:
+        """All jobs that wait, of whatever kind."""
+        return sum((one.waiting for one in self.backlog), NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The jobs of one spec that one worker holds."""
+
+    spec: str
+    jobs: int
+    oldest_seconds: float
+    """For how long it has held the oldest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker. One that is silent for a minute is believed dead.
+
+    ``host`` is empty where there is no worker of that id any more, only jobs that it held.
+    """
+
+    id: int
+    host: str
+    pid: int
+    version: str
+    specs: tuple[str, ...]
+    started_at: datetime | None
+    last_seen_at: datetime | None
+    silent_seconds: float | None
+    is_live: bool
+    held: tuple[Held, ...]
+    paused: dict[str, str]
+    """Provider -> why this worker has paused it."""
+    retries_at: dict[str, datetime]
+    """Provider -> when this worker tries it again."""
+
+    @property
+    def name(self) -> str:
+        """Host and process."""
+        return f"{self.host}:{self.pid}" if self.host else f"worker {self.id}, gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderStatus:
+    """A provider that the settings declare or a live space needs.
+
+    ``is_paused`` where all live workers that need it have paused it: it is down.
+    """
+
+    alias: str
+    models: tuple[str, ...]
+    specs: tuple[str, ...]
+    """Whose live spaces need it."""
+    is_declared: bool
+    paused_by: tuple[str, ...]
+    """Names of the workers."""
+    is_paused: bool
+    reason: str
+    retries_at: datetime | None
+    """When the first of the workers tries it again."""
+    held_by: str
+    """Who has paused it by hand. Empty: nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKind:
+    """The open failures of one spec that have one signature. The sample is the latest error."""
+
+    spec: str
+    signature: str
+    count: Count
+    first_at: datetime
+    last_at: datetime
+    sample: str
+    sample_id: int
+    """The id of the job that the sample is from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKinds:
+    """Kinds of open failures, the largest first. ``is_whole``: there are no others."""
+
+    kinds: tuple[FailureKind, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How everything stands, by the database's clock."""
+
+    at: datetime
+    specs: tuple[SpecStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    providers: tuple[ProviderStatus, ...]
+    unknown: dict[str, Count]
+    """Open failures of specs that are not declared here."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst one of all specs."""
+        order: list[State] = ["fresh", "indexing", "degraded", "stalled"]
+        worst = max(self.specs, key=lambda spec: order.index(spec.verdict.state), default=None)
+        if worst is None:
+            return Verdict("fresh", "No model is embeddable.")
+        return Verdict(worst.verdict.state, f"{worst.key}: {worst.verdict.reason}")
+
+
+def after(moment: datetime, seconds: float) -> datetime:
+    """Return the time so many seconds later."""
+    return moment + timedelta(seconds=seconds)

@@ -1,0 +1,140 @@
+"""Judge how a spec stands, in words that a person on call can act on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pgembed_django.status.shapes import Count, Coverage, State, Verdict
+
+LATE_SECONDS = 60.0
+"""A change that waits for longer is late: in the ordinary way it takes a second."""
+
+STUCK_SECONDS = 300.0
+"""A change that waits for so long while nothing is completed: it is stalled."""
+
+WORKER = "Start manage.py embed_worker."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a verdict depends on."""
+
+    has_tables: bool
+    has_space: bool
+    paused_by: str
+    """Who has paused the spec. Empty: nobody."""
+    workers: int
+    """Live ones that work on the spec."""
+    down: str
+    """Why no worker can reach the active space's provider. Empty: one can."""
+    unreachable_for: int
+    """How many workers cannot, although others can."""
+    waiting: Count
+    changes: Count
+    """Of those waiting, the writes and the manual retries."""
+    oldest_change_seconds: float | None
+    failures: Count
+    coverage: Coverage | None
+    is_building: bool
+    building_coverage: Coverage | None
+    completed: int
+    """Units in the last minutes."""
+    eta_seconds: float | None
+
+
+def judge(facts: Facts) -> Verdict:
+    """Return the worst thing there is to say, with all the reasons for it."""
+    for state, reasons in (
+        ("stalled", _stalled(facts)),
+        ("degraded", _degraded(facts)),
+        ("indexing", _indexing(facts)),
+    ):
+        found = " ".join(reasons)
+        if found:
+            kind: State = state  # type: ignore[assignment]
+            return Verdict(kind, found)
+    if facts.changes:
+        return Verdict("fresh", f"Search is up to date but for {_changes(facts)}.")
+    if facts.coverage is None:
+        return Verdict("fresh", "Nothing waits.")
+    return Verdict("fresh", "Every row is found with its present text.")
+
+
+def _stalled(facts: Facts) -> Iterator[str]:
+    has_work = bool(facts.waiting) or bool(facts.coverage and facts.coverage.missing)
+    if not facts.has_tables:
+        yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
+    elif not facts.has_space:
+        yield f"Nothing has been embedded yet. {WORKER}"
+    elif facts.paused_by and has_work:
+        yield f"Paused by {facts.paused_by}: {_waiting(facts)}."
+    elif not facts.workers and has_work:
+        yield f"No worker is running: {_waiting(facts)}. {WORKER}"
+    elif facts.down and has_work:
+        yield f"The provider is down: {_waiting(facts)}. {facts.down}"
+    elif (facts.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
+        yield f"Nothing has been completed for minutes: {_changes(facts)}."
+
+
+def _degraded(facts: Facts) -> Iterator[str]:
+    if facts.paused_by:
+        yield f"Paused by {facts.paused_by}. Nothing waits yet."
+    elif not facts.workers:
+        yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
+    elif facts.down:
+        yield f"The provider is down. Nothing waits yet. {facts.down}"
+    elif facts.unreachable_for:
+        yield f"{facts.unreachable_for} of {facts.workers} workers cannot reach the provider."
+    if facts.failures:
+        one = facts.failures.value == 1
+        yield (
+            f"{facts.failures} {'row has' if one else 'rows have'} failed and "
+            f"{'is' if one else 'are'} not found with {'its' if one else 'their'} present text."
+        )
+    if (facts.oldest_change_seconds or 0.0) >= LATE_SECONDS:
+        yield f"Changes are late: {_changes(facts)}{_eta(facts)}."
+
+
+def _indexing(facts: Facts) -> Iterator[str]:
+    if facts.waiting.value > facts.changes.value:
+        yield f"{facts.waiting} jobs wait{_eta(facts)}. Changes go first."
+    elif facts.coverage and facts.coverage.missing and not facts.changes:
+        # A change may be on its way between the two looks.
+        yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
+    if facts.is_building:
+        covered = f": {facts.building_coverage}" if facts.building_coverage else ""
+        yield f"A new space is being built{covered}. Search uses the old one until it is full."
+
+
+def _waiting(facts: Facts) -> str:
+    if facts.waiting:
+        return f"{facts.waiting} {_jobs(facts.waiting)}"
+    return f"covered is {facts.coverage}"
+
+
+def _changes(facts: Facts) -> str:
+    oldest = duration(facts.oldest_change_seconds or 0.0)
+    if not facts.changes:
+        return f"one change is at work since {oldest}"
+    changes = "change waits" if facts.changes == Count(1) else "changes wait"
+    return f"{facts.changes} {changes}, the oldest for {oldest}"
+
+
+def _jobs(count: Count) -> str:
+    return "job waits" if count == Count(1) else "jobs wait"
+
+
+def _eta(facts: Facts) -> str:
+    if not facts.eta_seconds:
+        return ""
+    least = "at least" if facts.waiting.is_capped else "about"
+    return f", {least} {duration(facts.eta_seconds)} to go"
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as a person says it: 4 s, 12 min, 3 h, 2 days."""
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 86_400:.0f} days"

@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from pgembed_django import conf, jobs, rollups, spaces, specs, status
+from pgembed_django.maintenance import Maintenance
+from pgembed_django.models import Job, Space, Worker
+from pgembed_django.status import covering
+from tests.app.models import Article
+from tests.db.conftest import claim
+
+pytestmark = pytest.mark.django_db
+
+KEY = "app.ArticleEmbedding"
+
+
+@pytest.fixture
+def spec() -> specs.Spec:
+    found = specs.get(KEY)
+    assert found
+    return found
+
+
+@pytest.fixture
+def look(spec: specs.Spec) -> Any:
+    def once(**options: Any) -> status.SpecStatus:
+        [found] = status.overview(specs=[spec], using="default", **options).specs
+        return found
+
+    return once
+
+
+@pytest.fixture
+def live_worker() -> Worker:
+    return Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
+
+
+def backdate(seconds: int, **which: Any) -> None:
+    """Let jobs have been asked for so long ago, by the database's clock."""
+    with connection.cursor() as cursor:
+        for job in Job.objects.filter(**which):
+            cursor.execute(
+                "UPDATE pgembed_job SET created_at = now() - %s * interval '1 second',"
+                " run_at = now() - %s * interval '1 second' WHERE id = %s",
+                [seconds, seconds, job.pk],
+            )
+
+
+def make_failures(number: int, *, error: str = "refused", spec: str = KEY) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgembed_job"
+            " (spec, source_pk, status, last_error, signature, finished_at)"
+            " SELECT %s, md5(%s || n), 'failed', %s, %s, now() - n * interval '1 second'"
+            " FROM generate_series(1, %s) AS n",
+            [spec, error, error, error, number],
+        )
+
+
+# Verdicts
+
+
+def test_a_spec_that_nobody_has_started_is_stalled(look, make_article):
+    make_article()
+
+    verdict = look().verdict
+
+    assert verdict.state == "stalled"
+    assert "embed_worker" in verdict.reason
+
+
+def test_an_embedded_spec_with_a_worker_is_fresh(look, make_article, run_jobs, live_worker):
+    make_article()
+    run_jobs()
+
+    found = look()
+
+    assert found.verdict.state == "fresh"
+    assert found.active.coverage == status.Coverage(rows=1, covered=1, is_estimated=False)
+    assert (found.eta_seconds, found.oldest_change_seconds, found.workers) == (0.0, None, 1)
+
+
+def test_without_a_worker_it_is_degraded_and_stalled_once_something_waits(
+    look, make_article, run_jobs
+):
+    make_article()
+    run_jobs()
+    assert look().verdict.state == "degraded"
+
+    make_article()
+
+    assert look().verdict.state == "stalled"
+    assert "No worker is running: 1 job waits" in look().verdict.reason
+
+
+def test_a_silent_worker_does_not_count(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    Worker.objects.update(last_seen_at="2026-01-01T00:00Z")
+
+    assert look().workers == 0
+    [worker] = status.overview(using="default").workers
+    assert not worker.is_live
+    assert worker.silent_seconds > 60
+
+
+def test_failures_degrade(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    make_failures(3)
+
+    assert look().verdict.state == "degraded"
+    assert look().verdict.reason.startswith("3 rows have failed")
+    assert look().open_failures == status.Count(3)
+
+
+def test_a_backlog_behind_the_changes_is_indexing(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    jobs.enqueue(KEY, ["1", "2"], kind=Job.Kind.BACKFILL, priority=0, using="default")
+
+    found = look()
+
+    assert found.verdict.state == "indexing"
+    [backlog] = found.backlog
+    assert (backlog.kind, backlog.waiting, backlog.later) == (
+        "backfill",
+        status.Count(2),
+        status.Count(0),
+    )
+    assert found.oldest_change_seconds is None
+    assert found.eta_seconds is None
+
+
+def test_changes_that_wait_for_long_are_late_or_stuck(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    make_article()
+    assert look().verdict.state == "fresh"
+
+    backdate(90, status="pending")
+    assert look().verdict.state == "degraded"
+    assert 89 < look().oldest_change_seconds < 100
+
+    backdate(900, status="pending")
+    assert look().verdict.state == "stalled"
+
+
+def test_a_change_at_work_counts_as_waiting(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    make_article()
+    backdate(90, status="pending")
+    claim(worker_id=live_worker.pk)
+
+    assert look().running == status.Count(1)
+    assert look().oldest_change_seconds > 89
+
+
+def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    Worker.objects.update(
+        paused={"default": "Connection refused."}, paused_seconds={"default": 30.0}
+    )
+    assert look().verdict.state == "degraded"
+
+    make_article()
+
+    assert look().verdict.state == "stalled"
+    assert "Connection refused." in look().verdict.reason
+    [provider] = status.overview(using="default").providers
+    assert provider.is_paused
+    assert provider.paused_by == ("here:7",)
+    live_worker.refresh_from_db()
+    assert (provider.retries_at - live_worker.last_seen_at).total_seconds() == 30
+
+
+@pytest.mark.parametrize(("what", "name"), [("spec", KEY), ("provider", "default")])
+def test_who_paused_it_by_hand_is_said(look, make_article, run_jobs, live_worker, what, name):
+    run_jobs()
+    jobs.pause(what, name, by="ann", using="default")
+    assert look().verdict.state == "degraded"
+
+    make_article()
+
+    assert look().verdict.state == "stalled"
+    assert "Paused by ann: 1 job waits" in look().verdict.reason
+
+
+def test_one_worker_of_two_that_cannot_reach_the_provider_only_degrades(
+    look, make_article, run_jobs, live_worker
+):
+    run_jobs()
+    Worker.objects.create(
+        host="there", pid=1, version="1", specs=[KEY], paused={"default": "No route."}
+    )
+    make_article()
+
+    assert look().verdict.state == "degraded"
+    assert "1 of 2 workers cannot reach the provider" in look().verdict.reason
+
+
+def test_a_spec_whose_table_is_gone_is_stalled(look, run_jobs, live_worker):
+    run_jobs()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE app_articleembedding RENAME TO elsewhere")
+
+    assert "migrate" in look().verdict.reason
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_page_does_not_wait_for_a_writer_that_holds_the_table(
+    look, make_article, run_jobs, live_worker, second_connection, impatient
+):
+    make_article()
+    run_jobs()
+    second_connection.execute("LOCK TABLE app_article")
+
+    assert look().active.coverage is None
+
+    second_connection.rollback()
+    assert look().active.coverage.rows == 1
+
+
+# Spaces, workers, rates
+
+
+def test_the_space_being_built_shows_its_progress(
+    spec, look, make_article, run_jobs, live_worker, settings
+):
+    for _ in range(2):
+        make_article()
+    run_jobs()
+    settings.PGEMBED_PROVIDERS = {
+        "default": {**settings.PGEMBED_PROVIDERS["default"], "MODEL": "another"}
+    }
+    spaces.ensure(spec, using="default")
+    Article.objects.filter(pk=Article.objects.first().pk).update(title="Changed")
+    run_jobs()
+
+    found = look()
+
+    assert found.verdict.state == "indexing"
+    assert (found.active.coverage.covered, found.building.coverage.covered) == (2, 1)
+    assert "A new space is being built: 50 % of 2 rows" in found.verdict.reason
+
+
+def test_workers_show_what_they_hold_also_those_that_are_forgotten(make_article, live_worker):
+    make_article()
+    claim(worker_id=live_worker.pk)
+    make_article()
+    claim(worker_id=live_worker.pk + 1)
+
+    known, forgotten = status.overview(using="default").workers
+
+    assert [(held.spec, held.jobs) for held in known.held] == [(KEY, 1)]
+    assert forgotten.name == f"worker {live_worker.pk + 1}, gone"
+    assert not forgotten.is_live
+    assert forgotten.held[0].jobs == 1
+
+
+def test_the_rate_gives_an_eta(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    tally = rollups.Tally()
+    for _ in range(600):
+        tally.completed(KEY, embedded=1, reused=0, waited=0.5)
+    tally.flush(using="default")
+    make_article()
+
+    found = look()
+
+    assert found.units_per_second > 0
+    assert found.eta_seconds == pytest.approx(1 / found.units_per_second)
+    assert found.p50_seconds == pytest.approx(0.5, rel=0.3)
+
+
+def test_a_jobs_own_backoff_is_told_apart(look, make_article, run_jobs):
+    make_article()
+    make_article()
+    [first, _] = Job.objects.order_by("pk")
+    Job.objects.filter(pk=first.pk).update(run_at="2999-01-01T00:00Z", attempts=1)
+
+    [backlog] = look().backlog
+
+    assert (backlog.waiting.value, backlog.later.value) == (2, 1)
+
+
+def test_failures_of_specs_that_are_gone_are_shown():
+    make_failures(2, spec="app.Gone")
+
+    assert status.overview(using="default").unknown == {"app.Gone": status.Count(2)}
+
+
+def test_without_specs_there_is_nothing_to_say():
+    found = status.overview(specs=[], using="default")
+
+    assert found.specs == ()
+    assert found.verdict.state == "fresh"
+
+
+def test_the_worst_spec_gives_the_verdict(make_article):
+    make_article()
+
+    assert status.overview(using="default").verdict.state == "stalled"
+
+
+# Kinds of failures
+
+
+def test_failures_are_grouped_by_what_failed(make_article):
+    make_failures(3, error="refused")
+    make_failures(2, error="too long")
+    make_failures(4, error="refused", spec="app.NoteEmbedding")
+
+    found = status.failure_kinds(using="default")
+
+    assert found.is_whole
+    assert [(kind.spec, kind.signature, kind.count.value) for kind in found.kinds] == [
+        ("app.NoteEmbedding", "refused", 4),
+        (KEY, "refused", 3),
+        (KEY, "too long", 2),
+    ]
+    assert found.kinds[0].first_at < found.kinds[0].last_at
+    assert Job.objects.get(pk=found.kinds[1].sample_id).last_error == found.kinds[1].sample
+    assert [
+        kind.count.value for kind in status.failure_kinds(using="default", specs=[KEY]).kinds
+    ] == [3, 2]
+
+
+def test_more_kinds_than_fit_are_cut_to_the_latest():
+    for number in range(4):
+        make_failures(1, error=f"kind {'abcd'[number]}")
+
+    found = status.failure_kinds(using="default", limit=2)
+
+    assert (len(found.kinds), found.is_whole) == (2, False)
+
+
+def test_batches_leave_out_what_fails_meanwhile():
+    make_failures(5)
+    batches = status.failure_batches(using="default", specs=[KEY], signature="refused", size=2)
+    first = next(batches)
+    Job.objects.filter(pk__in=first).update(settled_at="2026-01-01T00:00Z")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, status, last_error, signature, finished_at)"
+            " VALUES (%s, 'new', 'failed', 'refused', 'refused', clock_timestamp())",
+            [KEY],
+        )
+
+    rest = [job_id for batch in batches for job_id in batch]
+
+    assert len({*first, *rest}) == 5
+    assert sum(map(len, status.failure_batches(using="default"))) == 4
+    assert list(status.failure_batches(using="default", source_pks=["new"])) != []
+
+
+def test_a_failing_job_gets_its_signature(make_article, provider, make_worker):
+    make_article()
+    [held] = claim()
+
+    jobs.fail(held, "http://localhost:11434 answered 400: 9000 tokens", using="default")
+
+    assert Job.objects.get().signature == "http://localhost:# answered 400: # tokens"
+
+
+def test_jobs_without_a_spec_have_a_signature():
+    Job.objects.create(spec="app.Gone", source_pk="1")
+    Job.objects.update(created_at="2026-01-01T00:00Z")
+
+    jobs.fail_unknown([KEY], using="default")
+
+    [kind] = status.failure_kinds(using="default").kinds
+    assert kind.signature.startswith("No such spec")
+
+
+# Scale
+
+
+@pytest.fixture
+def million(spec: specs.Spec) -> None:
+    """A million jobs, 200,000 of them open failures, and 100,000 rows, half of them covered."""
+    spaces.ensure(spec, using="default")
+    space = Space.objects.get(spec=KEY)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute(
+            "INSERT INTO app_article (id, title, contents, author, published_time)"
+            " SELECT n, 'title', repeat('x', 300), '', now() FROM generate_series(1, 100000) AS n"
+        )
+        cursor.execute(
+            "INSERT INTO app_articleembedding (source_id, space_id, position, start_offset,"
+            " end_offset, chunk_digest, text_digest, embedding)"
+            " SELECT n, %s, 0, 0, 1, '', '', '[1,2,3]' FROM generate_series(1, 100000, 2) AS n",
+            [space.pk],
+        )
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, kind, priority)"
+            " SELECT %s, n::text, kind, priority FROM generate_series(1, 200000) AS n,"
+            " (VALUES ('write', 0)) AS lane(kind, priority)",
+            [KEY],
+        )
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, kind, priority)"
+            " SELECT 'app.NoteEmbedding', n::text, 'backfill', -2000"
+            " FROM generate_series(1, 100000) AS n"
+        )
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, status, finished_at)"
+            " SELECT %s, n::text, 'succeeded', now() FROM generate_series(1, 500000) AS n",
+            [KEY],
+        )
+        # One kind holds half of them, and 50,000 have an error that is like no other.
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, status, last_error, signature, finished_at)"
+            " SELECT %s, n::text, 'failed', 'error ' || n, CASE"
+            "   WHEN n %% 2 = 0 THEN 'timed out'"
+            "   WHEN n %% 4 = 1 THEN 'kind ' || n %% 97"
+            "   ELSE md5(n::text) END,"
+            " now() - n * interval '1 second' FROM generate_series(1, 200000) AS n",
+            [KEY],
+        )
+        cursor.execute("ANALYZE pgembed_job")
+        cursor.execute("ANALYZE app_article")
+        cursor.execute("ANALYZE app_articleembedding")
+
+
+def database_milliseconds(read: Any) -> tuple[float, int]:
+    """Return the time of the fastest of a few readings, and the number of their queries."""
+    times, queries = [], 0
+    for _ in range(3):
+        with CaptureQueriesContext(connection) as captured:
+            start = time.perf_counter()
+            read()
+            times.append((time.perf_counter() - start) * 1000)
+        queries = len(captured)
+    return min(times), queries
+
+
+# What is rolled back leaves large files and statistics behind: a flush does not.
+@pytest.mark.django_db(transaction=True)
+def test_a_million_jobs_cost_few_queries_and_milliseconds_and_are_never_read_whole(million):
+    def read() -> None:
+        status.overview(using="default")
+        status.failure_kinds(using="default")
+
+    milliseconds, queries = database_milliseconds(read)
+
+    assert queries <= 8
+    assert milliseconds < 300
+
+    overview = status.overview(using="default")
+    [found] = [one for one in overview.specs if one.key == KEY]
+    assert found.open_failures.is_capped
+    assert str(found.waiting).endswith("+")
+    assert found.active.coverage.is_estimated
+    assert found.active.coverage.ratio == pytest.approx(0.5, abs=0.02)
+    assert found.active.coverage.rows == pytest.approx(100_000, rel=0.02)
+    kinds = status.failure_kinds(using="default")
+    assert not kinds.is_whole
+    assert (kinds.kinds[0].signature, str(kinds.kinds[0].count)) == ("timed out", "10,000+")
+
+    for plan in plans_on_jobs():
+        assert "Seq Scan on pgembed_job" not in plan
+        assert "Bitmap Heap Scan on pgembed_job" not in plan
+
+
+def plans_on_jobs() -> list[str]:
+    """Return how Postgres executes each reading of the job table."""
+    with CaptureQueriesContext(connection) as captured:
+        status.overview(using="default")
+        status.failure_kinds(using="default")
+        next(status.failure_batches(using="default", specs=[KEY], signature="timed out"))
+        next(status.failure_batches(using="default"))
+    plans = []
+    with connection.cursor() as cursor:
+        for query in captured:
+            if "pgembed_job" in query["sql"]:
+                cursor.execute("EXPLAIN " + query["sql"])
+                plans.append("\n".join(row[0] for row in cursor.fetchall()))
+    return plans
+
+
+def test_a_sample_says_that_it_is_one_and_exact_coverage_can_be_asked_for(
+    look, make_article, run_jobs, monkeypatch
+):
+    for _ in range(5):
+        make_article()
+    run_jobs()
+    monkeypatch.setattr(covering, "MIN_SAMPLE", 1)
+    monkeypatch.setattr(covering, "MAX_SAMPLE", 1)
+    monkeypatch.setattr(covering, "SAMPLE", covering.SAMPLE.replace("(%s)", "(%s + 100 - 2.5)"))
+
+    assert str(look().active.coverage).startswith("about 100 % of about ")
+    assert str(look(is_exact=True).active.coverage) == "100 % of 5 rows"
+
+
+def test_a_sample_that_is_empty_says_nothing(spec, make_article, run_jobs, monkeypatch):
+    run_jobs()
+    _, tables = covering.tables([spec], using="default")
+    large = {key: table._replace(rows=1e9) for key, table in tables.items()}
+    live = {KEY: spaces.live(spec, using="default")}
+
+    assert covering.coverage([spec], live, large, using="default") == {}
+
+
+def test_the_reaper_counts_what_it_failed(make_article, spec):
+    make_article()
+    claim()
+    Job.objects.update(lease_expires_at="2026-01-01T00:00Z", crashes=2)
+
+    Maintenance({KEY: spec}, using="default", settings=conf.current(), wake=lambda: None).reap()
+
+    now = status.overview(using="default").at
+    assert sum(point.failed for point in status.series(using="default", now=now)) == 1
