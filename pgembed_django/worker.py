@@ -128,6 +128,7 @@ class Worker:
         self.maintenance = Maintenance(
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )
+        self._warm_up()
         now = time.monotonic()
         self._listener_timer = Timer(LISTENER_SECONDS, self._tend_listener, now)
         self._timers = [
