@@ -1,4 +1,4 @@
-"""The admin: see what is waiting and what failed, and settle failures. Nothing is edited here."""
+"""The admin: see whether search is fresh, what failed and why, and mend it. No row is edited."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from django.contrib import admin
 
 from pgembed_django.admin.jobs import JobAdmin
 from pgembed_django.admin.operations import SpaceAdmin, WorkerAdmin
+from pgembed_django.admin.vectors import VectorsFilter, VectorsMixin
 from pgembed_django.models import Job, Space, Worker
 
-__all__ = ["JobAdmin", "SpaceAdmin", "WorkerAdmin"]
+__all__ = ["JobAdmin", "SpaceAdmin", "VectorsFilter", "VectorsMixin", "WorkerAdmin"]
 
 admin.site.register(Job, JobAdmin)
 admin.site.register(Space, SpaceAdmin)

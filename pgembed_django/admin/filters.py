@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
 
 from pgembed_django import specs
@@ -51,6 +53,38 @@ class StatusFilter(admin.SimpleListFilter):
         return queryset.filter(shown.condition) if shown else queryset
 
 
+class Asked(admin.SimpleListFilter):
+    """A filter that only a link sets. It is shown where it is set, to be taken away."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return what was asked for, if anything."""
+        asked = request.GET.get(self.parameter_name or "")
+        return [(asked, Truncator(asked).chars(60))] if asked else []
+
+
+class SignatureFilter(Asked):
+    """Failures of one kind."""
+
+    title = _("kind of error")
+    parameter_name = "signature"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the jobs whose error has the signature."""
+        return queryset.filter(signature=self.value()) if self.value() else queryset
+
+
+class WorkerFilter(Asked):
+    """Jobs that one worker holds."""
+
+    title = _("worker")
+    parameter_name = "worker"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the running jobs of the worker."""
+        worker = self.value() or ""
+        return queryset.filter(RUNNING, worker_id=worker) if worker.isdecimal() else queryset
+
+
 class SpecFilter(admin.SimpleListFilter):
     """By spec. A spec that is gone is found by searching for its key."""
 
@@ -65,3 +99,34 @@ class SpecFilter(admin.SimpleListFilter):
         """Return the jobs of the chosen spec."""
         keys = {spec.key for spec in specs.all()}
         return queryset.filter(spec=self.value()) if self.value() in keys else queryset
+
+
+PARAMETERS = ("status", "spec", "signature", "worker", "q")
+"""What the job list is filtered by, and so what "all that match" means."""
+
+
+def asked(given: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the parameters that are set."""
+    return {name: given[name] for name in PARAMETERS if given.get(name)}
+
+
+def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet[Job]:
+    """Return the jobs that the list shows for these parameters."""
+    shown = STATUSES.get(parameters.get("status", ""))
+    if shown:
+        queryset = queryset.filter(shown.condition)
+    for name in ("spec", "signature"):
+        if parameters.get(name):
+            queryset = queryset.filter(**{name: parameters[name]})
+    if parameters.get("worker", "").isdecimal():
+        queryset = queryset.filter(RUNNING, worker_id=parameters["worker"])
+    return queryset.filter(unit(parameters.get("q", "")))
+
+
+def unit(term: str) -> Q:
+    """Find a unit as it is written, not a part of it: so an index of its status can help."""
+    term = term.strip()
+    if not term:
+        return Q()
+    spec, _space, source_pk = term.partition(" ")
+    return Q(spec=spec, source_pk=source_pk.strip()) | Q(source_pk=term) | Q(spec=term)

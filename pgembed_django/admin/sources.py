@@ -1,16 +1,25 @@
-"""From a job to its source row's own admin page, for those who may view it."""
+"""From a job to its source row: its admin page, its size and, for those who may, its text."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
+from typing import Any
+
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
-from django.db.models import Model
+from django.contrib.auth import get_permission_codename
+from django.core.exceptions import ValidationError
+from django.db.models import Model, TextField, Value
+from django.db.models.functions import Cast, Coalesce, Length
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from pgembed_django import specs
+from pgembed_django import sources, specs
 from pgembed_django.models import Job
 
 
@@ -21,11 +30,70 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
         return None
     # The row is not loaded: a list of fifty jobs is one query, and the text stays unseen.
     title = f"{spec.model._meta.verbose_name} {job.source_pk}"
-    for model in (spec.model, spec.model._meta.concrete_model):
-        url = model and _page(model, job.source_pk, request=request, site=site)
+    for model in _models(spec):
+        url = _page(model, job.source_pk, request=request, site=site)
         if url:
             return format_html('<a href="{}">{}</a>', url, title)
     return None
+
+
+def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
+    """Return how many characters the watched fields of the jobs' rows hold, in one query."""
+    keys: dict[specs.Spec, list[Any]] = defaultdict(list)
+    for job in found:
+        spec = specs.get(job.spec)
+        if spec is not None:
+            try:
+                keys[spec].append(spec.parse_pk(job.source_pk))
+            except ValidationError:
+                continue  # the key had another type once
+    queries = [
+        spec.model._base_manager.using(using)
+        .filter(pk__in=pks)
+        .order_by()
+        .values_list(
+            Value(spec.key, output_field=TextField()),
+            Cast("pk", TextField()),
+            reduce(add, (_length(name) for name in spec.fields)),
+        )
+        for spec, pks in keys.items()
+    ]
+    if not queries:
+        return {}
+    rows = queries[0].union(*queries[1:], all=True) if queries[1:] else queries[0]
+    return {(key, source_pk): size for key, source_pk, size in rows}
+
+
+def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:
+    """Return the row's text as it would be embedded. None: the viewer may not see the row."""
+    spec = specs.get(job.spec)
+    if spec is None or not any(
+        _may_view(model, job.source_pk, request=request, site=site) for model in _models(spec)
+    ):
+        return None
+    loaded = sources.load(spec, [job.source_pk], using=using)
+    return loaded.texts.get(job.source_pk) or loaded.errors.get(job.source_pk, "")
+
+
+def _length(name: str) -> Any:
+    return Coalesce(Length(Cast(name, TextField())), 0)
+
+
+def _models(spec: specs.Spec) -> tuple[type[Model], ...]:
+    concrete = spec.model._meta.concrete_model
+    return (spec.model, concrete) if concrete not in (None, spec.model) else (spec.model,)
+
+
+def _may_view(model: type[Model], source_pk: str, *, request: HttpRequest, site: AdminSite) -> bool:
+    """Tell whether the viewer would see the row on its own page, or could but for a page."""
+    if site.is_registered(model):
+        model_admin = site.get_model_admin(model)
+        if not model_admin.has_view_permission(request):
+            return False
+        return model_admin.get_object(request, source_pk) is not None
+    actions = ("view", "change")
+    codenames = (get_permission_codename(action, model._meta) for action in actions)
+    return any(request.user.has_perm(f"{model._meta.app_label}.{name}") for name in codenames)
 
 
 def _page(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.db import connection
+from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import JobAdmin, reading
-from pgembed_django.admin import jobs as job_pages
+from pgembed_django.admin import JobAdmin, bulk, reading
 from pgembed_django.models import Job, Space, Worker
 from tests.app.models import Article, Page
 from tests.conftest import embedded_text
@@ -89,10 +92,21 @@ def make_failure(make_article: Callable[..., Article]) -> Callable[..., Job]:
 
 def act(client: Client, action: str, *selected: int | str, where: str = LIST, **data: str) -> str:
     """Run an action on jobs and return what the page said."""
-    response = client.post(where, {"action": action, "_selected_action": selected, **data})
+    return said(client.post(where, {"action": action, "_selected_action": selected, **data}))
+
+
+def said(response: HttpResponse) -> str:
+    """Return what the next page will say."""
     assert response.status_code == 302
     # Those of earlier requests are there too, as no page has shown them yet.
     return str(list(get_messages(response.wsgi_request))[-1])
+
+
+def hidden(response: HttpResponse) -> dict[str, str]:
+    """Return the hidden inputs of the page's own form."""
+    page = response.content.decode().partition('id="content"')[2]
+    inputs = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page)
+    return {name: html.unescape(value) for name, value in inputs}
 
 
 def text(client: Client, where: str = LIST) -> str:
@@ -383,9 +397,10 @@ def test_retry_says_exactly_what_happened(
     make_article()
     waiting = Job.objects.filter(status="pending").latest("id")
 
-    said = act(operator, "retry", retried.pk, overtaken.pk, deleted_pk, dismissed.pk, waiting.pk)
+    message = act(operator, "retry", retried.pk, overtaken.pk, deleted_pk, dismissed.pk, waiting.pk)
 
-    assert said == ("Retried 1, superseded by newer work 1, gone 1, not open failures 2.")
+    # The dismissed one is retried too; what is due already is left alone.
+    assert message == "Retried 2, superseded by newer work 1, gone 1, left alone 1."
 
 
 def test_retry_brings_newer_work_that_backs_off_forward(
@@ -425,17 +440,132 @@ def test_dismiss_settles_and_does_not_retry(
     assert not Job.objects.filter(status="pending").exists()
 
 
-def test_a_selection_of_all_is_taken_in_parts(
+def test_all_that_match_are_asked_about_with_their_number_then_taken_in_batches(
     operator: Client, make_failure: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pages, "MAX_SELECTED", 2)
+    monkeypatch.setattr(bulk, "BATCH", 2)
     made = [make_failure() for _ in range(3)]
-    where = f"{LIST}?status=failed"
+    selected = {"action": "retry", "_selected_action": made[0].pk, "select_across": "1"}
+    response = operator.post(f"{LIST}?status=failed", selected)
+    asked = operator.get(response["Location"])
+    assert "Retry 3 jobs?" in asked.content.decode()
+    late = make_failure()
 
-    assert act(operator, "dismiss", made[0].pk, where=where, select_across="1") == (
-        "Dismissed 2. Only the first 2 were taken: select the others again."
+    first = operator.post(response["Location"], hidden(asked))
+
+    assert "2 of 3 so far." in first.content.decode()
+    assert "Retried 2." in first.content.decode()
+    last = operator.post(response["Location"], hidden(first))
+    assert said(last) == "Retried 3."
+    assert list(Job.objects.filter(status="failed", settled_at=None)) == [late]
+    assert [entry.change_message for entry in LogEntry.objects.order_by("id")] == [
+        "Retried 2.",
+        "Retried 1.",
+    ]
+
+
+@pytest.mark.parametrize("act_name", ["retry", "dismiss", "reembed", "release"])
+def test_a_viewer_may_neither_ask_about_all_nor_do_it(viewer: Client, act_name: str) -> None:
+    where = reverse("admin:pgembed_job_all", args=[act_name])
+
+    assert viewer.get(where).status_code == 403
+    assert viewer.post(where).status_code == 403
+
+
+def test_an_act_that_does_not_exist_and_a_broken_run_are_not_found(admin_client: Client) -> None:
+    assert admin_client.get(reverse("admin:pgembed_job_all", args=["nonsense"])).status_code == 404
+    where = reverse("admin:pgembed_job_all", args=["retry"])
+    for broken in ({"counts": "{"}, {"counts": "[]"}, {"cursor": "x"}, {"total": "x"}):
+        assert admin_client.post(where, broken).status_code == 404
+
+
+def test_all_that_match_a_search_and_a_spec_are_no_others(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    chosen, other = make_failure(), make_failure()
+    where = reverse("admin:pgembed_job_all", args=["dismiss"])
+    query = {"status": "failed", "spec": chosen.spec, "q": chosen.source_pk}
+
+    asked = operator.get(where, query)
+
+    assert "Dismiss 1 job?" in asked.content.decode()
+    assert said(operator.post(where, hidden(asked))) == "Dismissed 1."
+    assert list(Job.objects.filter(status="failed", settled_at=None)) == [other]
+
+
+def test_every_row_of_a_spec_is_embedded_anew_in_batches(
+    make_client: Callable[..., Client],
+    make_article: Callable[..., Article],
+    run_jobs: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 2)
+    for _ in range(3):
+        make_article()
+    run_jobs()
+    client = make_client("pgembed.view_job", "pgembed.operate_job")
+    where = reverse("admin:pgembed_job_all", args=["reembed"])
+
+    asked = client.get(where, {"scope": "rows", "spec": specs.of(Article)[0].key})
+    assert "Embed 3 rows anew?" in asked.content.decode()
+    first = client.post(where, hidden(asked))
+
+    assert said(client.post(where, hidden(first))) == "To be embedded anew 3."
+    assert Job.objects.filter(status="pending", kind="backfill").count() == 3
+    assert run_jobs() == 3
+    assert client.get(where, {"scope": "rows", "spec": "nonsense"}).status_code == 404
+
+
+def test_a_running_job_is_released_and_a_unit_embedded_anew(
+    make_client: Callable[..., Client], make_article: Callable[..., Article]
+) -> None:
+    make_article()
+    [held] = jobs.claim(
+        [specs.of(Article)[0].key], limit=1, worker_id=1, lease_seconds=60, using="default"
     )
-    assert act(operator, "dismiss", made[0].pk, where=where, select_across="1") == "Dismissed 1."
+    client = make_client("pgembed.view_job", "pgembed.operate_job")
+    page = text(client, f"{LIST}{held.id}/change/")
+    assert 'value="release"' in page
+    assert 'value="retry"' not in page
+
+    assert act(client, "release", held.id) == "Released 1."
+    assert act(client, "reembed", held.id) == "To be embedded anew 1."
+
+    assert set(LogEntry.objects.values_list("object_id", "change_message")) == {
+        (str(held.id), "Released 1."),
+        (str(held.id), "To be embedded anew 1."),
+    }
+
+
+# The history and the text
+
+
+def test_the_page_of_a_job_shows_each_try_and_the_size_of_the_text(
+    viewer: Client, make_failure: Callable[..., Job]
+) -> None:
+    Worker.objects.create(pk=1, host="host-1", pid=17, version="1")
+    job = make_failure(HOSTILE)
+    article = Article.objects.get(pk=job.source_pk)
+
+    page = text(viewer, detail(job))
+
+    assert page.count("&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;") == 2
+    assert "<td>host-1:17</td>" in page
+    size = len(article.title + article.contents)
+    for shown in (page, text(viewer, f"{LIST}?status=failed")):
+        assert f">{size}<" in shown
+
+
+def test_the_text_is_shown_only_to_those_who_may_view_the_row(
+    make_client: Callable[..., Client], make_failure: Callable[..., Job]
+) -> None:
+    job = make_failure()
+    contents = Article.objects.get(pk=job.source_pk).contents
+    on_own_site = reverse("operators:pgembed_job_change", args=[job.pk])
+
+    for where in (detail(job), on_own_site):
+        assert contents not in text(make_client("pgembed.view_job"), where)
+        assert contents in text(make_client("pgembed.view_job", "app.view_article"), where)
 
 
 # Spaces and workers

@@ -14,7 +14,7 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandParser
 
 from pgembed_django import checks, conf, decorator
-from pgembed_django.admin import JobAdmin
+from pgembed_django.admin.acts import ACTS
 from pgembed_django.models import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def test_the_permissions_that_the_docs_name_are_those_of_the_actions() -> None:
 
     for codename, _ in Job._meta.permissions:
         assert f"`pgembed.{codename}`" in text
-    assert {f"{action}_job" for action in JobAdmin.actions} <= dict(Job._meta.permissions).keys()
+    assert {f"{act.permission}_job" for act in ACTS.values()} == dict(Job._meta.permissions).keys()
 
 
 # The README

@@ -1,0 +1,186 @@
+"""What a person may do to jobs, and how it is counted, told and logged. No pages here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.contenttypes.models import ContentType
+from django.db import router
+from django.db.models import Q
+from django.db.models.functions import Now
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from pgembed_django import conf, jobs, reembedding, specs
+from pgembed_django.models import Job
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
+
+if TYPE_CHECKING:
+    from django.utils.functional import _StrPromise
+
+Counts = Mapping[str, int]
+"""How many jobs met which end, by the keys of ``PARTS``."""
+
+PARTS: dict[str, _StrPromise] = {
+    "retried": gettext_lazy("retried %d"),
+    "dismissed": gettext_lazy("dismissed %d"),
+    "reembedded": gettext_lazy("to be embedded anew %d"),
+    "released": gettext_lazy("released %d"),
+    "forward": gettext_lazy("brought forward %d"),
+    "failed": gettext_lazy("failed by it %d"),
+    "superseded": gettext_lazy("superseded by newer work %d"),
+    "gone": gettext_lazy("gone %d"),
+    "busy": gettext_lazy("locked by an open write %d (try again)"),
+    "others": gettext_lazy("left alone %d"),
+}
+NOTHING_DONE = ("gone", "busy", "others")
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing to do. ``run`` takes ids of jobs that are in ``condition``."""
+
+    permission: str
+    title: _StrPromise
+    question: _StrPromise
+    counts: str
+    condition: Q
+    run: Callable[[Sequence[int]], Counts]
+    explained: _StrPromise
+
+    def is_allowed(self, request: HttpRequest) -> bool:
+        """Tell whether the viewer may do it."""
+        return request.user.has_perm(f"pgembed.{self.permission}_job")
+
+
+def using() -> str:
+    """Return the database that everything here is read from and written to."""
+    return router.db_for_write(Job)
+
+
+def _retry(ids: Sequence[int]) -> Counts:
+    return asdict(jobs.retry_failed(ids, using=using()))
+
+
+def _dismiss(ids: Sequence[int]) -> Counts:
+    dismissed = jobs.dismiss(ids, using=using())
+    return {"dismissed": dismissed, "gone": len(ids) - dismissed}
+
+
+def _release(ids: Sequence[int]) -> Counts:
+    settings = conf.current()
+    return asdict(jobs.release_held(ids, max_crashes=settings.max_crashes, using=using()))
+
+
+def _reembed(ids: Sequence[int]) -> Counts:
+    counts: Counter[str] = Counter()
+    units = Job.objects.using(using()).filter(pk__in=ids).values_list("spec", "source_pk")
+    for key, source_pk in units:
+        spec = specs.get(key)
+        if spec is None:
+            counts["others"] += 1
+        else:
+            counts.update(reembed_rows(spec, [source_pk]))
+    counts["gone"] += len(ids) - sum(counts.values())
+    return counts
+
+
+def reembed_rows(spec: specs.Spec, source_pks: Iterable[str], kind: str | None = None) -> Counts:
+    """Let units of one spec be embedded anew, and count."""
+    done = reembedding.reembed(spec, source_pks, kind=kind or Job.Kind.MANUAL_RETRY, using=using())
+    return {"reembedded": done.enqueued, "busy": done.busy}
+
+
+ACTS = {
+    "retry": Act(
+        permission="retry",
+        title=gettext_lazy("Retry"),
+        question=gettext_lazy("Retry %(count)s?"),
+        counts="retried",
+        condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
+        run=_retry,
+        explained=gettext_lazy(
+            "Each gets a new job with no attempts spent. A unit that has newer work waiting has "
+            "that brought forward."
+        ),
+    ),
+    "dismiss": Act(
+        permission="dismiss",
+        title=gettext_lazy("Dismiss"),
+        question=gettext_lazy("Dismiss %(count)s?"),
+        counts="dismissed",
+        condition=OPEN_FAILURE,
+        run=_dismiss,
+        explained=gettext_lazy(
+            "They are no longer listed, and left alone for a week. A write to a row, or a retry, "
+            "starts it again."
+        ),
+    ),
+    "reembed": Act(
+        permission="operate",
+        title=gettext_lazy("Re-embed"),
+        question=gettext_lazy("Embed %(count)s anew?"),
+        counts="reembedded",
+        condition=Q(),
+        run=_reembed,
+        explained=gettext_lazy(
+            "Their text is sent to the provider though it has not changed. What is stored is "
+            "found until then."
+        ),
+    ),
+    "release": Act(
+        permission="operate",
+        title=gettext_lazy("Release"),
+        question=gettext_lazy("Take %(count)s from the worker?"),
+        counts="released",
+        condition=RUNNING,
+        run=_release,
+        explained=gettext_lazy(
+            "For a worker that is dead. A crash is counted, and they are next claimed alone. "
+            "What a worker brings that lives on after all is discarded."
+        ),
+    ),
+}
+
+
+def told(act: str, counts: Counts) -> str:
+    """Say exactly what happened: what was asked for always, the rest where there was any."""
+    first = ACTS[act].counts
+    parts = [first, *(key for key in PARTS if key != first and counts.get(key))]
+    text = ", ".join(str(PARTS[key]) % counts.get(key, 0) for key in parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def is_done(counts: Counts) -> bool:
+    """Tell whether anything was done at all."""
+    return any(count for key, count in counts.items() if key not in NOTHING_DONE)
+
+
+def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> None:
+    """Write it to the admin's log: one entry for each job, or one for what is no job."""
+    content_type = ContentType.objects.get_for_model(Job)
+    entries = (
+        [(None, about)] if isinstance(about, str) else [(str(job.pk), str(job)) for job in about]
+    )
+    LogEntry.objects.bulk_create(
+        LogEntry(
+            user_id=request.user.pk or 0,
+            content_type=content_type,
+            object_id=object_id,
+            object_repr=name[:200],
+            action_flag=CHANGE,
+            change_message=message,
+        )
+        for object_id, name in entries
+    )
+
+
+def numbered(count: int, *, is_bounded: bool = False) -> str:
+    """Return how many failures, or jobs, there are."""
+    text = f"{count:,}"
+    return _("more than %s") % text if is_bounded else text

@@ -1,0 +1,149 @@
+"""What the job pages show of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from pgembed_django.admin import acts, sources
+from pgembed_django.admin.reading import ReadOnlyAdmin
+from pgembed_django.models import Attempt, Job
+
+ERROR_CHARACTERS = 100
+HISTORY_LENGTH = 30
+TEXT_CHARACTERS = 500
+
+
+class JobColumns(ReadOnlyAdmin[Job]):
+    """The columns of the list, and the fields of the page of one job."""
+
+    @admin.display(description=gettext_lazy("unit"))
+    def unit(self, job: Job) -> str:
+        """What the job is about."""
+        return str(job)
+
+    @admin.display(description=gettext_lazy("status"))
+    def state(self, job: Job) -> str:
+        """The status, and what it is waiting for."""
+        status = job.get_status_display()
+        if job.settled_at is not None:
+            return _("%s, settled since") % status
+        named = {"status": status, "at": at(job.run_at)}
+        if job.status in (Job.Status.DISMISSED, Job.Status.FAILED):
+            is_parked = job.run_at > timezone.now()
+            return _("%(status)s, parked until %(at)s") % named if is_parked else status
+        if job.status == Job.Status.PENDING and job.run_at > timezone.now():
+            return _("%(status)s, not before %(at)s") % named
+        return status
+
+    @admin.display(description=gettext_lazy("last error"))
+    def error(self, job: Job) -> str:
+        """The beginning of the error."""
+        return Truncator(job.last_error).chars(ERROR_CHARACTERS)
+
+    @admin.display(description=gettext_lazy("created"))
+    def created(self, job: Job) -> str:
+        """The time of the write, or of whatever else asked for the job."""
+        return at(job.created_at)
+
+    @admin.display(description=gettext_lazy("finished"))
+    def finished(self, job: Job) -> str | None:
+        """When it succeeded or failed."""
+        return at(job.finished_at) if job.finished_at else None
+
+    @admin.display(description=gettext_lazy("last error"))
+    def full_error(self, job: Job) -> SafeString | str:
+        """The error as it is stored."""
+        return job.last_error and format_html('<pre class="pgembed-error">{}</pre>', job.last_error)
+
+    @admin.display(description=gettext_lazy("chunks embedded"))
+    def items(self, job: Job) -> str:
+        """Chunks done, of how many."""
+        return _("%(done)d of %(total)d") % {"done": job.items_done, "total": job.items_total}
+
+    @admin.display(description=gettext_lazy("worker"))
+    def worker(self, job: Job) -> str | None:
+        """The worker that holds the job, or that had it when it last failed."""
+        last = getattr(job, "pgembed_worker", None) or _workers([job]).get(_unit(job))
+        return f"#{job.worker_id}" if job.worker_id else last
+
+    @admin.display(description=gettext_lazy("characters"))
+    def size(self, job: Job) -> int | None:
+        """How long the text is, never what it says."""
+        if hasattr(job, "pgembed_size"):
+            size: int | None = job.pgembed_size
+            return size
+        return sources.sizes([job], using=acts.using()).get(_unit(job))
+
+    @admin.display(description=gettext_lazy("history"))
+    def history(self, job: Job) -> SafeString:
+        """The tries of the unit that ended in an error, newest first."""
+        found = Attempt.objects.using(acts.using()).filter(spec=job.spec, source_pk=job.source_pk)
+        context = {"attempts": found.order_by("-id")[:HISTORY_LENGTH]}
+        return SafeString(render_to_string("admin/pgembed/job/history.html", context))
+
+    def source_row(self, request: HttpRequest) -> Callable[[Job], SafeString | None]:
+        """Return the column with the link, for those who may view the row."""
+
+        @admin.display(description=gettext_lazy("source row"))
+        def source_row(job: Job) -> SafeString | None:
+            return sources.source_link(job, request=request, site=self.admin_site)
+
+        return source_row
+
+    def source_text(self, request: HttpRequest) -> Callable[[Job], SafeString | str]:
+        """Return the field with the beginning of the text, for those who may view the row."""
+
+        @admin.display(description=gettext_lazy("text"))
+        def source_text(job: Job) -> SafeString | str:
+            text = sources.text(job, request=request, site=self.admin_site, using=acts.using())
+            if text is None:
+                return _("Not shown: it needs the permission to view the source row.")
+            shown = Truncator(text).chars(TEXT_CHARACTERS)
+            return format_html('<pre class="pgembed-error">{}</pre>', shown)
+
+        return source_text
+
+
+def attach(found: list[Job]) -> None:
+    """Look up, for all rows of a page at once, what is not in the job table."""
+    sizes = sources.sizes(found, using=acts.using())
+    workers = _workers(found)
+    for job in found:
+        job.pgembed_size = sizes.get(_unit(job))  # type: ignore[attr-defined]
+        job.pgembed_worker = workers.get(_unit(job), "")  # type: ignore[attr-defined]
+
+
+def at(time: datetime) -> str:
+    """Return a time short enough for a column."""
+    local = timezone.localtime(time) if timezone.is_aware(time) else time
+    return date_format(local, "SHORT_DATETIME_FORMAT")
+
+
+def _unit(job: Job) -> tuple[str, str]:
+    return job.spec, job.source_pk
+
+
+def _workers(found: list[Job]) -> dict[Any, str]:
+    """Return which worker had each failed unit last."""
+    failed = [job for job in found if job.last_error]
+    if not failed:
+        return {}
+    attempts = Attempt.objects.using(acts.using()).filter(
+        spec__in={job.spec for job in failed}, source_pk__in={job.source_pk for job in failed}
+    )
+    # Of each unit the last one stays.
+    rows = attempts.order_by("id").values_list("spec", "source_pk", "worker")
+    return {(spec, source_pk): worker for spec, source_pk, worker in rows}

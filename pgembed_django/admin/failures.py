@@ -1,0 +1,57 @@
+"""The failures, grouped by kind of error: what fails, how often, since when, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+
+from pgembed_django import status
+from pgembed_django.admin import acts, bulk
+from pgembed_django.status import FailureKind
+
+if TYPE_CHECKING:
+    from pgembed_django.admin.jobs import JobAdmin
+
+
+def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
+    """Show each kind of error once, the most frequent first."""
+    if not model_admin.has_view_permission(request):
+        raise PermissionDenied
+    spec = request.GET.get("spec")
+    found = status.failure_kinds(using=acts.using(), specs=[spec] if spec else None)
+    context = {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.opts,
+        "title": _("Failures of %s") % spec if spec else _("Failures"),
+        "kinds": [_shown(model_admin, request, kind) for kind in found.kinds],
+        "is_whole": found.is_whole,
+    }
+    return TemplateResponse(request, "admin/pgembed/failures.html", context)
+
+
+def _shown(model_admin: JobAdmin, request: HttpRequest, kind: FailureKind) -> dict[str, Any]:
+    """Return a kind with its links. Those that do something lead to a page that asks."""
+    site = model_admin.admin_site.name
+    parameters = {"status": "failed", "spec": kind.spec, "signature": kind.signature}
+    jobs_url = reverse(f"{site}:pgembed_job_changelist")
+    return {
+        "spec": kind.spec,
+        "signature": kind.signature,
+        "number": str(kind.count),
+        "first_at": kind.first_at,
+        "last_at": kind.last_at,
+        "sample": kind.sample,
+        "sample_url": reverse(f"{site}:pgembed_job_change", args=[kind.sample_id]),
+        "jobs_url": f"{jobs_url}?{urlencode(parameters)}",
+        "acts": [
+            (name, acts.ACTS[name].title, bulk.url(model_admin, name, parameters))
+            for name in ("retry", "dismiss")
+            if acts.ACTS[name].is_allowed(request)
+        ],
+    }

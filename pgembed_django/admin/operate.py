@@ -1,0 +1,127 @@
+"""Pause, resume, probe a provider, release what a worker holds: the buttons of the overview."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from django.contrib import messages
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from pgembed_django import conf, jobs, providers, specs
+from pgembed_django.admin import acts
+from pgembed_django.models import Job, Pause
+from pgembed_django.providers import Probe
+
+if TYPE_CHECKING:
+    from pgembed_django.admin.jobs import JobAdmin
+
+PROBE_SECONDS = 5.0
+"""How long a person waits for a provider: its own time-out may be minutes."""
+
+MAX_RELEASED = 1000
+
+Said = tuple[int, str]
+
+
+def view(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse:
+    """Do one of ``VERBS`` to what ``name`` names, say what came of it, and go back."""
+    if verb not in VERBS:
+        raise Http404
+    if request.method != "POST":
+        return HttpResponseNotAllowed(["POST"])
+    if not (
+        model_admin.has_view_permission(request) and model_admin.has_operate_permission(request)
+    ):
+        raise PermissionDenied
+    name = request.POST.get("name", "")
+    level, said = VERBS[verb](request, name)
+    acts.log(request, said, about=name)
+    model_admin.message_user(request, said, level)
+    return HttpResponseRedirect(
+        reverse(f"{model_admin.admin_site.name}:app_list", args=["pgembed"])
+    )
+
+
+def _pause(request: HttpRequest, name: str) -> Said:
+    is_new = jobs.pause(_what(request, name), name, by=str(request.user), using=acts.using())
+    if is_new:
+        return messages.SUCCESS, _("Paused %s. Workers notice within ten seconds.") % name
+    return messages.WARNING, _("%s was paused already.") % name
+
+
+def _resume(request: HttpRequest, name: str) -> Said:
+    # Not only what this process knows: a pause of what is gone can be taken away too.
+    what = request.POST.get("what", "")
+    if what not in Pause.What.values:
+        raise Http404
+    if jobs.resume(what, name, using=acts.using()):
+        return messages.SUCCESS, _("Resumed %s. Workers notice within ten seconds.") % name
+    return messages.WARNING, _("%s was not paused.") % name
+
+
+def _probe(request: HttpRequest, name: str) -> Said:
+    if name not in conf.current().providers:
+        raise Http404
+    try:
+        provider = providers.get(name)
+    except ImproperlyConfigured as error:
+        return messages.ERROR, str(error)
+    probe = within(PROBE_SECONDS, provider.probe)
+    if probe is None:
+        return messages.ERROR, _("%(provider)s did not answer within %(seconds)d s.") % {
+            "provider": provider,
+            "seconds": PROBE_SECONDS,
+        }
+    if not probe.ok:
+        return messages.ERROR, f"{provider}: {probe.message}"
+    return messages.SUCCESS, _("%(provider)s answered in %(ms)d ms with %(width)d dimensions.") % {
+        "provider": provider,
+        "ms": probe.seconds * 1000,
+        "width": probe.width,
+    }
+
+
+def _release(request: HttpRequest, name: str) -> Said:
+    if not name.isdecimal():
+        raise Http404
+    held = Job.objects.using(acts.using()).filter(status=Job.Status.RUNNING, worker_id=int(name))
+    ids = list(held.order_by("pk").values_list("pk", flat=True)[:MAX_RELEASED])
+    counts = acts.ACTS["release"].run(ids)
+    return messages.SUCCESS if ids else messages.WARNING, acts.told("release", counts)
+
+
+def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:
+    """Return what a look has shown, or None where it takes longer. It is left to end by itself."""
+    found: list[Probe] = []
+    thread = threading.Thread(target=lambda: found.append(look()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def _what(request: HttpRequest, name: str) -> str:
+    what = request.POST.get("what")
+    if what == Pause.What.SPEC and specs.get(name):
+        return Pause.What.SPEC
+    if what == Pause.What.PROVIDER and name in conf.current().providers:
+        return Pause.What.PROVIDER
+    raise Http404
+
+
+VERBS: dict[str, Callable[[HttpRequest, str], Said]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "probe": _probe,
+    "release": _release,
+}

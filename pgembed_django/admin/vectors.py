@@ -1,0 +1,243 @@
+"""For the user's own ModelAdmin: is this row's vector fresh? With Retry, and a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import flatten_fieldsets, unquote
+from django.core.exceptions import PermissionDenied
+from django.db.models import (
+    Case,
+    CharField,
+    Exists,
+    F,
+    Model,
+    OuterRef,
+    Q,
+    QuerySet,
+    TextField,
+    Value,
+    When,
+)
+from django.db.models.functions import Cast
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from pgembed_django import specs
+from pgembed_django.admin import acts
+from pgembed_django.models import Job, Space
+from pgembed_django.models.job import OPEN_FAILURE
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = object
+
+MAX_SELECTED = 1000
+
+STATES = {
+    "fresh": gettext_lazy("fresh"),
+    "pending": gettext_lazy("pending"),
+    "failed": gettext_lazy("failed"),
+    "missing": gettext_lazy("no vectors yet"),
+    "outside": gettext_lazy("not embedded"),
+}
+
+
+class VectorsFilter(admin.SimpleListFilter):
+    """By the state of the rows' vectors."""
+
+    title = gettext_lazy("vectors")
+    parameter_name = "vectors"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the states."""
+        return list(STATES.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows in the chosen state."""
+        if self.value() not in STATES:
+            return queryset
+        return queryset.filter(pgembed_state=self.value())
+
+
+class VectorsMixin(ModelAdmin):
+    """Shows on a source row's page and list whether its vectors are fresh, pending or failed.
+
+    Put it before ``ModelAdmin``. The list gets a column, a filter and the action *Retry*;
+    the page of a row a line with a button.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.actions = [*(self.actions or ()), "pgembed_retry"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows with the state of their vectors."""
+        rows: QuerySet[Any] = super().get_queryset(request)
+        annotated: QuerySet[Any] = rows.annotate(pgembed_state=state_of(self.model))
+        return annotated
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        """Add the column."""
+        return (*super().get_list_display(request), "vectors")
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        """Add the filter."""
+        return (*super().get_list_filter(request), VectorsFilter)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Add the line of a row's page."""
+        return (*super().get_readonly_fields(request, obj), self._vectors_field(request))
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        """Add the line where the fields are listed by hand."""
+        fieldsets: Any = super().get_fieldsets(request, obj)
+        line: Any = self._vectors_field(request)
+        if line in flatten_fieldsets(fieldsets):
+            return fieldsets
+        return [*fieldsets, (None, {"fields": [line]})]
+
+    def has_pgembed_retry_permission(self, request: HttpRequest) -> bool:
+        """Tell whether the viewer may start failed units afresh."""
+        return acts.ACTS["retry"].is_allowed(request)
+
+    @admin.action(
+        permissions=["pgembed_retry"],
+        description=gettext_lazy("Retry embedding selected %(verbose_name_plural)s"),
+    )
+    def pgembed_retry(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Retry the units of the selected rows."""
+        pks = list(queryset.order_by("pk").values_list("pk", flat=True)[: MAX_SELECTED + 1])
+        if len(pks) > MAX_SELECTED:
+            said = _("These are more than %d rows. Nothing was done: use the job list for so many.")
+            self.message_user(request, said % MAX_SELECTED, messages.WARNING)
+        else:
+            _retry_rows(self, request, pks)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the address of the button."""
+        info = self.model._meta.app_label, self.model._meta.model_name
+        retry = path(
+            "<path:object_id>/pgembed-retry/",
+            self.admin_site.admin_view(self.pgembed_retry_view),
+            name="{}_{}_pgembed_retry".format(*info),
+        )
+        return [retry, *super().get_urls()]
+
+    @admin.display(description=gettext_lazy("vectors"))
+    def vectors(self, row: Any) -> SafeString:
+        """The state, worded."""
+        state = getattr(row, "pgembed_state", None) or "missing"
+        return format_html('<span class="pgembed-state pgembed-{}">{}</span>', state, STATES[state])
+
+    def _vectors_field(self, request: HttpRequest) -> Callable[[Any], SafeString | str]:
+        """Return the line of a row's page. It has a button for those who may use it."""
+        if hasattr(request, "pgembed_vectors_field"):
+            known: Callable[[Any], SafeString | str] = request.pgembed_vectors_field
+            return known
+
+        @admin.display(description=gettext_lazy("vectors"))
+        def vectors_field(row: Any) -> SafeString | str:
+            if row is None or row.pk is None:
+                return "-"
+            state = self.vectors(row)
+            if getattr(row, "pgembed_state", "") not in ("failed", "pending"):
+                return state
+            errors = _failures(type(row), [row.pk]).values_list("last_error")
+            button = self._button(row) if acts.ACTS["retry"].is_allowed(request) else ""
+            shown = format_html_join("", '<pre class="pgembed-error">{}</pre>', errors)
+            return format_html("{} {}{}", state, button, shown)
+
+        request.pgembed_vectors_field = vectors_field  # type: ignore[attr-defined]
+        return vectors_field
+
+    def _button(self, row: Any) -> SafeString:
+        """Send the form to another address: what is being edited is not saved by it."""
+        name = f"{row._meta.app_label}_{row._meta.model_name}_pgembed_retry"
+        return format_html(
+            '<button type="submit" class="button" formnovalidate formaction="{}">{}</button>',
+            reverse(f"{self.admin_site.name}:{name}", args=[admin.utils.quote(row.pk)]),
+            _("Retry embedding"),
+        )
+
+    def pgembed_retry_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        """Retry one row's unit, and go back to its page."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not (self.has_view_permission(request) and acts.ACTS["retry"].is_allowed(request)):
+            raise PermissionDenied
+        row = self.get_object(request, unquote(object_id))
+        if row is None:
+            raise Http404
+        _retry_rows(self, request, [row.pk])
+        return HttpResponseRedirect(request.path.removesuffix("pgembed-retry/") + "change/")
+
+
+def state_of(model: type[Model]) -> Case:
+    """Return the worst state of a row's units, as an expression on the outer row."""
+    declared = specs.of(model)
+    outer = Cast(OuterRef("pk"), TextField())
+    units = Job.objects.filter(spec__in=[spec.key for spec in declared], source_pk=outer)
+    matches = reduce(or_, (spec.when or Q(pk__isnull=False) for spec in declared))
+    fresh = reduce(and_, (_is_fresh(spec) for spec in declared))
+    return Case(
+        When(Exists(units.filter(OPEN_FAILURE)), then=Value("failed")),
+        When(~matches, then=Value("outside")),
+        When(Exists(units.filter(status__in=["pending", "running"])), then=Value("pending")),
+        When(fresh, then=Value("fresh")),
+        default=Value("missing"),
+        output_field=CharField(),
+    )
+
+
+def _is_fresh(spec: specs.Spec) -> Q:
+    """Tell whether a search would find the outer row: its vector there, or its text empty."""
+    chunks = spec.embedding_model._base_manager.filter(
+        Q(embedding__isnull=False) | Q(end_offset=F("start_offset")),
+        source_id=OuterRef("pk"),
+        space__spec=spec.key,
+        space__state=Space.State.ACTIVE,
+        position=0,
+    )
+    return Q(Exists(chunks))
+
+
+def _failures(model: type[Model], pks: list[Any]) -> QuerySet[Job]:
+    keys = [spec.key for spec in specs.of(model)]
+    units = Job.objects.using(acts.using()).filter(spec__in=keys)
+    return units.filter(OPEN_FAILURE, source_pk__in=_as_text(model, pks))
+
+
+def _as_text(model: type[Model], pks: list[Any]) -> list[str]:
+    """Return keys as Postgres prints them, which is how jobs name them."""
+    rows = model._base_manager.using(acts.using()).filter(pk__in=pks).order_by()
+    return list(rows.values_list(Cast("pk", TextField()), flat=True))
+
+
+def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
+    """Retry what has failed of these rows, bring forward what waits, and say what happened."""
+    keys = [spec.key for spec in specs.of(model_admin.model)]
+    units = Job.objects.using(acts.using()).filter(
+        spec__in=keys, source_pk__in=_as_text(model_admin.model, pks)
+    )
+    found = list(units.filter(acts.ACTS["retry"].condition))
+    counts = acts.ACTS["retry"].run([job.pk for job in found])
+    said = acts.told("retry", counts)
+    acts.log(request, said, about=found)
+    level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
+    model_admin.message_user(request, said, level)

@@ -1,0 +1,39 @@
+"use strict";
+
+// Goes on with a long run by itself, and keeps the overview fresh. Everything works without.
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelector("form[data-pgembed-continue]")?.requestSubmit();
+
+  const live = document.querySelector("[data-pgembed-refresh]");
+  if (!live) {
+    return;
+  }
+  const seconds = Number(live.dataset.pgembedRefresh);
+
+  async function refresh() {
+    const isReading =
+      document.hidden ||
+      live.contains(document.activeElement) ||
+      (getSelection().type === "Range" && live.contains(getSelection().anchorNode));
+    if (isReading) {
+      // What a person is at is not taken away from under their hands.
+      return;
+    }
+    const response = await fetch(location.href, { headers: { Accept: "text/html" } });
+    if (!response.ok || response.redirected) {
+      return;
+    }
+    const page = new DOMParser().parseFromString(await response.text(), "text/html");
+    const next = page.querySelector("[data-pgembed-refresh]");
+    if (!next) {
+      return;
+    }
+    for (const open of live.querySelectorAll("details[open][id]")) {
+      next.querySelector(`#${open.id}`)?.setAttribute("open", "");
+    }
+    // The heights of sections hardly change, and the browser anchors the scroll position.
+    live.replaceChildren(...next.childNodes);
+  }
+
+  setInterval(() => refresh().catch(() => {}), seconds * 1000);
+});

@@ -1,0 +1,195 @@
+"""The mixin for the users' own admin: the state of a row's vectors, Retry, a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import path, reverse
+
+from pgembed_django import jobs, specs
+from pgembed_django.admin import VectorsMixin
+from pgembed_django.admin import vectors as pages
+from pgembed_django.models import Job
+from tests.app.models import Article, Page, Product
+from tests.conftest import embedded_text
+from tests.db.conftest import claim
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+class RowAdmin(VectorsMixin, admin.ModelAdmin):
+    pass
+
+
+class OwnFieldsAdmin(VectorsMixin, admin.ModelAdmin):
+    fields = ("slug", "body")
+    actions = ("shout",)
+
+    @admin.action
+    def shout(self, request, queryset):
+        pass
+
+
+editors = AdminSite(name="editors")
+editors.register([Article, Product], RowAdmin)
+editors.register(Page, OwnFieldsAdmin)
+
+urlpatterns = [path("admin/", admin.site.urls), path("editors/", editors.urls)]
+LIST = "/editors/app/article/"
+
+
+@pytest.fixture
+def editor() -> Client:
+    """May edit rows and retry their units, and nothing else."""
+    user = User.objects.create_user("editor", is_staff=True)
+    for label in ("change_article", "view_page", "retry_job"):
+        user.user_permissions.add(Permission.objects.get(codename=label))
+    client = Client()
+    client.force_login(user)
+    return client
+
+
+def fail(article: Article, error: str = "<b>too bad</b>") -> Job:
+    [held] = [held for held in claim() if held.source_pk == str(article.pk)]
+    assert jobs.fail(held, error, using="default") == "failed"
+    return Job.objects.get(pk=held.id)
+
+
+def states(client: Client, query: str = "") -> dict[str, str]:
+    found = client.get(f"{LIST}?{query}").context["cl"].result_list
+    return {row.title: row.pgembed_state for row in found}
+
+
+def text(client: Client, where: str) -> str:
+    response = client.get(where)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_the_list_shows_and_filters_the_state_of_each_row(
+    admin_client: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    make_article(title="fresh")
+    make_article(title="empty", contents="")
+    run_jobs()
+    fail(make_article(title="failed"))
+    make_article(title="draft", published_time=None)
+    make_article(title="missing")
+    Job.objects.filter(status="pending").delete()
+    make_article(title="pending")
+
+    expected = {
+        "fresh": "fresh",
+        "empty": "fresh",
+        "failed": "failed",
+        "draft": "outside",
+        "missing": "missing",
+        "pending": "pending",
+    }
+    assert states(admin_client) == expected
+    for state in pages.STATES:
+        shown = {title for title, of in expected.items() if of == state}
+        assert states(admin_client, f"vectors={state}").keys() == shown
+    assert states(admin_client, "vectors=nonsense") == expected
+
+
+def test_a_list_takes_no_query_for_each_row(
+    admin_client: Client, make_article: Callable[..., Article]
+) -> None:
+    for _ in range(20):
+        make_article()
+
+    with CaptureQueriesContext(connection) as queries:
+        text(admin_client, LIST)
+
+    assert len(queries) <= 6
+
+
+def test_a_model_that_is_decorated_twice_shows_its_worst_state(
+    admin_client: Client, run_jobs: Callable[[], int]
+) -> None:
+    Product.objects.create(title="lamp")
+    run_jobs()
+    Product.objects.update(title="lamp, new")
+    for held in claim():
+        if held.spec == specs.of(Product)[0].key:
+            jobs.fail(held, "too bad", using="default")
+
+    shown = text(admin_client, "/editors/app/product/")
+
+    assert ">failed</span>" in shown
+
+
+def test_a_rows_page_shows_the_error_and_retries(
+    editor: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    article = make_article(title="old")
+    job = fail(article)
+    where = f"{LIST}{article.pk}/change/"
+    assert "&lt;b&gt;too bad&lt;/b&gt;" in text(editor, where)
+    button = reverse("editors:app_article_pgembed_retry", args=[article.pk])
+    assert f'formaction="{button}"' in text(editor, where)
+
+    # The form is sent along, and not saved.
+    response = editor.post(button, {"title": "edited"})
+
+    assert (response.status_code, response["Location"]) == (302, where)
+    assert str(list(get_messages(response.wsgi_request))[-1]) == "Retried 1."
+    assert LogEntry.objects.get().object_id == str(job.pk)
+    run_jobs()
+    assert "old" in (embedded_text(article) or "")
+    assert ">fresh</span>" in text(editor, where)
+
+
+def test_the_button_needs_the_permission_to_retry_and_to_see_the_row(
+    editor: Client, make_article: Callable[..., Article]
+) -> None:
+    article = make_article()
+    fail(article)
+    button = reverse("editors:app_article_pgembed_retry", args=[article.pk])
+    assert editor.get(button).status_code == 405
+    assert editor.post(reverse("editors:app_article_pgembed_retry", args=[0])).status_code == 404
+    User.objects.get().user_permissions.remove(Permission.objects.get(codename="retry_job"))
+
+    assert editor.post(button).status_code == 403
+    assert button not in text(editor, f"{LIST}{article.pk}/change/")
+    assert "pgembed_retry" not in text(editor, LIST)
+
+
+def test_selected_rows_are_retried_up_to_a_bound(
+    editor: Client, make_article: Callable[..., Article], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, other = make_article(), make_article()
+    fail(failed)
+    Job.objects.filter(status="running").delete()
+    selected = {"action": "pgembed_retry", "_selected_action": [failed.pk, other.pk]}
+
+    def act() -> str:
+        response = editor.post(LIST, selected)
+        return str(list(get_messages(response.wsgi_request))[-1])
+
+    monkeypatch.setattr(pages, "MAX_SELECTED", 1)
+    assert act().startswith("These are more than 1 rows. Nothing was done")
+    monkeypatch.undo()
+    assert act() == "Retried 1."
+
+
+def test_a_key_with_strange_signs_and_a_new_row_have_their_pages(admin_client: Client) -> None:
+    page = Page.objects.create(slug="a/b_c?d#e", body="text")
+    quoted = admin.utils.quote(page.pk)
+
+    assert ">pending</span>" in text(admin_client, f"/editors/app/page/{quoted}/change/")
+    button = reverse("editors:app_page_pgembed_retry", args=[quoted])
+    assert 'value="shout"' in text(admin_client, "/editors/app/page/")
+    response = admin_client.post(button)
+    assert response["Location"] == f"/editors/app/page/{quoted}/change/"
+    assert admin_client.get("/editors/app/page/add/").status_code == 200
