@@ -70,6 +70,7 @@ def database() -> Iterator[Postgres]:
         else:
             del os.environ["DATABASE_URL"]
             embedded.cleanup()
+            embedded.pgdata.parent.rmdir()
 
 
 def _embedded() -> Any:

@@ -18,6 +18,9 @@ from typing import Any
 from benchmarks import postgres
 from benchmarks.soak import faults, processes, repeats, server
 
+LOOK_SECONDS = 1.0
+"""How often a snapshot is looked at under fire."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the soak can be told."""
@@ -101,16 +104,18 @@ def _soak(
     writers = processes.Writers(
         options.writers, seed=options.seed, deadline=started + options.seconds
     )
+    # Our models load only where Django is set up.
+    from benchmarks.soak import quiet, report, snapshots
+
+    seen = snapshots.Snapshots()
     while (now := time.monotonic() - started) < options.seconds:
         fire.run_due(now)
         workers.tend()
+        if now > seen.looks * LOOK_SECONDS:
+            seen.look()
         time.sleep(0.05)
     fire.end()
     written = writers.results()
-
-    # Our models load only where Django is set up.
-    from benchmarks.soak import quiet, report
-
     (workers.folder / "events.log").write_text("\n".join(map(str, fired)))
     (workers.folder / "blows.log").write_text(
         "\n".join(
@@ -137,12 +142,14 @@ def _soak(
         "rows written": sum(one.rows for one in written),
         "texts embedded": len(deliveries),
         "texts embedded again after a blow": repeated.explained,
+        "snapshots looked at": seen.looks,
         "workers started": workers.started,
         **{f"fault: {what}": times for what, times in sorted(fire.happened.items())},
     }
     return report.tell(
         figures,
         {
+            "not at work, and not fresh, while under fire": sorted(seen.found),
             **report.findings(),
             "writer errors that are our fault": report.of_writers(
                 error for one in written for error in one.errors

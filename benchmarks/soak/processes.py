@@ -101,6 +101,7 @@ class Worker:
     """What was done to it that ends it, and when."""
     ending_since: float = 0.0
     stops: int = 0
+    is_killed: bool = False
     started: float = field(default_factory=time.monotonic)
 
 
@@ -134,7 +135,8 @@ class Workers:
         now = time.monotonic()
         if number in (signal.SIGKILL, signal.SIGTERM):
             worker.ending, worker.ending_since = number.name, worker.ending_since or now
-            worker.stops += 1
+            worker.stops += number == signal.SIGTERM
+            worker.is_killed |= number == signal.SIGKILL
         elif number == signal.SIGSTOP:
             # Until further notice.
             self.blows.append(Blow(worker.name, "SIGSTOP", now, float("inf")))
@@ -184,11 +186,10 @@ class Workers:
         if not has_begun and now - worker.started < START_SECONDS:
             return  # killed on its way, or it found no database: a supervisor starts another
         # One that is told to stop once more, after it has ended its work, ends like any program.
-        asked_for = {
-            "SIGKILL": {-signal.SIGKILL, 0},
-            "SIGTERM": {0, -signal.SIGTERM} if worker.stops > 1 else {0},
-        }
-        if code not in asked_for.get(worker.ending, ()):
+        asked_for = {0} if worker.stops else set()
+        asked_for |= {-signal.SIGTERM} if worker.stops > 1 else set()
+        asked_for |= {-signal.SIGKILL} if worker.is_killed else set()
+        if code not in asked_for:
             lines = worker.log.read_text(errors="replace").splitlines()[-12:]
             asked = f" after {worker.ending}" if worker.ending else ""
             self.deaths.append("\n    ".join([f"{worker.name}: status {code}{asked}", *lines]))

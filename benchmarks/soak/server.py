@@ -24,6 +24,9 @@ WORKER_HEADER = "X-Soak-Worker"
 TIMEOUT_SECONDS = 2.0
 """How long the workers wait for an answer."""
 
+USUAL_SECONDS = (0.01, 0.15)
+"""How long an answer takes, drawn: slow enough for a backlog that writers can meet."""
+
 TROUBLES = ("slow", "too slow", "429", "500", "503", "reset", "reset late")
 """What can come over a single request. ``mixed`` draws one, or none, for each."""
 
@@ -137,8 +140,11 @@ class _Handler(BaseHTTPRequestHandler):
         started = time.monotonic()
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
         trouble = self.state.trouble()
-        if trouble in ("slow", "too slow"):
-            time.sleep(self.state.random.uniform(0.1, 0.8) if trouble == "slow" else 2.5)
+        if trouble == "too slow":
+            time.sleep(TIMEOUT_SECONDS + 0.5)
+        else:
+            times = 4 if trouble == "slow" else 1
+            time.sleep(times * self.state.random.uniform(*USUAL_SECONDS))
         if trouble == "429":
             self._give(429, {"error": "too many requests"}, **{"Retry-After": "1"})
         elif trouble in ("500", "503"):

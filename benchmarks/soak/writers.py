@@ -20,6 +20,10 @@ from benchmarks.soak import actions, pages
 HOT = -1
 """The key of a row that everybody writes all the time."""
 
+WARM_ROWS = 50
+WARM_SHARE = 0.5
+"""So many rows take so much of the writes: they are written again while they are pending."""
+
 ROWS_KEPT = 3000
 HOT_SHARE = 0.4
 TRUNCATE_SHARE = 0.012
@@ -30,7 +34,7 @@ REPEATABLE_READ_SHARE = 0.2
 SIZES = ((0.75, 1, 1), (0.92, 2, 10), (0.99, 20, 150), (1.0, 1000, 2000))
 """How many rows a transaction takes of a table: up to this share, from, to."""
 
-PAUSES = ((0.80, 0.0), (0.95, 0.05), (0.99, 0.5), (1.0, 3.0))
+PAUSES = ((0.5, 0.0), (0.8, 0.05), (0.98, 0.4), (1.0, 3.0))
 """How long a transaction stays open in between: up to this share, at most so many seconds."""
 
 BREATH_SECONDS = 0.03
@@ -149,7 +153,11 @@ class Writer:
     def _take(self, model: Any, size: int) -> list[Any]:
         """Lock rows that are there, in key order."""
         others = model._base_manager.exclude(pk=HOT) if model is Article else model._base_manager
-        keys = list(others.order_by("?").values_list("pk", flat=True)[:size])
+        if self.draw.random() < WARM_SHARE:
+            first = list(others.order_by("pk").values_list("pk", flat=True)[:WARM_ROWS])
+            keys = self.draw.sample(first, min(size, len(first)))
+        else:
+            keys = list(others.order_by("?").values_list("pk", flat=True)[:size])
         return list(model._base_manager.filter(pk__in=keys).order_by("pk").select_for_update())
 
     def _size(self) -> int:

@@ -1,0 +1,61 @@
+"""What holds at every moment, also under fire: looked at in one snapshot of the database.
+
+A trigger enqueues in the writer's own transaction, and vectors and completion commit
+together. So whoever looks sees each row fresh, at work or failed, and vectors of other rows
+only where a job is about to clean up. Unlike the state in the end, which later writes to the
+same row have mended, this finds each single write that was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+from django.db import Error, connection, transaction
+
+from pgembed_django import specs
+from pgembed_django.models import Job
+from pgembed_django.specs import Spec
+
+
+class Snapshots:
+    """Looks again and again. ``found`` holds what was wrong, once each."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.found: set[str] = set()
+
+    def look(self) -> None:
+        """Look once, on a connection of its own: it may be terminated like all others."""
+        try:
+            with transaction.atomic():
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                found = {finding for spec in specs.all() for finding in _wrong(spec)}
+            self.found |= found
+            self.looks += 1
+        except Error:
+            """Under fire. There will be another look."""
+        finally:
+            with contextlib.suppress(Error):
+                connection.close()
+
+
+def _wrong(spec: Spec) -> Iterator[str]:
+    jobs = Job.objects.filter(spec=spec.key)
+    units = jobs.filter(status__in=["pending", "running"]) | jobs.filter(
+        status="failed", settled_at=None
+    )
+    at_work = set(units.values_list("source_pk", flat=True))
+    stored = defaultdict(set)
+    chunks = spec.embedding_model._base_manager.filter(embedding__isnull=False)
+    for source_pk, digest in chunks.values_list("source_id", "text_digest"):
+        stored[source_pk].add(bytes(digest))
+    rows = {row.pk: spec.text_digest(spec.text_of(row)) for row in spec.rows()}
+    for source_pk, digest in rows.items():
+        if str(source_pk) not in at_work and stored[source_pk] != {digest}:
+            yield f"{spec.key} {source_pk} is {'stale' if stored[source_pk] else 'lost'}"
+    for source_pk, digests in stored.items():
+        if digests and source_pk not in rows and str(source_pk) not in at_work:
+            yield f"{spec.key} {source_pk} has vectors and no row"
