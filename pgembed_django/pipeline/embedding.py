@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,18 +9,16 @@ from collections.abc import Callable, Iterable
 from pgembed_django import spaces
 from pgembed_django.exceptions import (
     InputRefused,
-    ProviderError,
     ProviderLost,
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
+from pgembed_django.pipeline import batches
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Part, Request, Unit
 from pgembed_django.pool import Pool
 from pgembed_django.providers.base import Embedded
-
-logger = logging.getLogger("pgembed_django")
 
 
 class Embedding:
@@ -177,7 +174,7 @@ class Embedding:
                 and request.part in request.unit.parts
                 and request.part not in failed
             ):
-                if requests and not _go_together(requests[0].unit, request.unit):
+                if requests and not batches.go_together(requests[0], request):
                     break
                 if tokens is not None:
                     tokens -= pool.provider.weigh_document(request.chunk.text)
@@ -199,7 +196,7 @@ class Embedding:
     def _take(self, batch: Batch) -> None:
         batch.pool.take(batch.future)
         self._rationing.settle(batch.pool)
-        for request, outcome in zip(batch.requests, _outcomes(batch), strict=True):
+        for request, outcome in zip(batch.requests, batches.outcomes(batch), strict=True):
             unit, part = request.unit, request.part
             if unit not in self.holding or part not in unit.parts:
                 continue  # lost, or ended by another of its chunks
@@ -210,7 +207,7 @@ class Embedding:
                     self.to_stage.append((unit, part))
             else:
                 self._failures.append(Failure(unit, part, batch.pool, outcome))
-        self._log(batch)
+        batches.log(batch, seconds=self._clock() - batch.started)
 
     def _settle_failures(self) -> None:
         """End the units whose chunks have failed, each when nothing of it is in flight any more.
@@ -248,38 +245,3 @@ class Embedding:
         self.holding.fail(
             unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
         )
-
-    def _log(self, batch: Batch) -> None:
-        pool = batch.pool
-        if not batch.requests and not pool.paused_seconds:
-            logger.info("Provider %s answers again", pool.provider.alias)
-        elif pool.is_down:
-            logger.warning(
-                "Provider %s is paused for %.1f s: %s",
-                pool.provider.alias,
-                pool.paused_seconds,
-                pool.reason,
-            )
-        else:
-            logger.info(
-                "Embedded %d chunks of %d rows in %.0f ms with %s",
-                len(batch.requests),
-                len({request.unit for request in batch.requests}),
-                (self._clock() - batch.started) * 1000,
-                pool.provider,
-            )
-
-
-def _go_together(one: Unit, other: Unit) -> bool:
-    """Tell whether the units may share a request. A doubtful one shares with nobody."""
-    return one is other or not (one.is_doubtful or other.is_doubtful)
-
-
-def _outcomes(batch: Batch) -> list[Embedded | ProviderError]:
-    """Return one outcome for each request: what a whole batch died of is each one's own."""
-    error = batch.future.exception()
-    if error is None:
-        return batch.future.result()
-    if not isinstance(error, ProviderError):
-        error = ProviderError(f"{type(error).__name__}: {error}")
-    return [error] * len(batch.requests)

@@ -13,9 +13,10 @@ from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import cutting, probes, vectors
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
+from pgembed_django.providers.pieces import embed_halved
 from pgembed_django.providers.probes import Probe
-from pgembed_django.providers.sift import Embedded, Sift
-from pgembed_django.providers.vectors import Vector, Vectors
+from pgembed_django.providers.sift import Sift
+from pgembed_django.providers.vectors import Embedded, Vector, Vectors
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
@@ -41,7 +42,7 @@ class Provider(Options):
         batch_size: int = 32,
         max_tokens_per_batch: int | None = None,
         max_input_tokens: int | None = None,
-        too_long: Literal["cut", "refuse"] = "cut",
+        too_long: Literal["cut", "split", "refuse"] = "cut",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alias = alias
@@ -56,8 +57,8 @@ class Provider(Options):
         self._max_input_tokens = max_input_tokens and self.whole(
             "max_input_tokens", max_input_tokens
         )
-        if too_long not in ("cut", "refuse"):
-            raise self.wrong("too_long", too_long, 'Set it to "cut" or "refuse"')
+        if too_long not in ("cut", "split", "refuse"):
+            raise self.wrong("too_long", too_long, 'Set it to "cut", "split" or "refuse"')
         self.too_long = too_long
         self.clock = clock
         self.token_pace = Pace(clock)
@@ -109,7 +110,8 @@ class Provider(Options):
         Raises:
             ProviderUnavailable: no text could be embedded or blamed. Nothing is to be charged.
         """
-        return Sift(self, texts).run(ask_first=ask_first)
+        outcomes = Sift(self, texts).run(ask_first=ask_first)
+        return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
         """Return the vector of what somebody searches for. Asks once, and is not retried.

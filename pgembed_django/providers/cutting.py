@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 MAX_CUTS: Final = 12
@@ -31,6 +32,27 @@ def cut(text: str, *, characters: int) -> str:
         if end > characters * 3 // 4:
             start = start[:end]
     return start.rstrip() or start
+
+
+def halves(text: str) -> tuple[str, str]:
+    """Return the text in two parts of some characters each, with whole words where it has any."""
+    first = cut(text, characters=max(1, len(text) * 4 // 7))
+    rest = text[len(first) :]
+    return first, rest.strip() or rest
+
+
+def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> str:
+    """Return the start of ``text`` that has at most ``limit`` tokens.
+
+    Where they cannot be counted (None), as many as no language has more of.
+    """
+    characters = limit * 12
+    while True:
+        text = cut(text, characters=characters)
+        counted = count(text)
+        if counted is None or counted <= limit or characters == 1:
+            return text
+        characters = max(1, min(len(text) - 1, len(text) * limit // counted))
 
 
 def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:

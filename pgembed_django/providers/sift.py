@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import ceil, log2
 from typing import TYPE_CHECKING, Final
 
@@ -23,21 +22,13 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import cutting
+from pgembed_django.providers.vectors import Embedded
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
-    from pgembed_django.providers.vectors import Vector
 
 MAX_TIMEOUTS: Final = 4
 """Each one costs a whole time-out. The rest of the texts are given back after as many."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Embedded:
-    """A text's vector, and whether only the start of the text fitted the model."""
-
-    vector: Vector = field(repr=False)
-    was_cut: bool = False
 
 
 class Sift:
@@ -84,9 +75,9 @@ class Sift:
 
     def _leave(self, outage: ProviderUnavailable) -> None:
         """Give back what is not settled. What the provider had when it went down is told apart."""
-        lost, left = _as(ProviderLost, outage), _as(ProviderUnavailable, outage)
         for index in range(len(self._texts)):
-            self._outcomes.setdefault(index, lost if index in self._in_doubt else left)
+            kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
+            self._outcomes.setdefault(index, _as(kind, outage))
 
     def _worth_sending(self) -> list[int]:
         """Refuse the empty texts, and cut those that are known not to fit."""
@@ -104,25 +95,19 @@ class Sift:
         Without a tokenizer only a text that no language fits into the limit is cut
         here; the others are left to the server, which knows.
         """
-        provider = self._provider
-        text = self._texts[index]
+        provider, text = self._provider, self._texts[index]
         prefix = provider.document_prefix
         counted = provider.count_tokens(prefix + text)
         if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
             return
-        if provider.too_long == "refuse":
+        if provider.too_long != "cut":
             self._outcomes[index] = InputTooLong(
                 f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
             )
             return
-        characters = limit * 12
-        while True:
-            text = cutting.cut(text, characters=characters)
-            counted = provider.count_tokens(prefix + text)
-            if counted is None or counted <= limit or characters == 1:
-                break
-            characters = max(1, min(len(text) - 1, len(text) * limit // counted))
-        self._texts[index] = text
+        self._texts[index] = cutting.to_tokens(
+            text, limit=limit, count=lambda start: provider.count_tokens(prefix + start)
+        )
         self._cuts[index] = 1
 
     def _fitting(self, group: list[int]) -> int:
@@ -262,5 +247,4 @@ def _as(kind: type[ProviderUnavailable], outage: ProviderUnavailable) -> Provide
 
 
 def _halves(group: list[int]) -> list[list[int]]:
-    middle = len(group) // 2
-    return [group[:middle], group[middle:]]
+    return [group[: len(group) // 2], group[len(group) // 2 :]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,14 @@ Vector = npt.NDArray[np.float32]
 
 Vectors = npt.NDArray[np.float32]
 """Shape: ``(number of texts, dimensions)``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """A text's vector, and whether the text did not fit the model as a whole."""
+
+    vector: Vector = field(repr=False)
+    was_cut: bool = False
 
 
 def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:

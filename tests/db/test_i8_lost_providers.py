@@ -14,6 +14,7 @@ from pgembed_django import conf, jobs, providers, spaces, specs
 from pgembed_django.models import Job
 from pgembed_django.pipeline import Pipeline
 from tests import played
+from tests.app.models import ArticleEmbedding
 from tests.conftest import embedded_text
 
 pytestmark = pytest.mark.django_db
@@ -289,3 +290,17 @@ def test_doubt_does_not_outlive_a_persons_retry(make_article):
     jobs.retry_failed([claim.id], using="default")
 
     assert Job.objects.get(status="pending").outages == 0
+
+
+def test_what_was_cut_is_seen_in_the_row_and_in_the_log(server, make_article, run_jobs, caplog):
+    server.context = 40
+    make_article(title="Fits", contents="")
+    long = make_article(title="Does not", contents="word " * 30)
+
+    with caplog.at_level("WARNING", logger="pgembed_django"):
+        run_jobs()
+
+    cut = ArticleEmbedding.objects.filter(was_cut=True)
+    assert {row.source_id for row in cut} == {long.pk}
+    assert f"for example app.ArticleEmbedding {long.pk}" in caplog.text
+    assert "word" not in caplog.text

@@ -1,0 +1,68 @@
+"""Embed a text that does not fit in pieces, whose mean stands for the whole of it.
+
+For ``too_long="split"``. The pieces weigh by their length, as OpenAI's cookbook does it
+("Embedding texts that are longer than the model's maximum context length").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderLost, ProviderUnavailable
+from pgembed_django.providers import cutting
+from pgembed_django.providers.sift import Sift
+from pgembed_django.providers.vectors import Embedded, Vector
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+
+MAX_HALVINGS: Final = 8
+"""A text that does not fit in 256 pieces is refused."""
+
+Outcome = Embedded | ProviderError
+
+
+def embed_halved(
+    provider: Provider, texts: Sequence[str], outcomes: Sequence[Outcome], *, halvings: int = 0
+) -> list[Outcome]:
+    """Return the outcomes, those of texts that were too long replaced by those of their halves."""
+    halves = {
+        index: cutting.halves(cutting.well_formed(texts[index]))
+        for index, outcome in enumerate(outcomes)
+        if isinstance(outcome, InputTooLong) and len(texts[index]) > 1
+    }
+    if not halves or halvings == MAX_HALVINGS:
+        return list(outcomes)
+    pieces = [piece for both in halves.values() for piece in both]
+    try:
+        found: list[Outcome] = Sift(provider, pieces).run()
+    except ProviderUnavailable as error:
+        found = [error] * len(pieces)
+    found = embed_halved(provider, pieces, found, halvings=halvings + 1)
+    replaced = list(outcomes)
+    for number, (index, both) in enumerate(halves.items()):
+        replaced[index] = _joined(both, found[2 * number : 2 * number + 2])
+    return replaced
+
+
+def _joined(pieces: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
+    if errors:
+        return min(errors, key=_rank)
+    rows = [outcome.vector for outcome in outcomes if isinstance(outcome, Embedded)]
+    total = np.average(rows, axis=0, weights=[len(piece) for piece in pieces])
+    norm = float(np.linalg.norm(total))
+    if not norm:
+        return InputTooLong("The text does not fit, and the vectors of its pieces cancel out.")
+    vector: Vector = (total / norm).astype(np.float32)
+    return Embedded(vector, was_cut=True)
+
+
+def _rank(error: ProviderError) -> int:
+    """Return what goes first: that the provider was lost with it, then whose fault it is."""
+    if isinstance(error, ProviderLost):
+        return 0
+    return 2 if isinstance(error, ProviderUnavailable) else 1
