@@ -24,14 +24,22 @@ def active(spec: Spec, *, using: str) -> Space | None:
 
 
 def provider_of(space: Space) -> Provider:
-    """Return the provider of a space, also where the settings have moved on."""
+    """Return the provider of a space, also where the settings have moved on.
+
+    As declared, where that makes the same vectors: a mended address or time-out counts at once.
+    """
     declared = conf.current().providers.get(space.provider, {})
-    if space.options == declared.get("OPTIONS", {}) and (
-        space.backend,
-        space.model,
-        space.dimensions,
-    ) == (declared.get("BACKEND"), declared.get("MODEL"), declared.get("DIMENSIONS")):
-        return providers.get(space.provider)
+    if (space.backend, space.model, space.dimensions) == (
+        declared.get("BACKEND"),
+        declared.get("MODEL"),
+        declared.get("DIMENSIONS"),
+    ):
+        provider = providers.get(space.provider)
+        if (provider.document_prefix, provider.query_prefix) == (
+            space.document_prefix,
+            space.query_prefix,
+        ):
+            return provider
     options = json.dumps(space.options, sort_keys=True)
     return _former(space.provider, space.backend, space.model, space.dimensions, options)
 

@@ -35,6 +35,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     for space in live(spec, using=using) or _adopt(spec, using=using):
         if _matches(space, identity):
             _learn_digest(space, identity, using=using)
+            _follow_options(space, spec, using=using)
             return live(spec, using=using)
     try:
         with transaction.atomic(using=using):
@@ -83,6 +84,15 @@ def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
     if identity["digest"] and not space.model_digest:
         Space.objects.using(using).filter(pk=space.pk, model_digest="").update(
             model_digest=identity["digest"], fingerprint=_fingerprint(identity)
+        )
+
+
+def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
+    """Note the options that make no other vectors, for when the settings have moved on."""
+    options = dict(conf.current().providers[spec.provider].get("OPTIONS", {}))
+    if (space.provider, space.options) != (spec.provider, options):
+        Space.objects.using(using).filter(pk=space.pk).update(
+            provider=spec.provider, options=options
         )
 
 

@@ -317,3 +317,20 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
         run_jobs()
         hasty.build()
         assert not spaces.active(spec, using="default").is_partial
+
+
+def test_an_option_that_makes_no_other_vectors_counts_at_once(
+    spec, make_article, run_jobs, settings
+):
+    article = make_article()
+    run_jobs()
+    before = spaces.active(spec, using="default")
+    mended = {**settings.PGEMBED_PROVIDERS["default"], "OPTIONS": {"batch_size": 7}}
+    settings.PGEMBED_PROVIDERS = {"default": mended}
+
+    assert spaces.provider_of(before).batch_size == 7
+    spaces.ensure(spec, using="default")
+
+    after = spaces.active(spec, using="default")
+    assert (after.pk, after.options) == (before.pk, {"batch_size": 7})
+    assert ArticleEmbedding.objects.get(source=article).space_id == after.pk
