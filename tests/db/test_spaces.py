@@ -319,6 +319,7 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
         assert not spaces.active(spec, using="default").is_partial
 
 
+@pytest.mark.django_db
 def test_an_option_that_makes_no_other_vectors_counts_at_once(
     spec, make_article, run_jobs, settings
 ):
