@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from types import ModuleType
 
 BENCHMARKS = {
     "idle": "What an idle transaction elsewhere costs the claim.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
+    "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
 }
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"benchmarks.{name.replace('-', '.')}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -18,10 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, description in BENCHMARKS.items():
-        module = import_module(f"benchmarks.{name}")
+        module = _module(name)
         module.add_arguments(names.add_parser(name, help=description, description=module.__doc__))
     options = parser.parse_args(arguments)
-    return int(import_module(f"benchmarks.{options.name}").run(options))
+    return int(_module(options.name).run(options))
 
 
 if __name__ == "__main__":

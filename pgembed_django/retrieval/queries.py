@@ -77,12 +77,12 @@ class QueryVectors:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return _answered(self._kept[key])
+            if self._resting.get(space.fingerprint, 0.0) > time.monotonic():
+                return _failed(ProviderUnavailable(f"{space.model} did not answer just before."))
             if key in self._coming:
                 return self._coming[key]
             if not seconds:
                 return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
-            if self._resting.get(space.fingerprint, 0.0) > time.monotonic():
-                return _failed(ProviderUnavailable(f"{space.model} did not answer just before."))
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgembed-query")
             answer = self._threads.submit(self._embed, space, text, seconds)
@@ -100,22 +100,27 @@ class QueryVectors:
     def rest(self, space: Space) -> None:
         """Do not ask a space's provider for a while: it did not answer in time."""
         with self._lock:
-            self._resting[space.fingerprint] = time.monotonic() + REST_SECONDS
+            self._rest(space)
+
+    def _rest(self, space: Space) -> None:
+        self._resting[space.fingerprint] = time.monotonic() + REST_SECONDS
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         return spaces.provider_of(space).embed_query(text, timeout_seconds=seconds)
 
     def _arrived(self, space: Space, key: Key, done: Future[Vector]) -> None:
         error = done.exception()
-        if isinstance(error, ProviderUnavailable):
-            self.rest(space)
         with self._lock:
-            self._coming.pop(key, None)
+            if self._coming.get(key) is not done:
+                return  # asked for before ``clear``
+            del self._coming[key]
             if error is None:
                 self._resting.pop(space.fingerprint, None)
                 self._kept[key] = done.result()
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
+            elif isinstance(error, ProviderUnavailable):
+                self._rest(space)
 
 
 vectors = QueryVectors()

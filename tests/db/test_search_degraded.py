@@ -1,0 +1,183 @@
+"""The embedder is down, slow or gone: a visitor gets what full text finds, at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from asgiref.sync import async_to_sync
+
+from pgembed_django import asearch, asimilar_to, search
+from pgembed_django.models import Space
+from pgembed_django.retrieval import SearchManager, answering, queries
+from tests.app.models import Article
+from tests.played.provider import PlayedProvider
+
+pytestmark = pytest.mark.django_db
+
+
+class Stuck(PlayedProvider):
+    """Answers when a test lets it."""
+
+    free = threading.Event()
+
+    def embed_batch(self, texts):
+        assert self.free.wait(30)
+        return super().embed_batch(texts)
+
+
+@pytest.fixture(autouse=True)
+def _no_queries_are_known() -> Iterator[None]:
+    queries.vectors.clear()
+    yield
+    queries.vectors.clear()
+
+
+@pytest.fixture
+def trout(make_article, run_jobs) -> Article:
+    article = make_article(title="A trout", contents="")
+    make_article(title="Granite", contents="")
+    run_jobs()
+    return article
+
+
+@pytest.fixture
+def stuck(settings, trout) -> Iterator[type[Stuck]]:
+    """A provider that hangs, in the space that is searched."""
+    backend = f"{Stuck.__module__}.Stuck"
+    declared = {"BACKEND": backend, "MODEL": "bag-of-words", "DIMENSIONS": 64}
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    settings.PGEMBED_QUERY_SECONDS = 0.05
+    Space.objects.update(backend=backend)
+    Stuck.free.clear()
+    Stuck.reset()
+    yield Stuck
+    Stuck.free.set()
+
+
+def arrived(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        threading.Event().wait(0.005)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "semantic"])
+def test_a_provider_that_is_down_costs_the_meaning_only(trout, provider, mode):
+    provider.is_down = True
+    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+
+    results = search(Article, "trout", mode=mode)
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+    assert results.note == answering.NO_VECTOR
+    assert results.space is not None
+
+
+def test_a_lexical_search_does_not_ask_the_provider(trout, provider):
+    provider.is_down = True
+    provider.embedded.clear()
+
+    results = search(Article, "trout", mode="lexical")
+
+    assert (results.degraded, results.note) == (False, "")
+    assert not provider.embedded
+
+
+def test_a_slow_provider_is_waited_for_no_longer_than_the_deadline(stuck, trout):
+    started = time.monotonic()
+
+    results = search(Article, "trout")
+
+    assert time.monotonic() - started < 5
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_the_next_searches_do_not_wait_for_it_again(stuck, trout, settings):
+    search(Article, "trout")
+    settings.PGEMBED_QUERY_SECONDS = 600
+
+    results = search(Article, "another trout")
+
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_an_answer_that_comes_late_serves_the_next_search(stuck, trout):
+    assert search(Article, "trout").degraded
+
+    stuck.free.set()
+    arrived(lambda: not search(Article, "trout").degraded)
+
+    assert search(Article, "trout").ranking == "hybrid"
+    assert search(Article, "granite").ranking == "hybrid"
+    assert stuck.embedded == ["trout", "granite"]
+
+
+def test_zero_seconds_never_ask(trout, provider, settings):
+    settings.PGEMBED_QUERY_SECONDS = 0
+    provider.embedded.clear()
+
+    results = search(Article, "trout")
+
+    assert (results.ranking, results.degraded) == ("lexical", True)
+    assert not provider.embedded
+
+
+def test_a_model_that_is_gone_from_the_machine_is_no_error(trout):
+    Space.objects.update(backend="gone.Provider")
+
+    results = search(Article, "trout")
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_with_neither_words_nor_meaning_nothing_is_found(trout, provider):
+    provider.is_down = True
+    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+
+    results = search(Article, "the of and")
+
+    assert len(results) == 0
+    assert (results.ranking, results.degraded) == ("none", True)
+    assert answering.NO_VECTOR in results.note
+    assert answering.NO_WORDS in results.note
+
+
+def test_a_space_that_is_not_full_yet_is_noted(trout):
+    Space.objects.update(is_partial=True)
+
+    assert search(Article, "trout").note == answering.PARTIAL
+
+
+def test_only_the_latest_queries_are_kept(trout, provider, monkeypatch):
+    monkeypatch.setattr(queries, "MOST_KEPT", 2)
+    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+    provider.embedded.clear()
+
+    for text in ("a1", "b2", "a1", "c3", "a1", "b2"):
+        search(Article, text)
+
+    assert provider.embedded == ["a1", "b2", "c3", "b2"]
+
+
+def test_the_async_doors_lead_to_the_same_rooms(trout, make_article, run_jobs):
+    other = make_article(title="Another trout", contents="")
+    run_jobs()
+    manager = SearchManager()
+    manager.model = Article
+
+    assert set(async_to_sync(asearch)(Article, "trout", mode="lexical")) == {trout, other}
+    assert async_to_sync(asimilar_to)(trout, limit=1)[0] == other
+
+    async def through_the_manager():
+        return [
+            *await manager.asearch("a trout", limit=1),
+            *await manager.filter(pk=other.pk).asimilar_to(trout),
+        ]
+
+    assert async_to_sync(through_the_manager)() == [trout, other]

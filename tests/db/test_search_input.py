@@ -1,0 +1,267 @@
+"""Whatever is asked has an answer or an error that says what to change."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connection
+
+from pgembed_django import search, similar_to
+from pgembed_django.exceptions import InputTooLong, SearchError
+from pgembed_django.models import Space
+from pgembed_django.retrieval import answering, queries
+from pgembed_django.testing import DeterministicProvider
+from tests.app.models import Article, Category, Note, Page, Product
+
+pytestmark = pytest.mark.django_db
+
+
+class Narrow(DeterministicProvider):
+    """Takes ten words."""
+
+    def embed_batch(self, texts):
+        if any(len(text.split()) > 10 for text in texts):
+            raise InputTooLong("The input length exceeds the context length of 10 tokens")
+        return super().embed_batch(texts)
+
+
+@pytest.fixture(autouse=True)
+def _no_queries_are_known():
+    queries.vectors.clear()
+    yield
+    queries.vectors.clear()
+
+
+@pytest.fixture
+def trout(make_article, run_jobs):
+    article = make_article(title="A trout", contents="")
+    run_jobs()
+    return article
+
+
+# The text
+
+
+@pytest.mark.parametrize("text", ["", "  \n\t ", "\0", "\0 \0"])
+@pytest.mark.parametrize("mode", ["hybrid", "semantic", "lexical"])
+def test_an_empty_query_finds_nothing_and_says_so(trout, text, mode):
+    results = search(Article, text, mode=mode)
+
+    assert len(results) == 0
+    assert (results.ranking, results.note) == ("none", answering.EMPTY)
+    assert not results.degraded
+
+
+@pytest.mark.parametrize("text", ["tro\0ut", "\0trout\0", "trout\r\n", "  trout "])
+def test_what_postgres_cannot_hold_is_left_out_of_the_query(trout, text):
+    assert list(search(Article, text)) == [trout]
+
+
+def test_half_a_character_does_no_harm(trout):
+    assert list(search(Article, "trout \ud800")) == [trout]
+
+
+@pytest.mark.parametrize(
+    "text", ["the of and", "!!! ???", "'", '"', '"" -', "\\", ":* & | !", "<->"]
+)
+def test_without_a_word_for_full_text_meaning_decides_alone(trout, text):
+    results = search(Article, text)
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.note) == ("semantic", answering.NO_WORDS)
+    assert not results.degraded
+
+    lexical = search(Article, text, mode="lexical")
+    assert (len(lexical), lexical.ranking, lexical.note) == (0, "lexical", answering.NO_WORDS)
+
+
+def test_a_query_of_exclusions_alone_finds_no_words(trout):
+    assert list(search(Article, "-granite", mode="lexical")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "trout' | ''",
+        "trout\\",
+        "trout ''' it''s",
+        "trout %s %(x)s {} $1",
+        "trout; DROP TABLE app_article; --",
+        "trout:A & !b",
+        'trout "',
+        "🐟 trout",
+        "http://example.com/trout?x=1&y=2 trout",
+        "trout <b>",
+    ],
+)
+@pytest.mark.parametrize("mode", ["hybrid", "lexical"])
+def test_no_character_is_special_to_anybody_else(trout, text, mode):
+    assert list(search(Article, text, mode=mode)) == [trout]
+
+
+def test_a_page_full_of_text_is_a_query_too(trout):
+    text = "trout " + "and more of it " * 100_000
+
+    results = search(Article, text)
+
+    assert list(results) == [trout]
+    assert results.ranking == "hybrid"
+
+
+@pytest.mark.parametrize("word", ["x" * 5_000, "ü" * 5_000, "🦉" * 5_000])
+def test_a_word_that_no_index_holds_is_passed_over(trout, word):
+    assert list(search(Article, f"trout {word}")) == [trout]
+    assert list(search(Article, word)) == [trout]
+
+
+def test_a_query_that_the_model_refuses_is_looked_for_by_its_words(trout, provider):
+    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+
+    results = search(Article, "trout poison")
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+    assert results.note == answering.NO_VECTOR
+
+
+@pytest.mark.parametrize(("too_long", "ranking"), [("cut", "hybrid"), ("refuse", "lexical")])
+def test_a_query_longer_than_the_models_context_is_cut_or_refused(trout, too_long, ranking):
+    Space.objects.update(backend=f"{__name__}.Narrow", options={"too_long": too_long})
+
+    results = search(Article, "trout " * 50)
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == (ranking, too_long == "refuse")
+
+
+@pytest.mark.parametrize("text", [None, b"trout", 5, ["trout"]])
+def test_what_is_no_text_is_refused(trout, text):
+    with pytest.raises(SearchError, match="Give a string"):
+        search(Article, text)
+
+
+# The page
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, 10**20, True, "10", 1.5, None])
+def test_a_limit_out_of_range_is_refused(trout, limit):
+    with pytest.raises(SearchError, match="Give a whole number from 1 to 1000"):
+        search(Article, "trout", limit=limit)
+    with pytest.raises(SearchError, match="Give a whole number from 1 to 1000"):
+        similar_to(trout, limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("limit", "offset"), [(10, -1), (10, 991), (1000, 1), (10, "0"), (1, None)]
+)
+def test_an_offset_out_of_range_is_refused(trout, limit, offset):
+    with pytest.raises(SearchError, match="offset is"):
+        search(Article, "trout", limit=limit, offset=offset)
+
+
+def test_the_widest_page_is_answered(trout):
+    assert list(search(Article, "trout", limit=1000)) == [trout]
+    assert list(search(Article, "trout", limit=1, offset=999)) == []
+
+
+@pytest.mark.parametrize("mode", ["", "Hybrid", "fuzzy", None])
+def test_another_mode_is_refused(trout, mode):
+    with pytest.raises(SearchError, match="Choose one of hybrid, semantic, lexical"):
+        search(Article, "trout", mode=mode)
+
+
+# Where
+
+
+def test_a_sliced_queryset_is_refused(trout):
+    with pytest.raises(SearchError, match="sliced"):
+        search(Article.objects.all()[:5], "trout")
+
+
+def test_a_combined_queryset_is_refused(trout):
+    both = Article.objects.filter(pk=1).union(Article.objects.filter(pk=2))
+    with pytest.raises(SearchError, match=r"union\(\).*Q objects"):
+        search(both, "trout")
+    # These are one query.
+    either = Article.objects.filter(pk=trout.pk) | Article.objects.filter(pk=0)
+    assert list(search(either, "trout")) == [trout]
+
+
+def test_values_are_refused(trout):
+    for rows in (Article.objects.values(), Article.objects.values_list("pk")):
+        with pytest.raises(SearchError, match="values"):
+            search(rows, "trout")
+
+
+def test_distinct_on_fields_is_refused(trout):
+    with pytest.raises(SearchError, match="distinct"):
+        search(Article.objects.distinct("title"), "trout")
+    assert list(search(Article.objects.distinct(), "trout")) == [trout]
+
+
+@pytest.mark.parametrize("where", [None, "Article", 5, object()])
+def test_what_is_no_model_is_refused(where):
+    with pytest.raises(SearchError, match="Give a model or a queryset"):
+        search(where, "trout")
+
+
+def test_a_model_that_is_not_embeddable_is_refused():
+    with pytest.raises(ImproperlyConfigured, match="Category is not embeddable"):
+        search(Category, "trout")
+    with pytest.raises(ImproperlyConfigured, match="Category is not embeddable"):
+        similar_to(Category(name="x"))
+
+
+def test_a_model_that_is_decorated_twice_asks_for_a_name():
+    with pytest.raises(SearchError, match="Choose with name=, one of: Product"):
+        search(Product, "trout")
+    with pytest.raises(ImproperlyConfigured, match="no @embeddable named 'Nope'"):
+        search(Product, "trout", name="Nope")
+
+
+def test_several_models_have_to_differ():
+    with pytest.raises(SearchError, match="nothing to search in"):
+        search([], "trout")
+    with pytest.raises(SearchError, match="given twice"):
+        search([Article, Article.objects.filter(pk=1)], "trout")
+    with pytest.raises(SearchError, match="chooses for one model"):
+        search([Article, Note], "trout", name="ArticleEmbedding")
+
+
+def test_before_the_first_worker_there_is_nothing_to_find(make_article):
+    make_article(title="trout")
+
+    results = search(Article, "trout")
+
+    assert (len(results), results.ranking, results.space) == (0, "none", None)
+    assert "embed_worker" in results.note
+
+
+def test_a_select_for_update_locks_no_more_than_the_results(trout):
+    assert list(search(Article.objects.select_for_update(), "trout")) == [trout]
+
+
+# Similar rows
+
+
+def test_a_row_without_vectors_has_no_similar_ones(trout, make_article):
+    for article in (make_article(title="new"), Article(title="unsaved")):
+        with pytest.raises(SearchError, match="has no vectors yet"):
+            similar_to(article)
+
+
+def test_a_row_is_compared_with_rows_of_its_own_spec_only(trout):
+    with pytest.raises(SearchError, match="different spaces"):
+        similar_to(trout, among=Page.objects.all())
+
+
+# The transaction around
+
+
+def test_a_search_leaves_the_transaction_around_it_usable(trout):
+    search(Article, "trout")
+    trout.title = "Another trout"
+    trout.save()
+
+    assert Article.objects.get().title == "Another trout"
+    assert connection.in_atomic_block

@@ -1,0 +1,125 @@
+"""Fusing, marking and choosing words, without a database."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pgembed_django.retrieval import fusing, highlights, words
+
+RANKINGS = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=3)
+MARK = "pgembedMARK"
+
+
+# Fusing
+
+
+def test_what_is_first_in_every_ranking_scores_one():
+    assert fusing.fuse([["a", "b"], ["a", "c"]])["a"] == 1.0
+    assert fusing.fuse([["a", "b"]])["a"] == 1.0
+    assert fusing.fuse([]) == {}
+
+
+def test_being_in_both_beats_being_first_in_one():
+    assert next(iter(fusing.fuse([["a", "b"], ["c", "b"]]))) == "b"
+
+
+def test_of_equals_the_earlier_ranking_comes_first():
+    assert list(fusing.fuse([["a"], ["b"]])) == ["a", "b"]
+
+
+def test_what_can_be_in_one_ranking_only_is_not_held_back():
+    assert fusing.fuse([["a"], ["b", "a"]], alone={"b"}) == {"a": pytest.approx(43 / 44), "b": 1.0}
+
+
+@given(RANKINGS)
+def test_a_fusion_has_every_item_once_with_falling_scores(rankings):
+    fused = fusing.fuse(rankings)
+
+    assert set(fused) == {item for ranking in rankings for item in ranking}
+    assert list(fused.values()) == sorted(fused.values(), reverse=True)
+    assert all(0 < score <= 1 + 1e-9 for score in fused.values())
+
+
+@given(st.lists(st.integers(), unique=True))
+def test_one_ranking_keeps_its_order(ranking):
+    assert list(fusing.fuse([ranking])) == ranking
+
+
+# Words
+
+
+def test_common_words_do_not_find_where_rarer_ones_do():
+    common = {"return": 0.3, "use": 0.15, "file": 0.1}
+
+    def rarest(chunks):
+        return words.rarest(
+            ["return", "trout", "use", "file"], common, most_matches=20_000, chunks=chunks
+        )
+
+    assert rarest(1_000_000) == ["trout"]
+    assert rarest(150_000) == ["trout", "file"]
+    assert rarest(10_000) == ["trout", "file", "use", "return"]
+
+
+def test_the_rarest_word_is_looked_for_at_any_price():
+    assert words.rarest(["a"], {"a": 1.0}, most_matches=1, chunks=10**9) == ["a"]
+    assert words.rarest([], {}, most_matches=1, chunks=10**9) == []
+
+
+def test_lexemes_are_quoted():
+    assert words.any_of(["it's", "a\\b", "x"]) == r"'it''s' | 'a\\b' | 'x'"
+    assert words.any_of([]) == ""
+
+
+# Highlights
+
+
+def test_marks_are_read_from_the_headline():
+    headline = f"a {MARK}trout{MARK} and {MARK}trouts{MARK}"
+
+    marks = highlights.marks_in(headline, passage="a trout and trouts", mark=MARK)
+
+    assert marks == ((2, 7), (12, 18))
+    assert highlights.marks_in(headline, passage="something else", mark=MARK) == ()
+
+
+@given(st.text(), st.text(), st.text())
+def test_nothing_in_a_passage_gets_through_as_html(before, word, after):
+    passage = before + word + after
+    marks = ((len(before), len(before) + len(word)),)
+
+    shown = highlights.highlight(passage, marks)
+
+    bare = shown.replace("<mark>", "").replace("</mark>", "")
+    assert not {"<", ">", '"', "'"} & set(bare)
+
+
+def test_a_long_passage_is_cut_around_its_marks():
+    passage = "nothing here " * 100 + "the trout swims " + "nothing there " * 100
+    place = passage.index("trout")
+
+    shown = highlights.highlight(passage, ((place, place + 5),))
+
+    assert "the <mark>trout</mark> swims" in shown
+    assert shown.startswith("… ")
+    assert shown.endswith(" …")
+    assert len(shown) < highlights.LENGTH + 40
+
+
+def test_the_part_with_the_most_different_words_is_shown():
+    passage = "trout trout trout " + "x " * 400 + "trout river " + "x " * 400
+    marks = [(0, 5), (6, 11), (12, 17), (818, 823), (824, 829)]
+
+    assert "<mark>trout</mark> <mark>river</mark>" in highlights.highlight(passage, tuple(marks))
+
+
+def test_a_word_without_an_end_is_cut_anywhere():
+    assert len(highlights.highlight("x" * 10_000, ())) <= highlights.LENGTH + 2
+    assert len(highlights.highlight("x" * 10_000, ((9_000, 9_005),))) <= highlights.LENGTH + 30
+
+
+def test_a_short_passage_is_shown_whole_on_one_line():
+    assert highlights.highlight("a\n\n  trout", ()) == "a trout"
+    assert highlights.highlight("", ()) == ""
