@@ -157,7 +157,7 @@ def test_a_worker_that_was_frozen_stages_and_stores_no_text_ahead(make_worker, p
     reap()
 
     for unit in frozen.holding.units.values():
-        unit.started = 0.0  # long ago: its text would be stored ahead of its vectors
+        unit.started = -60.0  # long ago: its text would be stored ahead of its vectors
     frozen.step(claim=False)
 
     assert not StagedVector.objects.exists()

@@ -10,6 +10,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from pgembed_django import jobs
+from pgembed_django.jobs import Retried
 from pgembed_django.models import Job, Worker
 from tests.db.conftest import LEASE_SECONDS, expire_leases, make_due, reap
 from tests.db.conftest import claim as claim_all
@@ -460,7 +461,7 @@ class TestRetryFailed:
     def test_starts_afresh(self):
         job = make_failed(attempts=4)
 
-        assert jobs.retry_failed([job.pk], using="default") == (1, 0, 0, 0)
+        assert jobs.retry_failed([job.pk], using="default") == Retried(retried=1)
 
         assert Job.objects.get(pk=job.pk).settled_at is not None
         [again] = Job.objects.filter(status="pending")
@@ -479,10 +480,24 @@ class TestRetryFailed:
 
     def test_of_what_is_settled_or_gone_says_so(self):
         job = make_failed()
+        Job.objects.update(settled_at=timezone.now())
+
+        assert jobs.retry_failed([job.pk, 999_999], using="default") == Retried(gone=2)
+        assert not Job.objects.filter(status="pending").exists()
+
+    def test_starts_what_was_dismissed_too(self):
+        job = make_failed()
         jobs.dismiss([job.pk], using="default")
 
-        assert jobs.retry_failed([job.pk, 999_999], using="default") == (0, 0, 2, 0)
-        assert not Job.objects.filter(status="pending").exists()
+        assert jobs.retry_failed([job.pk], using="default") == Retried(retried=1)
+        assert keys(claim()) == ["1"]
+
+    def test_brings_one_forward_that_waits_for_its_next_attempt(self):
+        held = make_running()
+        jobs.retry(held, "no", max_attempts=5, delay_seconds=600, using="default")
+
+        assert jobs.retry_failed([held.id], using="default") == Retried(forward=1)
+        assert keys(claim()) == ["1"]
 
     def test_ends_the_parking_that_had_grown(self):
         make_failed()
@@ -497,16 +512,36 @@ class TestRetryFailed:
 
 
 class TestDismiss:
-    def test_settles_open_failures_and_nothing_else(self):
+    def test_puts_open_failures_aside_and_nothing_else(self):
         failed, other = make_failed(1), make_failed(2)
         pending = make_job(3)
 
         assert jobs.dismiss([failed.pk, pending.pk], using="default") == 1
         assert jobs.dismiss([failed.pk], using="default") == 0
 
-        assert Job.objects.get(pk=failed.pk).settled_at is not None
-        assert Job.objects.get(pk=other.pk).settled_at is None
+        assert state(failed) == ("dismissed", 1, 0)
+        assert state(other) == ("failed", 1, 0)
         assert state(pending) == ("pending", 0, 0)
+
+    def test_parks_the_unit_for_as_long_as_any(self):
+        job = make_failed()
+        jobs.dismiss([job.pk], using="default")
+
+        job.refresh_from_db()
+        assert round(seconds_until(job.run_at) / 86_400) == 7
+
+    @pytest.mark.parametrize("ending", ["succeeds", "fails again"])
+    def test_lasts_until_the_unit_has_a_newer_outcome(self, ending):
+        job = make_failed()
+        jobs.dismiss([job.pk], using="default")
+        held = make_running()
+
+        if ending == "succeeds":
+            jobs.complete({held.id: 1}, keep_seconds=60, using="default")
+        else:
+            assert jobs.fail(held, "no", using="default") == "failed"
+
+        assert Job.objects.get(pk=job.pk).settled_at is not None
 
 
 class TestPrune:
@@ -514,7 +549,7 @@ class TestPrune:
         done = make_running("done")
         jobs.complete({done.id: 1}, keep_seconds=60, using="default")
         settled, unsettled = make_failed("settled"), make_failed("open")
-        jobs.dismiss([settled.pk], using="default")
+        Job.objects.filter(pk=settled.pk).update(settled_at=timezone.now())
         Job.objects.update(finished_at=timezone.now() - HOUR)
         young = make_running("young")
         jobs.complete({young.id: 1}, keep_seconds=60, using="default")
