@@ -13,7 +13,7 @@ import pytest
 from tests import postgres
 from tests.conftest import REPOSITORY
 
-SECONDS = float(os.environ.get("PGEMBED_SOAK_SECONDS", "45"))
+SECONDS = float(os.environ.get("PGEMBED_SOAK_SECONDS", "40"))
 """Of fire. It takes some seconds before to begin, and after to drain: a minute in all."""
 
 SEED = os.environ.get("PGEMBED_SOAK_SEED", "1")
