@@ -40,7 +40,10 @@ class Settings:
     """Failures after which a job is failed."""
 
     max_crashes: int = 3
-    """Leases that may run out before a job is failed as ``worker lost``."""
+    """Leases that may run out before a job is failed as ``worker lost``.
+
+    Also how often its provider may go down at its text alone.
+    """
 
     backoff_seconds: float = 5
     """The wait before the second attempt. It doubles with each one, with jitter."""
