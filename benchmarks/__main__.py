@@ -10,6 +10,7 @@ from types import ModuleType
 BENCHMARKS = {
     "idle": "What an idle transaction elsewhere costs the claim.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
+    "search-latency": "How long hybrid searches take, beside hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
 }

@@ -1,0 +1,112 @@
+"""The best SQL by hand for what a hybrid search finds: one statement, one table, no checks.
+
+It is given what a search has to find out: the space and its width, the words' tsqueries,
+whether to read the index. It relies on each row having one chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from django.db import connection
+
+SESSION = """
+    SELECT
+        set_config('hnsw.iterative_scan', 'relaxed_order', false),
+        set_config('hnsw.ef_search', '150', false)
+"""
+
+FILTER = """
+        AND source_id IN (
+            SELECT id
+            FROM app_article
+            WHERE is_public AND views < %(below)s
+        )
+"""
+
+HYBRID = """
+    WITH near AS MATERIALIZED (
+        SELECT source_id, id, row_number() OVER (ORDER BY distance, id) AS place
+        FROM (
+            SELECT source_id, id, {distance} AS distance
+            FROM app_articleembedding
+            WHERE space_id = %(space)s {filter}
+            ORDER BY distance
+            LIMIT 150
+        ) AS nearest
+        ORDER BY distance, id
+        LIMIT 100
+    ),
+    worded AS MATERIALIZED (
+        SELECT source_id, id, row_number() OVER (ORDER BY rank DESC, id) AS place
+        FROM (
+            SELECT source_id, id, ts_rank(fulltext, %(ranking)s::tsquery, 1) AS rank
+            FROM app_articleembedding
+            WHERE space_id = %(space)s {filter}
+              AND fulltext @@ %(finding)s::tsquery
+            ORDER BY rank DESC, id
+            LIMIT 100
+        ) AS best
+    ),
+    fused AS (
+        SELECT source_id, min(id) AS id, sum(1.0 / (20 + place)) AS score
+        FROM (SELECT * FROM near UNION ALL SELECT * FROM worded) AS found
+        GROUP BY source_id
+        ORDER BY score DESC
+        LIMIT 10
+    )
+    SELECT
+        article.*,
+        fused.score,
+        chunk.passage,
+        chunk.start_offset,
+        chunk.end_offset,
+        ts_headline(
+            'english', chunk.passage, %(ranking)s::tsquery,
+            'HighlightAll=true, StartSel=<mark>, StopSel=</mark>'
+        )
+    FROM fused
+    JOIN app_article AS article ON article.id = fused.source_id
+    JOIN app_articleembedding AS chunk ON chunk.id = fused.id
+    ORDER BY fused.score DESC
+"""
+
+DISTANCES = {
+    "index": "embedding::vector(256) <=> %(vector)s",
+    "all": "embedding <=> %(vector)s",
+}
+
+
+class Prepared(NamedTuple):
+    """A statement with all that it needs."""
+
+    statement: str
+    parameters: dict[str, Any]
+
+
+def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
+    """Return the statement for a question, with what a search would have to find out."""
+    from benchmarks.app.models import Article
+    from pgembed_django.retrieval import queries, targets, words
+
+    found = words.read(targets.of(Article, name=None), space, question)
+    vector = queries.vectors.ask(space, question).vector()
+    with connection.cursor() as cursor:
+        cursor.execute(SESSION)
+    return Prepared(
+        HYBRID.format(distance=DISTANCES[way], filter=FILTER if below else ""),
+        {
+            "space": space.pk,
+            "below": below,
+            "finding": found.finding,
+            "ranking": found.ranking,
+            "vector": "[" + ",".join(map(str, vector.tolist())) + "]",
+        },
+    )
+
+
+def run(prepared: Prepared) -> list[int]:
+    """Run it, and return the keys it found."""
+    with connection.cursor() as cursor:
+        cursor.execute(prepared.statement, prepared.parameters)
+        return [row[0] for row in cursor.fetchall()]

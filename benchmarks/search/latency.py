@@ -1,0 +1,170 @@
+"""How long hybrid searches take, beside the best SQL by hand for the same answer.
+
+Over passages of what is installed here, embedded by WordLlama, with the questions of
+``benchmarks/judged``. Both sides have the query's vector at hand; what it costs is
+printed apart. To reach: p50 of ours at most 1.2 times that of the better of two
+statements by hand (one reads the index of vectors, one reads all that pass the filter),
+and 98 % of what reading all vectors finds among the first ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+import django
+
+from benchmarks import judged, postgres
+from benchmarks.search import by_hand, installed
+
+MOST_RATIO = 1.2
+LEAST_RECALL = 0.98
+RECALLED_ROWS = 50_000
+SHARES = {"all": None, "50 %": 500, "10 %": 100, "1 %": 10, "0.1 %": 1}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the sizes of the table, and how often each question is asked."""
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 200_000])
+    parser.add_argument("--rounds", type=int, default=2)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure each size. Returns zero where both bars were reached at all of them."""
+    with postgres.database():
+        os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+        from django.conf import settings
+
+        settings.PGEMBED_PROVIDERS = {
+            "default": {
+                "BACKEND": "pgembed_django.providers.wordllama.WordLlamaProvider",
+                "MODEL": "l2_supercat",
+                "DIMENSIONS": 256,
+            }
+        }
+        django.setup()
+        from django.core.management import call_command
+        from django.db import connections
+
+        call_command("migrate", verbosity=0)
+        missed = [rows for rows in options.rows if not measure(rows, rounds=options.rounds)]
+        connections.close_all()
+    return int(bool(missed))
+
+
+def measure(wanted: int, *, rounds: int) -> bool:
+    """Fill, build the indexes as a worker does, and measure. Tells whether it was reached."""
+    from benchmarks.app.models import Article
+    from pgembed_django import spaces, specs
+    from pgembed_django.spaces import indexes
+
+    [spec] = specs.of(Article)
+    [space] = spaces.ensure(spec, using="default")
+    provider = spaces.provider_of(space)
+    indexes.drop(spec, space, using="default")
+    started = time.perf_counter()
+    rows = installed.fill(wanted, provider=provider, space_id=space.pk)
+    filled = time.perf_counter()
+    built = indexes.build(spec, space, using="default")
+    print(
+        f"\n{rows:,} rows in {filled - started:.0f} s, "
+        f"{built} indexes in {time.perf_counter() - filled:.0f} s"
+    )
+    questions = [question.text for question in judged.questions(existing=_Everything())]
+    _embed(space, provider, questions)
+    worst = 0.0
+    print(f"{'':8}{'ours p50':>10}{'p99':>8}{'by hand p50':>13}{'p99':>8}{'ratio':>8}  same answer")
+    for share, below in SHARES.items():
+        articles = Article.objects.filter(views__lt=below) if below else Article.objects.all()
+        worst = max(worst, _compare(share, articles, below, space, questions * rounds))
+    print(f"p50 at the most {worst:.2f} times that by hand, to reach: {MOST_RATIO}")
+    recalled = _recall(space, questions) if rows >= RECALLED_ROWS else 1.0
+    return worst <= MOST_RATIO and recalled >= LEAST_RECALL
+
+
+def _embed(space: Any, provider: Any, questions: list[str]) -> None:
+    """Embed the questions, so that neither side has to."""
+    from pgembed_django.retrieval import queries
+
+    provider.embed_query("warm up")
+    seconds = []
+    for question in questions:
+        started = time.perf_counter()
+        queries.vectors.ask(space, question).vector()
+        seconds.append(time.perf_counter() - started)
+    print(f"embedding a query: p50 {_ms(statistics.median(seconds))}, p99 {_ms(_p99(seconds))}")
+
+
+def _compare(
+    share: str, articles: Any, below: int | None, space: Any, questions: list[str]
+) -> float:
+    """Ask by turns, print a line, and return the ratio of the medians."""
+    from pgembed_django import search
+
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {"index": [], "all": []}
+    same = []
+    for question in questions:
+        started = time.perf_counter()
+        found = [article.pk for article in search(articles, question, limit=10)]
+        ours.append(time.perf_counter() - started)
+        by_way = {}
+        for way, seconds in theirs.items():
+            prepared = by_hand.prepare(question, space=space, below=below, way=way)
+            started = time.perf_counter()
+            by_way[way] = by_hand.run(prepared)
+            seconds.append(time.perf_counter() - started)
+        same.append(
+            max(len(set(found) & set(keys)) for keys in by_way.values()) / max(len(found), 1)
+        )
+    best = min(theirs.values(), key=statistics.median)
+    ratio = statistics.median(ours) / statistics.median(best)
+    print(
+        f"{share:8}{_ms(statistics.median(ours)):>10}{_ms(_p99(ours)):>8}"
+        f"{_ms(statistics.median(best)):>13}{_ms(_p99(best)):>8}{ratio:8.2f}"
+        f"  {statistics.fmean(same):.1%}"
+    )
+    return ratio
+
+
+def _recall(space: Any, questions: list[str]) -> float:
+    """Return what share of the ten nearest the index finds, at the default parameters."""
+    from benchmarks.app.models import Article
+    from pgembed_django import search
+    from pgembed_django.retrieval import routes
+
+    shares = []
+    seconds = []
+    by_index, by_reading = routes.is_exact, lambda *_, **__: True
+    for question in questions:
+        started = time.perf_counter()
+        found = {row.pk for row in search(Article, question, mode="semantic")}
+        seconds.append(time.perf_counter() - started)
+        routes.is_exact = by_reading
+        exact = {row.pk for row in search(Article, question, mode="semantic")}
+        routes.is_exact = by_index
+        shares.append(len(found & exact) / len(exact))
+    recalled = statistics.fmean(shares)
+    print(
+        f"recall@10 of the index {recalled:.4f}, to reach: {LEAST_RECALL}; semantic search "
+        f"p50 {_ms(statistics.median(seconds))}, p99 {_ms(_p99(seconds))}"
+    )
+    return recalled
+
+
+class _Everything(frozenset[str]):
+    """Contains any name: here the questions matter, not their answers."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(len(seconds) * 0.99) - 1]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
