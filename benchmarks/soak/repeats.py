@@ -18,7 +18,9 @@ from typing import NamedTuple
 from benchmarks.soak.processes import Blow
 from benchmarks.soak.server import Delivery
 
-IN_HAND_SECONDS = 1.0
+IN_HAND_SECONDS = 3.0
+"""How long a delivered vector may wait to be stored: an open writer has locked its job, as
+long as one pauses at the most, or all processors are busy."""
 
 PLAIN = "hello"
 """What a provider asks to tell the server's fault from a text's."""
