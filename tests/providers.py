@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pgembed_django.exceptions import InputRefused
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 
@@ -27,4 +28,23 @@ class ExitingProvider(DeterministicProvider):
             notes.write(json.dumps(list(texts)) + "\n")
         if any("poison" in text for text in texts):
             os._exit(13)
+        return super().embed_batch(texts)
+
+
+class PickyProvider(DeterministicProvider):
+    """Refuses texts longer than an option allows, and those with "secret"."""
+
+    def __init__(self, *, max_characters: int = 1000, **common: Any) -> None:
+        super().__init__(**common)
+        self._max_characters = max_characters
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        for text in texts:
+            if "secret" in text:
+                raise InputRefused(f"This text is not allowed: {text[:10]!r}")
+            if len(text) > self._max_characters:
+                raise InputRefused(
+                    f"This text has {len(text)} characters, at most {self._max_characters} are "
+                    "allowed."
+                )
         return super().embed_batch(texts)

@@ -24,6 +24,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.postgres",
     "django.contrib.sessions",
+    "django.contrib.staticfiles",
     "pgtrigger",
     "pgembed_django",
     "tests.app",

@@ -19,15 +19,16 @@ Values = Sequence[float | None]
 """One for each bucket of time, oldest first. None: nothing is known of it."""
 
 
-def bars(values: Values, *, label: str, began: str, unit: str = "") -> SafeString:
-    """Draw one bar for each bucket."""
+def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:
+    """Draw one bar for each bucket, of the class ``kind``."""
     top = _round_up(max((value or 0 for value in values), default=0))
     step = PLOT_WIDTH / max(len(values), 1)
     drawn = format_html_join(
         "",
-        '<rect x="{}" y="{}" width="{}" height="{}"></rect>',
+        '<rect class="{}" x="{}" y="{}" width="{}" height="{}"></rect>',
         (
             (
+                kind,
                 f"{LEFT + index * step:.1f}",
                 f"{_y(value, top):.1f}",
                 f"{max(step - 1, 0.5):.1f}",

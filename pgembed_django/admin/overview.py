@@ -1,0 +1,130 @@
+"""What the overview shows: is search fresh, and if not, why not, and what can be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from pgembed_django import status
+from pgembed_django.admin import acts, charts
+from pgembed_django.models import Job
+from pgembed_django.status import Overview, Point, SpecStatus
+from pgembed_django.status.verdicts import duration as in_words
+
+REFRESH_SECONDS = 10
+RANGES = {"1": gettext_lazy("last hour"), "24": gettext_lazy("last day")}
+STATES = {
+    "fresh": gettext_lazy("Fresh"),
+    "indexing": gettext_lazy("Indexing"),
+    "degraded": gettext_lazy("Degraded"),
+    "stalled": gettext_lazy("Stalled"),
+}
+
+
+def of(request: HttpRequest) -> dict[str, Any] | None:
+    """Return what the template needs, or None for those who may not see jobs."""
+    if not request.user.has_perm("pgembed.view_job"):
+        return None
+    seen = status.overview(using=acts.using())
+    hours = request.GET.get("hours", "1")
+    hours = hours if hours in RANGES else "1"
+    points = status.series(using=acts.using(), hours=int(hours), now=seen.at)
+    return {
+        "at": seen.at,
+        "seconds": REFRESH_SECONDS,
+        "is_reloading": "refresh" in request.GET,
+        "specs": [_spec(spec) for spec in sorted(seen.specs, key=_urgency)],
+        "unknown": [(key, str(count)) for key, count in seen.unknown.items()],
+        "workers": seen.workers,
+        "providers": seen.providers,
+        "hours": hours,
+        "ranges": RANGES.items(),
+        "charts": _charts(points, str(RANGES[hours])),
+        "failures": str(_failures(seen)),
+        "may_operate": acts.ACTS["reembed"].is_allowed(request),
+    }
+
+
+def duration(seconds: float | None) -> str:
+    """Return a length of time as a person says it, and a dash for none."""
+    if seconds is None:
+        return "-"
+    return in_words(seconds) if seconds >= 1 else charts.short(seconds, "s")
+
+
+def _urgency(spec: SpecStatus) -> tuple[int, str]:
+    """The worst come first."""
+    return -list(STATES).index(spec.verdict.state), spec.key
+
+
+def _failures(seen: Overview) -> status.Count:
+    counts = [spec.open_failures for spec in seen.specs] + list(seen.unknown.values())
+    return sum(counts, status.Count(0))
+
+
+def _spec(spec: SpecStatus) -> dict[str, Any]:
+    kinds = dict(Job.Kind.choices)
+    return {
+        "is": spec,
+        "state": STATES[spec.verdict.state],
+        "waiting": str(spec.waiting),
+        "running": str(spec.running),
+        "failures": spec.open_failures and str(spec.open_failures),
+        "backlog": [
+            (kinds.get(one.kind, one.kind), str(one.waiting), one.later and str(one.later))
+            for one in spec.backlog
+        ],
+        "rate": charts.short(spec.units_per_second * 60),
+        "spaces": [
+            (space, str(space.coverage or _("not known just now")), _percent(space))
+            for space in (spec.active, spec.building)
+            if space
+        ],
+    }
+
+
+def _percent(space: status.SpaceStatus) -> int:
+    # Never rounded up to a hundred.
+    return int(space.coverage.ratio * 100) if space.coverage else 0
+
+
+def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
+    each = _("minute") if points[0].seconds == 60 else _("quarter of an hour")
+    began = _("an hour ago") if points[0].seconds == 60 else _("a day ago")
+    completed, failed = [one.completed for one in points], [one.failed for one in points]
+    p50, p99 = [one.p50_seconds for one in points], [one.p99_seconds for one in points]
+    known = [value for value in p99 if value is not None]
+    told = {"span": span, "each": each}
+    throughput = _("%(sum)s rows in the %(span)s, at most %(max)s in a %(each)s") % {
+        **told,
+        "sum": f"{sum(completed):,}",
+        "max": f"{max(completed):,}",
+    }
+    freshness = (
+        _("From write to vector: at worst %(max)s for the slowest hundredth in the %(span)s")
+        % {**told, "max": duration(max(known))}
+        if known
+        else _("No write was embedded in the %(span)s") % told
+    )
+    failures = _("%(sum)s rows failed in the %(span)s") % {**told, "sum": f"{sum(failed):,}"}
+    return [
+        {
+            "title": _("Rows embedded each %(each)s") % told,
+            "told": throughput,
+            "svg": charts.bars(completed, label=throughput, began=began),
+        },
+        {
+            "title": _("Freshness: p50 and p99"),
+            "told": freshness,
+            "svg": charts.lines({"p99": p99, "p50": p50}, label=freshness, began=began, unit="s"),
+            "series": ["p50", "p99"],
+        },
+        {
+            "title": _("Failures each %(each)s") % told,
+            "told": failures,
+            "svg": charts.bars(failed, label=failures, began=began, kind="failed"),
+        },
+    ]

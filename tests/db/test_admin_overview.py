@@ -1,0 +1,329 @@
+"""The overview, the failures by kind, and the buttons that operate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.db import connection
+from django.http import HttpResponse
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from pgembed_django import jobs, specs
+from pgembed_django.admin import charts, operate
+from pgembed_django.models import Job, Pause, Worker
+from pgembed_django.pipeline import Pipeline
+from tests.app.models import Article, Page
+from tests.db.conftest import claim
+from tests.played.provider import PlayedProvider
+
+pytestmark = pytest.mark.django_db
+
+OVERVIEW = "/admin/pgembed/"
+FAILURES = "/admin/pgembed/job/failures/"
+KEY = "app.ArticleEmbedding"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def make_client() -> Callable[..., Client]:
+    def make(*codenames: str) -> Client:
+        user = User.objects.create_user(f"user {User.objects.count()}", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def viewer(make_client: Callable[..., Client]) -> Client:
+    return make_client("view_job")
+
+
+@pytest.fixture
+def operator(make_client: Callable[..., Client]) -> Client:
+    return make_client("view_job", "retry_job", "dismiss_job", "operate_job")
+
+
+def fail(error: str, article: Article) -> Job:
+    [held] = [held for held in claim() if held.source_pk == str(article.pk)]
+    assert jobs.fail(held, error, using="default") == "failed"
+    return Job.objects.get(pk=held.id)
+
+
+def text(client: Client, where: str = OVERVIEW) -> str:
+    response = client.get(where)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def press(client: Client, verb: str, name: object, what: str = "") -> HttpResponse:
+    where = reverse("admin:pgembed_job_operate", args=[verb])
+    return client.post(where, {"name": str(name), "what": what})
+
+
+def said(response: HttpResponse) -> str:
+    assert (response.status_code, response["Location"]) == (302, OVERVIEW)
+    return str(list(get_messages(response.wsgi_request))[-1])
+
+
+# The overview
+
+
+def test_the_overview_tells_a_fresh_spec_from_one_that_failed(
+    viewer: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    Worker.objects.create(host="host-1", pid=17, version="1", specs=[KEY])
+    make_article()
+    run_jobs()
+    assert "<strong>Fresh.</strong> Every row is found with its present text." in text(viewer)
+
+    fail("too bad", make_article())
+
+    page = text(viewer)
+    assert "<strong>Degraded.</strong> 1 row has failed" in page
+    assert "host-1:17" in page
+    assert "50 % of 2 rows" in page
+
+
+def test_staff_that_may_not_see_jobs_sees_no_overview(make_client: Callable[..., Client]) -> None:
+    page = text(make_client("view_worker"))
+
+    assert KEY not in page
+    assert "data-pgembed-refresh" not in page
+
+
+def test_what_workers_and_providers_say_is_shown_and_escaped(viewer: Client) -> None:
+    Worker.objects.create(
+        host=HOSTILE,
+        pid=17,
+        version="1",
+        specs=[spec.key for spec in specs.all()],
+        paused={"default": f"{HOSTILE} is down"},
+        paused_seconds={"default": 60.0},
+    )
+    Job.objects.create(spec=KEY, source_pk="1")
+    Pause.objects.create(what="provider", name=HOSTILE, by=HOSTILE)
+
+    page = text(viewer)
+
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; is down" in page
+
+
+def test_a_viewer_sees_no_button_and_an_operator_does(viewer: Client, operator: Client) -> None:
+    Worker.objects.create(host="host-1", pid=17, version="1")
+
+    assert "<form" not in text(viewer).partition('id="content"')[2]
+    page = text(operator)
+    for verb in ("pause", "probe"):
+        assert reverse("admin:pgembed_job_operate", args=[verb]) in page
+
+
+def test_the_charts_show_the_last_hour_or_day_in_words_too(
+    viewer: Client, make_article: Callable[..., Article], make_worker: Callable[..., Pipeline]
+) -> None:
+    make_article()
+    worker = make_worker()
+    while worker.step():
+        pass
+    worker.holding.tally.flush(using="default")
+
+    assert "1 rows in the last hour, at most 1 in a minute" in text(viewer)
+    assert "in a quarter of an hour" in text(viewer, f"{OVERVIEW}?hours=24")
+    assert "in a minute" in text(viewer, f"{OVERVIEW}?hours=nonsense")
+    assert text(viewer).count("<svg class=") == 3
+
+
+def test_without_javascript_it_reloads_when_asked(viewer: Client) -> None:
+    reload = '<noscript><meta http-equiv="refresh"'
+
+    assert reload not in text(viewer)
+    assert reload in text(viewer, f"{OVERVIEW}?refresh=1")
+
+
+def test_the_overview_takes_few_queries(
+    make_client: Callable[..., Client], make_article: Callable[..., Article]
+) -> None:
+    client = make_client("view_job", "operate_job", "view_space", "view_worker")
+    fail("too bad", make_article())
+    make_article()
+
+    with CaptureQueriesContext(connection) as queries:
+        text(client)
+
+    assert len(queries) <= 12
+
+
+# Failures by kind
+
+
+def test_failures_are_grouped_by_kind_with_links_to_do_something(
+    operator: Client, viewer: Client, make_article: Callable[..., Article]
+) -> None:
+    for number in range(3):
+        last = fail(f"{HOSTILE} gave up after {number} s", make_article())
+    Page.objects.create(slug="page", body="text")
+    [held] = claim()
+    jobs.fail(held, "no page", using="default")
+
+    page = text(operator, FAILURES)
+
+    assert HOSTILE not in page
+    assert page.count('class="module pgembed-kind"') == 2
+    assert page.index("gave up after #") < page.index("no page")
+    assert f"/admin/pgembed/job/{last.pk}/change/" in page
+    link = reverse("admin:pgembed_job_all", args=["retry"])
+    assert link in page
+    assert link not in text(viewer, FAILURES)
+    assert "no page" not in text(viewer, f"{FAILURES}?spec={KEY}")
+
+
+def test_the_jobs_of_one_kind_are_listed_and_retried_alone(
+    operator: Client, make_article: Callable[..., Article]
+) -> None:
+    fail("gave up after 1 s", make_article())
+    other = fail("another kind", make_article())
+    query = {"status": "failed", "spec": KEY, "signature": Job.objects.first().signature}
+
+    listed = operator.get("/admin/pgembed/job/", query).context["cl"].result_list
+    assert [job.last_error for job in listed] == ["gave up after 1 s"]
+    operator.post(reverse("admin:pgembed_job_all", args=["retry"]), {**query, "end": other.pk})
+
+    assert list(Job.objects.filter(status="failed", settled_at=None)) == [other]
+
+
+def test_failures_need_the_permission(make_client: Callable[..., Client]) -> None:
+    assert make_client().get(FAILURES).status_code == 403
+    assert "No failure is open." in text(make_client("view_job"), FAILURES)
+
+
+# Buttons
+
+
+@pytest.mark.parametrize("verb", operate.VERBS)
+def test_buttons_need_a_post_and_the_permission(
+    make_client: Callable[..., Client], operator: Client, verb: str
+) -> None:
+    allowed_but_one = make_client("view_job", "retry_job", "dismiss_job")
+
+    assert press(allowed_but_one, verb, KEY, "spec").status_code == 403
+    where = reverse("admin:pgembed_job_operate", args=[verb])
+    assert operator.get(where).status_code == 405
+    without_token = Client(enforce_csrf_checks=True)
+    without_token.force_login(User.objects.get(user_permissions__codename="operate_job"))
+    assert without_token.post(where, {"name": KEY, "what": "spec"}).status_code == 403
+    assert not LogEntry.objects.exists()
+
+
+def test_a_spec_is_paused_seen_to_be_and_resumed(operator: Client, viewer: Client) -> None:
+    assert said(press(operator, "pause", KEY, "spec")).startswith(f"Paused {KEY}.")
+    assert said(press(operator, "pause", KEY, "spec")) == f"{KEY} was paused already."
+    assert "Paused by user" in text(viewer)
+
+    assert said(press(operator, "resume", KEY, "spec")).startswith(f"Resumed {KEY}.")
+    assert said(press(operator, "resume", KEY, "spec")) == f"{KEY} was not paused."
+
+    assert not Pause.objects.exists()
+    assert LogEntry.objects.filter(object_repr=KEY).count() == 4
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "what"),
+    [
+        ("pause", "nonsense", "spec"),
+        ("pause", "nonsense", "provider"),
+        ("pause", KEY, "nonsense"),
+        ("resume", KEY, "nonsense"),
+        ("probe", "nonsense", ""),
+        ("release", "nonsense", ""),
+        ("nonsense", KEY, "spec"),
+    ],
+)
+def test_what_does_not_exist_is_not_found(
+    operator: Client, verb: str, name: str, what: str
+) -> None:
+    assert press(operator, verb, name, what).status_code == 404
+
+
+def test_a_probe_tells_what_the_provider_answers(
+    operator: Client, provider: type[PlayedProvider]
+) -> None:
+    assert "dimensions" in said(press(operator, "probe", "default"))
+
+    provider.is_down = True
+
+    assert "The server is down." in said(press(operator, "probe", "default"))
+
+
+def test_a_probe_does_not_wait_for_longer_than_a_person_does(
+    operator: Client, provider: type[PlayedProvider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operate, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(PlayedProvider, "probe", lambda self: time.sleep(0.5))
+
+    assert "did not answer within" in said(press(operator, "probe", "default"))
+
+
+def test_a_provider_that_cannot_be_built_says_why(operator: Client, settings: object) -> None:
+    settings.PGEMBED_PROVIDERS = {"default": {"BACKEND": "no.such.thing"}}  # type: ignore[attr-defined]
+
+    assert "has no MODEL" in said(press(operator, "probe", "default"))
+
+
+def test_what_a_dead_worker_holds_is_released(
+    operator: Client, make_article: Callable[..., Article]
+) -> None:
+    make_article()
+    make_article()
+    claim(worker_id=99)
+    assert "worker 99, gone" in text(operator)
+
+    assert said(press(operator, "release", 99)) == "Released 2."
+    assert said(press(operator, "release", 99)) == "Released 0."
+
+    assert set(Job.objects.values_list("status", "crashes")) == {("pending", 1)}
+
+
+# Charts
+
+
+def test_a_chart_is_said_in_words_and_its_axis_is_round() -> None:
+    drawn = charts.bars([0, 37, None], label="<b>thirty-seven</b>", began="an hour ago")
+
+    assert drawn.count("<rect") == 1
+    assert ">50<" in drawn
+    assert 'aria-label="&lt;b&gt;thirty-seven&lt;/b&gt;"' in drawn
+
+
+def test_a_line_is_broken_where_nothing_is_known() -> None:
+    drawn = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, label="", began="", unit="s")
+
+    assert drawn.count("M") == 2
+    assert drawn.count("L") == 1
+    assert charts.lines({"p50": []}, label="", began="")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "shown"),
+    [
+        (0, "s", "0 s"),
+        (0.25, "s", "250 ms"),
+        (90, "s", "1.5 min"),
+        (7200, "s", "2 h"),
+        (172_800, "s", "2 d"),
+        (1500, "", "1.5k"),
+        (2_000_000, "", "2M"),
+        (7, "", "7"),
+    ],
+)
+def test_an_axis_has_short_numbers(value: float, unit: str, shown: str) -> None:
+    assert charts.short(value, unit) == shown

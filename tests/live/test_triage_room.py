@@ -1,0 +1,250 @@
+"""A person on call in a real browser: what fails, why, and mended. And one who may only look."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api._generated import Browser
+
+from pgembed_django.models import Job
+from tests.app.models import Article
+from tests.conftest import wait_until
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SHOTS = os.environ.get("PGEMBED_SCREENSHOTS")
+"""A folder: each page is photographed, light and dark, wide and narrow."""
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium"),
+    pytest.mark.django_db(transaction=True),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    # The browser's driver runs an event loop in this thread.
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def open_admin(browser: Browser, live_server: Any) -> Iterator[Callable[..., Page]]:
+    """Open the overview as staff with these permissions."""
+    contexts = []
+
+    def open_one(*codenames: str, **options: Any) -> Page:
+        user = User.objects.create_user(f"user {User.objects.count()}", is_staff=True)
+        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+        client = Client()
+        client.force_login(user)
+        context = browser.new_context(base_url=live_server.url, **options)
+        contexts.append(context)
+        context.set_default_timeout(15_000)
+        context.add_cookies(
+            [
+                {
+                    "name": "sessionid",
+                    "value": client.cookies["sessionid"].value,
+                    "url": live_server.url,
+                }
+            ]
+        )
+        page = context.new_page()
+        page.goto("/admin/pgembed/")
+        return page
+
+    yield open_one
+    for context in contexts:
+        context.close()
+
+
+OPERATOR = ("view_job", "retry_job", "dismiss_job", "operate_job", "view_article")
+OTHERS = ("view_space", "view_worker")
+
+
+def provider(*, max_characters: int) -> dict[str, Any]:
+    return {
+        "default": {
+            "BACKEND": "tests.providers.PickyProvider",
+            "MODEL": "bag-of-words",
+            "DIMENSIONS": 64,
+            "OPTIONS": {"max_characters": max_characters},
+        }
+    }
+
+
+@pytest.fixture
+def failures(transactional_db: None, start_worker: Callable[..., Any]) -> None:
+    """300 failures of two kinds: 200 texts are too long for the setting, 100 are refused."""
+    Article.objects.bulk_create(
+        [
+            Article(title=f"Article {n}", contents=contents, published_time="2026-01-01T00:00Z")
+            for n in range(320)
+            for contents in ["long " * 50 if n < 200 else "secret" if n < 300 else "short"]
+        ]
+    )
+    worker = start_worker(PGEMBED_PROVIDERS=provider(max_characters=100))
+    wait_until(lambda: Job.objects.filter(status="failed").count() == 300, seconds=60)
+    worker.terminate()
+    worker.wait()
+
+
+def looked_at(page: Page, name: str) -> None:
+    """Find no serious fault for those who do not see, or use no mouse; and take pictures."""
+    # Django's own search box is named by its help text alone.
+    found = Axe().run(page, options={"rules": {"label-title-only": {"enabled": False}}})
+    serious = [
+        (fault["id"], [node["html"][:200] for node in fault["nodes"]])
+        for fault in found.response["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]
+    assert not serious, (name, serious)
+    if SHOTS:
+        size = page.viewport_size
+        for scheme in ("light", "dark"):
+            for width in (1280, 420):
+                page.emulate_media(color_scheme=scheme)
+                page.set_viewport_size({"width": width, "height": 900})
+                path = Path(SHOTS) / f"{name}-{scheme}-{width}.png"
+                page.screenshot(path=path, full_page=True)
+        page.emulate_media(color_scheme="light")
+        page.set_viewport_size(size)
+
+
+def test_an_operator_mends_one_kind_of_failure_and_dismisses_the_other(
+    failures: None, open_admin: Callable[..., Page], start_worker: Callable[..., Any]
+) -> None:
+    page = open_admin(*OPERATOR, *OTHERS)
+    articles = page.get_by_role("region", name="app.ArticleEmbedding")
+    expect(articles).to_contain_text("Stalled.")
+    expect(articles).to_contain_text("No worker is running")
+    looked_at(page, "overview-stalled")
+
+    # Reads why.
+    page.get_by_role("link", name="Failures (300)").click()
+    long = page.get_by_role("region", name="This text has # characters")
+    secret = page.get_by_role("region", name="This text is not allowed")
+    expect(long).to_contain_text("200")
+    expect(secret).to_contain_text("100")
+    looked_at(page, "failures")
+    long.get_by_role("link", name="Show 200").click()
+    expect(page.locator("#result_list tbody tr")).to_have_count(50)
+    looked_at(page, "kind")
+    page.locator("#result_list tbody tr th a").first.click()
+    expect(page.locator("#content")).to_contain_text("at most 100 are allowed")
+    looked_at(page, "job")
+
+    # Mends the setting, and retries that kind alone.
+    start_worker(PGEMBED_PROVIDERS=provider(max_characters=1000))
+    page.goto("/admin/pgembed/job/failures/")
+    long.get_by_role("link", name="Retry all").click()
+    expect(page.locator("h1")).to_have_text("Retry 200 jobs?")
+    looked_at(page, "confirm")
+    page.get_by_role("button", name="Retry").click()
+    expect(page.locator(".messagelist")).to_have_text("Retried 200.")
+
+    # Watches them go, without touching anything.
+    page.goto("/admin/pgembed/")
+    expect(page.get_by_role("link", name="Failures (100)")).to_be_visible()
+    expect(articles).to_contain_text("68.7 % of 320 rows", timeout=60_000)
+    looked_at(page, "overview")
+
+    # Dismisses the others.
+    page.get_by_role("link", name="Failures (100)").click()
+    secret.get_by_role("link", name="Dismiss all").click()
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.locator(".messagelist")).to_have_text("Dismissed 100.")
+    expect(page.locator("#content")).to_contain_text("No failure is open.")
+    assert Job.objects.filter(status="dismissed").count() == 100
+
+
+def test_a_viewer_can_do_none_of_it(failures: None, open_admin: Callable[..., Page]) -> None:
+    page = open_admin("view_job")
+    content = page.locator("#content")
+    for where in ("/admin/pgembed/", "/admin/pgembed/job/failures/"):
+        page.goto(where)
+        for name in ("Retry", "Dismiss", "Pause", "Probe", "Re-embed", "Release"):
+            for role in ("button", "link"):
+                expect(content.get_by_role(role, name=name)).to_have_count(0)
+    page.goto("/admin/pgembed/job/?status=failed")
+    expect(page.locator("select[name=action]")).to_have_count(0)
+
+    token = page.context.cookies()
+    for where in ("all/retry", "all/dismiss", "operate/pause", "operate/release"):
+        answer = page.request.post(f"/admin/pgembed/job/{where}/", form={"name": "x"})
+        assert answer.status == 403, token
+    assert Job.objects.filter(status="failed", settled_at=None).count() == 300
+
+
+def test_the_keyboard_alone_suffices(failures: None, open_admin: Callable[..., Page]) -> None:
+    page = open_admin(*OPERATOR)
+
+    def press_on(name: str, *, role: str = "link") -> None:
+        target = page.get_by_role(role, name=name).first
+        for _ in range(80):
+            page.keyboard.press("Tab")
+            if target.evaluate("element => element === document.activeElement"):
+                break
+        expect(target).to_be_focused()
+        page.keyboard.press("Enter")
+
+    press_on("Failures (300)")
+    expect(page.locator("h1")).to_have_text("Failures")
+    press_on("Retry all This text is not allowed: …")
+    press_on("Retry", role="button")
+    expect(page.locator(".messagelist")).to_have_text("Retried 100.")
+    page.goto("/admin/pgembed/")
+    press_on("Pause app.ArticleEmbedding", role="button")
+    expect(page.locator(".messagelist")).to_contain_text("Paused app.ArticleEmbedding.")
+    press_on("Resume app.ArticleEmbedding", role="button")
+    expect(page.locator(".messagelist")).to_contain_text("Resumed app.ArticleEmbedding.")
+    press_on("Probe default", role="button")
+    expect(page.locator(".messagelist")).to_contain_text("dimensions")
+
+
+def test_it_refreshes_itself_and_leaves_the_reader_where_they_are(
+    failures: None, open_admin: Callable[..., Page]
+) -> None:
+    page = open_admin("view_job")
+    page.set_viewport_size({"width": 800, "height": 300})
+    page.mouse.wheel(0, 700)
+    page.wait_for_function("scrollY > 300")
+    before = page.evaluate("scrollY")
+    Job.objects.filter(status="failed").delete()
+
+    articles = page.get_by_role("region", name="app.ArticleEmbedding")
+    expect(articles).not_to_contain_text("300", timeout=30_000)
+
+    assert abs(page.evaluate("scrollY") - before) < 100
+
+
+def test_it_works_without_javascript(failures: None, open_admin: Callable[..., Page]) -> None:
+    page = open_admin(*OPERATOR, java_script_enabled=False)
+
+    page.get_by_role("link", name="Refresh every 30 seconds").click()
+    assert page.locator("meta[http-equiv=refresh]").count() == 1
+    page.get_by_role("link", name="Failures (300)").click()
+    page.get_by_role("link", name="Dismiss all This text is not allowed").click()
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.locator(".messagelist")).to_have_text("Dismissed 100.")
