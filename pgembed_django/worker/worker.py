@@ -7,10 +7,7 @@ does the maintenance on a connection of its own; when that one dies, the worker 
 from __future__ import annotations
 
 import logging
-import os
-import select
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,28 +15,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.models.functions import Now
 
-from pgembed_django import __version__, conf, database, rollups, spaces
+from pgembed_django import conf, database, rollups, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
-from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
+from pgembed_django.worker.presence import Presence, paused
+from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
 
 logger = logging.getLogger("pgembed_django")
-
-FIRST_LOOK_SECONDS = 0.001
-LAST_LOOK_SECONDS = 0.064
-"""An awake worker looks again and again, ever more slowly, before it goes on watch."""
-
-BUSY_LOOK_SECONDS = 0.05
-MAX_BUSY_LOOK_SECONDS = 0.8
-"""How soon it looks again while writers are open, or due jobs are locked."""
-
-STANDBY_SECONDS = 0.5
-"""How soon a worker beside one on watch looks whether that one still is."""
 
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
@@ -80,11 +66,7 @@ class Worker:
         self.drain = drain
         self.stops_asked = 0
         self._stopping_since: float | None = None
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._look_seconds = FIRST_LOOK_SECONDS
-        self._busy_seconds = BUSY_LOOK_SECONDS
+        self._rest = Rest(self.settings)
         self._outage_seconds = 0.0
         self._recruited_at = 0.0
         self._has_reconciled = False
@@ -103,6 +85,11 @@ class Worker:
                 self._end()
         return self.pipeline.completed
 
+    @property
+    def paused(self) -> dict[str, str]:
+        """The providers that are down or paused by hand, and why."""
+        return paused(self.pipeline)
+
     def stop(self) -> None:
         """Stop after what is in flight; asked twice, at once."""
         self.stops_asked += 1
@@ -110,18 +97,17 @@ class Worker:
 
     def wake(self) -> None:
         """Wake the loop. May be called from any thread, or from a signal handler."""
-        with suppress(BlockingIOError, OSError):
-            self._wake_sender.send(b"!")
+        self._rest.wake()
 
     def _start(self) -> None:
         database.settle_session(self.using)
         self._ensure_spaces()
-        self._register()
+        self.presence = Presence(self.specs, using=self.using)
         self.listener = Listener(list(self.specs), using=self.using)
         self.pipeline = Pipeline(
             self.specs,
             using=self.using,
-            worker_id=self.row.pk,
+            worker_id=self.presence.row.pk,
             settings=self.settings,
             wake=self.wake,
         )
@@ -137,7 +123,7 @@ class Worker:
             Timer(rollups.FLUSH_SECONDS, self._add_up, now),
             Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
         ]
-        logger.info("Worker %s works on %s", self.row, ", ".join(self.specs))
+        logger.info("Worker %s works on %s", self.presence, ", ".join(self.specs))
         if not self.drain:
             self._timers.append(self._listener_timer)
             self.maintenance.start()
@@ -163,8 +149,7 @@ class Worker:
         moved = self.pipeline.step(claim=not self.stops_asked)
         self._outage_seconds = 0.0
         if moved:
-            self._look_seconds = FIRST_LOOK_SECONDS
-            self._busy_seconds = BUSY_LOOK_SECONDS
+            self._rest.moved()
             self._recruit(now)
         elif not (self.drain and self.pipeline.holding.is_empty):
             self._sleep()
@@ -173,35 +158,9 @@ class Worker:
         """Wait until something may have moved: an answer, a nudge, a timer, a signal."""
         timeout = self._timeout()
         if self.stops_asked or not self.pipeline.claiming.wanted:
-            self._wait(timeout)
-        elif self._look_seconds <= LAST_LOOK_SECONDS:
-            self._wait(min(timeout, self._look_seconds))
-            self._look_seconds *= 2
-        elif not self.listener.is_up:
-            self._wait(min(timeout, self._due_seconds()))
-        elif not self.listener.watch():
-            # A writer that saw us awake, and so did not notify, has not committed yet.
-            self._wait(min(timeout, self._busy_look()))
-            self.listener.unwatch()
+            self._rest.wait(self.listener, timeout)
         else:
-            # On watch now: who commits from here on notifies. One last look for the others.
-            if not self.pipeline.step() and not self.listener.drain():
-                if self.listener.is_standby:
-                    # Nobody notifies once the one on watch is awake, or gone.
-                    timeout = min(timeout, STANDBY_SECONDS)
-                self._wait(min(timeout, self._due_seconds()))
-            self.listener.unwatch()
-
-    def _due_seconds(self) -> float:
-        due = self.pipeline.claiming.next_due_seconds()
-        if due is None:
-            return self.settings.poll_seconds or float("inf")
-        return due if due > 0 else self._busy_look()
-
-    def _busy_look(self) -> float:
-        seconds = self._busy_seconds
-        self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
-        return seconds
+            self._rest.sleep(self.pipeline, self.listener, timeout=timeout)
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -213,23 +172,12 @@ class Worker:
         text_due = self.pipeline.text_due_seconds()
         if text_due is not None:
             # It is overdue where an open writer holds the job.
-            waits.append(text_due if text_due > 0 else self._busy_look())
+            waits.append(text_due if text_due > 0 else self._rest.busy_look())
         if self.pipeline.holding.is_blocked:
-            waits.append(self._busy_look())
+            waits.append(self._rest.busy_look())
         if self._stopping_since is not None:
             waits.append(self._stopping_since + self.settings.stop_grace_seconds - now)
         return max(0.0, min(waits))
-
-    def _wait(self, seconds: float) -> None:
-        sockets: list[socket.socket | Listener] = [self._wake_receiver]
-        if self.listener.is_up:
-            sockets.append(self.listener)
-        select.select(sockets, [], [], max(0.0, seconds))
-        with suppress(BlockingIOError):
-            while self._wake_receiver.recv(4096):
-                pass
-        if self.listener.drain():
-            self._look_seconds = FIRST_LOOK_SECONDS
 
     def _is_done(self) -> bool:
         if self.stops_asked:
@@ -257,36 +205,10 @@ class Worker:
         return not self.maintenance.once()
 
     def _report(self) -> None:
-        """Tell the admin that this worker lives, and what it holds."""
-        state = {
-            "last_seen_at": Now(),
-            "holds": len(self.pipeline.holding.units),
-            "paused": self.paused,
-            "paused_seconds": {
-                pool.provider.alias: pool.paused_seconds
-                for pool in self.pipeline.embedding.pools
-                if pool.is_down
-            },
-        }
-        rows = WorkerRow.objects.using(self.using)
-        if not rows.filter(pk=self.row.pk).update(**state):
-            # Another worker took this one for dead: it was frozen, or cut off.
-            self.row.save(using=self.using, force_insert=True)
+        self.presence.report(self.pipeline)
 
     def _add_up(self) -> None:
         self.pipeline.holding.tally.flush(using=self.using)
-
-    @property
-    def paused(self) -> dict[str, str]:
-        """The providers that are down, and why."""
-        pools = self.pipeline.embedding.pools
-        down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
-        by_hand = {
-            pool.provider.alias: f"Paused by {pool.paused_by}"
-            for pool in pools
-            if pool.paused_by is not None
-        }
-        return down | by_hand
 
     def _recruit(self, now: float) -> None:
         """Call the workers that sleep, where there is more to do than one claim takes.
@@ -318,31 +240,27 @@ class Worker:
         for spec in self.specs.values():
             spaces.ensure(spec, using=self.using)
 
-    def _register(self) -> None:
-        self.row = WorkerRow.objects.using(self.using).create(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=__version__,
-            specs=list(self.specs),
-        )
-
     def _sit_out(self, error: Exception) -> None:
         """The database is away. What is held stays held; look again, ever more slowly."""
         self._outage_seconds = min(self._outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
         logger.warning("Lost the database, again in %.1f s: %s", self._outage_seconds, error)
         connections[self.using].close()
-        self._wait(self._outage_seconds if self._stopping_since is None else BUSY_LOOK_SECONDS)
+        self._rest.wait(
+            self.listener,
+            self._outage_seconds if self._stopping_since is None else BUSY_LOOK_SECONDS,
+        )
 
     def _end(self) -> None:
         """Leave nothing leased. The leases first: the rest may take its time."""
         with suppress(DatabaseError, InterfaceError):
             self.pipeline.release()
             self._add_up()
-            WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+            self.presence.end()
         self.pipeline.embedding.close()
         self.listener.close()
         self.maintenance.stop()
-        logger.info("Worker %s has ended after %d rows", self.row, self.pipeline.completed)
+        self._rest.close()
+        logger.info("Worker %s has ended after %d rows", self.presence, self.pipeline.completed)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

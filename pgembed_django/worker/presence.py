@@ -1,0 +1,59 @@
+"""The row by which the admin knows that a worker lives, and what it holds."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+
+from django.db.models.functions import Now
+
+from pgembed_django import __version__
+from pgembed_django.models import Worker as WorkerRow
+from pgembed_django.pipeline import Pipeline
+
+
+class Presence:
+    """One worker's row, from its start to its end. Its key is the worker's id."""
+
+    def __init__(self, specs: Iterable[str], *, using: str) -> None:
+        self.using = using
+        self.row = WorkerRow.objects.using(using).create(
+            host=socket.gethostname(), pid=os.getpid(), version=__version__, specs=list(specs)
+        )
+
+    def __str__(self) -> str:
+        return str(self.row)
+
+    def report(self, pipeline: Pipeline) -> None:
+        """Tell that this worker lives."""
+        state = {
+            "last_seen_at": Now(),
+            "holds": len(pipeline.holding.units),
+            "paused": paused(pipeline),
+            "paused_seconds": {
+                pool.provider.alias: pool.paused_seconds
+                for pool in pipeline.embedding.pools
+                if pool.is_down
+            },
+        }
+        rows = WorkerRow.objects.using(self.using)
+        if not rows.filter(pk=self.row.pk).update(**state):
+            # Another worker took this one for dead: it was frozen, or cut off.
+            self.row.save(using=self.using, force_insert=True)
+
+    def end(self) -> None:
+        """Leave."""
+        WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+
+
+def paused(pipeline: Pipeline) -> dict[str, str]:
+    """Return the providers that are down or paused by hand, and why."""
+    pools = pipeline.embedding.pools
+    down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
+    by_hand = {
+        pool.provider.alias: f"Paused by {pool.paused_by}"
+        for pool in pools
+        if pool.paused_by is not None
+    }
+    return down | by_hand

@@ -1,0 +1,93 @@
+"""How the loop waits: looking again for a while, then on watch until somebody nudges it."""
+
+from __future__ import annotations
+
+import select
+import socket
+from contextlib import suppress
+
+from pgembed_django import conf
+from pgembed_django.listener import Listener
+from pgembed_django.pipeline import Pipeline
+
+FIRST_LOOK_SECONDS = 0.001
+LAST_LOOK_SECONDS = 0.064
+"""An awake worker looks again and again, ever more slowly, before it goes on watch."""
+
+BUSY_LOOK_SECONDS = 0.05
+MAX_BUSY_LOOK_SECONDS = 0.8
+"""How soon it looks again while writers are open, or due jobs are locked."""
+
+STANDBY_SECONDS = 0.5
+"""How soon a worker beside one on watch looks whether that one still is."""
+
+
+class Rest:
+    """Waits on the listener, on answers of the providers, on signals, and on the time."""
+
+    def __init__(self, settings: conf.Settings) -> None:
+        self._settings = settings
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._look_seconds = FIRST_LOOK_SECONDS
+        self._busy_seconds = BUSY_LOOK_SECONDS
+
+    def wake(self) -> None:
+        """End the wait. May be called from any thread, or from a signal handler."""
+        with suppress(BlockingIOError, OSError):
+            self._sender.send(b"!")
+
+    def moved(self) -> None:
+        """Begin anew: there was something to do."""
+        self._look_seconds = FIRST_LOOK_SECONDS
+        self._busy_seconds = BUSY_LOOK_SECONDS
+
+    def busy_look(self) -> float:
+        """Return when to look again at what a writer holds: soon, then ever later."""
+        seconds = self._busy_seconds
+        self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
+        return seconds
+
+    def sleep(self, pipeline: Pipeline, listener: Listener, *, timeout: float) -> None:
+        """Wait for new jobs, or for anything else that may have moved, up to ``timeout``."""
+        if self._look_seconds <= LAST_LOOK_SECONDS:
+            self.wait(listener, min(timeout, self._look_seconds))
+            self._look_seconds *= 2
+        elif not listener.is_up:
+            self.wait(listener, min(timeout, self._due_seconds(pipeline)))
+        elif not listener.watch():
+            # A writer that saw us awake, and so did not notify, has not committed yet.
+            self.wait(listener, min(timeout, self.busy_look()))
+            listener.unwatch()
+        else:
+            # On watch now: who commits from here on notifies. One last look for the others.
+            if not pipeline.step() and not listener.drain():
+                if listener.is_standby:
+                    # Nobody notifies once the one on watch is awake, or gone.
+                    timeout = min(timeout, STANDBY_SECONDS)
+                self.wait(listener, min(timeout, self._due_seconds(pipeline)))
+            listener.unwatch()
+
+    def wait(self, listener: Listener, seconds: float) -> None:
+        """Wait until woken or nudged."""
+        sockets: list[socket.socket | Listener] = [self._receiver]
+        if listener.is_up:
+            sockets.append(listener)
+        select.select(sockets, [], [], max(0.0, seconds))
+        with suppress(BlockingIOError):
+            while self._receiver.recv(4096):
+                pass
+        if listener.drain():
+            self._look_seconds = FIRST_LOOK_SECONDS
+
+    def close(self) -> None:
+        """Let go of the sockets."""
+        self._receiver.close()
+        self._sender.close()
+
+    def _due_seconds(self, pipeline: Pipeline) -> float:
+        due = pipeline.claiming.next_due_seconds()
+        if due is None:
+            return self._settings.poll_seconds or float("inf")
+        return due if due > 0 else self.busy_look()
