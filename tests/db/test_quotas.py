@@ -239,14 +239,12 @@ def test_a_provider_without_a_quota_is_not_delayed_by_one_with(settings, provide
 
 def test_limits_must_be_whole_numbers(limit):
     limit(REQUESTS_PER_MINUTE=0)
-
     with pytest.raises(ImproperlyConfigured, match="REQUESTS_PER_MINUTE is 0"):
         providers.get()
 
 
 def test_without_limits_nothing_is_written(provider, make_article, run_jobs):
     make_article()
-
     run_jobs()
 
     assert not Quota.objects.exists()

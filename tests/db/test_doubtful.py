@@ -1,0 +1,77 @@
+"""Jobs that a provider went down with are claimed one at a time, and may start afresh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pgembed_django import jobs
+from pgembed_django.models import Job
+
+pytestmark = pytest.mark.django_db
+
+
+def doubtful(*articles: Any) -> None:
+    pks = [str(article.pk) for article in articles]
+    Job.objects.filter(source_pk__in=pks).update(outages=1)
+
+
+def claim_doubtful() -> list[jobs.Claim]:
+    return jobs.claim_doubtful(
+        ["app.ArticleEmbedding"], worker_id=1, lease_seconds=600, using="default"
+    )
+
+
+def test_doubtful_jobs_are_claimed_one_at_a_time_among_all_workers(make_article):
+    doubtful(make_article(), make_article(), make_article())
+
+    [first] = claim_doubtful()
+    assert claim_doubtful() == []
+
+    jobs.complete({first.id: 1}, keep_seconds=0, using="default")
+    assert len(claim_doubtful()) == 1
+
+
+def test_two_workers_that_look_at_once_do_not_both_get_one(
+    transactional_db, make_article, second_connection
+):
+    doubtful(make_article(), make_article())
+    second_connection.execute(jobs.doubtful.TRY_LOCK)
+
+    assert claim_doubtful() == [], "another worker is choosing"
+
+    second_connection.rollback()
+    assert len(claim_doubtful()) == 1
+
+
+def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
+    doubtful(make_article())
+    make_article()
+    worker = make_worker()
+
+    worker.claiming.claim()
+
+    [unit] = worker.holding.units.values()
+    assert unit.is_doubtful
+
+
+def test_a_write_starts_afresh(make_article):
+    article = make_article()
+    doubtful(article)
+
+    article.title = "Another text"
+    article.save()
+
+    assert Job.objects.get().outages == 0
+
+
+def test_doubt_does_not_outlive_a_persons_retry(make_article):
+    article = make_article()
+    doubtful(article)
+    [claim] = claim_doubtful()
+    jobs.fail(claim, "went down", using="default")
+
+    jobs.retry_failed([claim.id], using="default")
+
+    assert Job.objects.get(status="pending").outages == 0
