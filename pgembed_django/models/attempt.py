@@ -35,10 +35,10 @@ class Attempt(models.Model):
             models.Index(fields=["ended_at"], name="pgembed_attempt_retention"),
         ]
 
+    def __str__(self) -> str:
+        return f"{self.spec} {self.source_pk}"
+
     @property
     def seconds(self) -> float:
         """How long it took."""
         return (self.ended_at - self.started_at).total_seconds()
-
-    def __str__(self) -> str:
-        return f"{self.spec} {self.source_pk}"

@@ -8,9 +8,7 @@ from pgembed_django.models import Job
 
 def call(function: str, *arguments: object) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"SELECT public.{function}({', '.join(['%s'] * len(arguments))})", arguments
-        )
+        cursor.execute(f"SELECT public.{function}({', '.join(['%s'] * len(arguments))})", arguments)
 
 
 @pytest.mark.django_db
