@@ -30,8 +30,9 @@ def test_without_notifications_rows_are_found_by_polling(start_worker):
     wait_for_log(worker, "works on")
 
     for number in range(3):
+        wait_until(is_polling)
         note = Note.objects.create(body=f"note {number}")
-        wait_until(lambda note=note: is_embedded(note))
+        wait_until(lambda note=note: is_embedded(note), seconds=3)
 
     assert not is_asleep()  # on watch, that is: writers are spared the notification
 
@@ -43,7 +44,7 @@ def test_a_listener_whose_backend_is_terminated_listens_again_at_once(start_work
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [listener])
-    wait_until(lambda: [[listener]] != on_watch() and is_asleep())
+    wait_until(lambda: [[listener]] != on_watch() and is_asleep(), seconds=8)
     note = Note.objects.create(body="after")
 
     wait_until(lambda: is_embedded(note), seconds=2)
@@ -108,6 +109,8 @@ unix_socket_dir =
 auth_type = any
 pool_mode = transaction
 ignore_startup_parameters = extra_float_digits
+# So that LISTEN and NOTIFY meet in one connection to the server.
+default_pool_size = 1
 server_check_delay = 0
 """)
     folder.chmod(0o755)
@@ -218,6 +221,17 @@ def can_connect(port: int) -> bool:
         time.sleep(0.01)
         return False
     return True
+
+
+def is_polling() -> bool:
+    """Whether a worker has looked for the next job that is due, and waits since."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND pid <> pg_backend_pid() AND query LIKE '%extract(epoch FROM min(head.run_at)%' "
+            "AND clock_timestamp() - state_change > interval '100 ms'"
+        )
+        return cursor.fetchone()[0] > 0
 
 
 def on_watch() -> list[tuple[int]]:

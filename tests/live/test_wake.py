@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from django.db import connection
 
+from pgembed_django import jobs
 from pgembed_django.models import Worker
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
@@ -73,7 +74,7 @@ def test_the_worker_beside_one_on_watch_takes_over_when_that_one_dies(start_work
     assert seconds_until_embedded(note.pk) < 1
 
 
-def test_a_worker_that_sleeps_is_called_when_there_is_more_than_one_can_claim(start_worker, server):
+def test_a_worker_that_sleeps_is_called_to_jobs_that_nobody_announced(start_worker, server):
     settings = {
         "PGEMBED_PROVIDERS": providers(server),
         "PGEMBED_BATCH_SIZE": 2,
@@ -85,11 +86,17 @@ def test_a_worker_that_sleeps_is_called_when_there_is_more_than_one_can_claim(st
     backends = listening()
     start_worker(**settings)
     wait_until(lambda: has_looked(besides=backends))
+    wait_until(one_is_fast_asleep)
     server.gate.clear()
 
-    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(30))
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        notes = Note.objects.bulk_create(Note(body=f"note {number}") for number in range(30))
+        cursor.execute("RESET session_replication_role")
+    units = [str(note.pk) for note in notes]
+    jobs.enqueue("app.NoteEmbedding", units, kind="reconciler", priority=0, using="default")
 
-    wait_until(lambda: len(server.times) == 2, seconds=5)
+    wait_until(lambda: len(server.times) == 2, seconds=2.5)
 
 
 def add_note(connection: psycopg.Connection, body: str) -> object:
@@ -117,6 +124,16 @@ def listening() -> list[int]:
         "AND query LIKE '%%pg_try_advisory_lock%%' AND pid <> pg_backend_pid()"
     )
     return [pid for [pid] in found]
+
+
+def one_is_fast_asleep() -> bool:
+    """Whether a worker has been on watch for longer than one beside it waits."""
+    [[asleep]] = rows(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND query LIKE '%%pg_try_advisory_lock%%' AND pid <> pg_backend_pid() "
+        "AND clock_timestamp() - state_change > interval '700 ms'"
+    )
+    return asleep > 0
 
 
 def has_looked(*, besides: list[int]) -> bool:
