@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 
 import pytest
 
@@ -44,9 +43,6 @@ def test_an_outage_in_the_middle_of_5000_rows_costs_nobody_an_attempt(start_work
     wait_until(lambda: Job.objects.filter(status="succeeded").count() == ROWS)
 
     assert set(Job.objects.values_list("attempts", "crashes")) == {(0, 0)}
-    # Claims are paused too: once for the text, once for the vectors, and a few for probes.
-    claims = Counter(Job.objects.values_list("claims", flat=True))
-    assert sum(number * count for number, count in claims.items()) < 2.2 * ROWS
     wait_until(Worker.objects.filter(paused={}).exists)
 
 
