@@ -1,0 +1,105 @@
+"""``manage.py embed_status``: whether search is fresh, what waits, and what fails."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from pgembed_django import status
+from pgembed_django.management.command import EmbedCommand, seconds
+from pgembed_django.management.telling import tell
+from pgembed_django.status import fail_if
+
+CLEAR = "\033[H\033[2J"
+
+
+class Command(EmbedCommand):
+    help = (
+        "Tells for each spec whether search is fresh, and why not: how many rows are covered, "
+        "what waits and since when, how fast it goes, what fails; then workers and providers. "
+        "It reads little, whatever the tables hold: counts end with a + where there are more, "
+        "and 'about' is a sample. With --fail-if its exit status is an answer for scripts and "
+        "probes. Exit status: 0; 1 what --fail-if says is so; 2 could not start."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="As JSON, times in UTC.")
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            const=2.0,
+            type=seconds,
+            metavar="SECONDS",
+            help="Again and again, every 2 seconds unless given, until Ctrl-C.",
+        )
+        parser.add_argument(
+            "--fail-if",
+            type=condition,
+            metavar="CONDITION",
+            help=(
+                "Exit with 1 if this holds of any spec, for example 'oldest>5m or failures>0 or "
+                f"coverage<0.99'. There are {', '.join(fail_if.NAMES)}; times in s, m, h or d."
+            ),
+        )
+        parser.add_argument(
+            "--exact",
+            action="store_true",
+            help="Count the coverage of large tables too, which reads them.",
+        )
+
+    def handle(self, **options: Any) -> None:
+        self.using = self.database(options["database"])
+        chosen = list(self.specs(options["specs"]).values())
+        while True:
+            found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
+            kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
+            self._write(found, kinds, options)
+            self._judge(found, options["fail_if"])
+            if options["watch"] is None:
+                return
+            try:
+                time.sleep(options["watch"])
+            except KeyboardInterrupt:
+                return
+
+    def _write(
+        self, found: status.Overview, kinds: status.FailureKinds, options: dict[str, Any]
+    ) -> None:
+        if options["json"]:
+            told = {
+                **dataclasses.asdict(found),
+                "verdict": dataclasses.asdict(found.verdict),
+                "failures": dataclasses.asdict(kinds),
+            }
+            indent = 2 if options["watch"] is None else None
+            self.stdout.write(json.dumps(told, default=str, indent=indent))
+            return
+        if options["watch"] is not None and self.stdout.isatty():
+            self.stdout.write(CLEAR, ending="")
+        for line in tell(found, kinds, self.style):
+            self.stdout.write(line)
+
+    def _judge(self, found: status.Overview, wanted: fail_if.Condition | None) -> None:
+        if wanted is None:
+            return
+        reasons = [
+            f"{spec.key}: {' and '.join(holding)}"
+            for spec in found.specs
+            if (holding := wanted.reasons(spec))
+        ]
+        if reasons:
+            raise CommandError("; ".join(reasons))
+
+
+def condition(text: str) -> fail_if.Condition:
+    """Parse --fail-if."""
+    try:
+        return fail_if.parse(text)
+    except fail_if.BadCondition as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

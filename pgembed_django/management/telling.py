@@ -1,0 +1,100 @@
+"""Tell how things stand, in lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pgembed_django import status
+from pgembed_django.status.verdicts import duration
+
+SAMPLE_CHARACTERS = 100
+
+
+def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
+    """Yield the lines, coloured by ``style``, which is a command's."""
+    colours: dict[str, Callable[[str], str]] = {
+        "fresh": style.SUCCESS,
+        "indexing": style.NOTICE,
+        "degraded": style.WARNING,
+        "stalled": style.ERROR,
+    }
+    for spec in found.specs:
+        colour = colours[spec.verdict.state]
+        yield f"{style.MIGRATE_HEADING(spec.key)}  {colour(spec.verdict.state)}"
+        yield f"  {spec.verdict.reason}"
+        for space in (spec.active, spec.building):
+            if space:
+                yield _space(space)
+        yield f"  waiting    {_waiting(spec)}"
+        yield f"  speed      {_speed(spec)}"
+        yield f"  failures   {spec.open_failures}"
+        yield from _kinds(spec.key, kinds)
+    for key, count in found.unknown.items():
+        yield f"{style.MIGRATE_HEADING(key)}  is not declared here"
+        yield f"  failures   {count}"
+        yield from _kinds(key, kinds)
+    yield style.MIGRATE_HEADING("Workers")
+    yield from [_worker(worker) for worker in found.workers] or ["  none is running"]
+    yield style.MIGRATE_HEADING("Providers")
+    for provider in found.providers:
+        yield _provider(provider, found)
+
+
+def _space(space: status.SpaceStatus) -> str:
+    what = "searched" if space.is_active else "building"
+    coverage = f"{space.coverage}" if space.coverage else "coverage unknown"
+    eta = f", about {duration(space.eta_seconds)} to go" if space.eta_seconds else ""
+    return f"  {what}   {space.model}, {space.dimensions} dimensions: {coverage}{eta}"
+
+
+def _waiting(spec: status.SpecStatus) -> str:
+    parts = []
+    for backlog in spec.backlog:
+        later = f" ({backlog.later} back off)" if backlog.later else ""
+        parts.append(f"{backlog.waiting} {backlog.kind.replace('_', ' ')}{later}")
+    text = ", ".join(parts) or "nothing"
+    if spec.running:
+        text += f"; {spec.running} at work"
+    if spec.oldest_change_seconds is not None:
+        text += f"; oldest change {duration(spec.oldest_change_seconds)}"
+    return text
+
+
+def _speed(spec: status.SpecStatus) -> str:
+    text = f"{spec.units_per_second:.1f} rows a second"
+    if spec.p50_seconds is not None and spec.p99_seconds is not None:
+        text += (
+            f"; from write to vector {spec.p50_seconds:.2g} s (p50), {spec.p99_seconds:.2g} s (p99)"
+        )
+    return f"{text}; about {duration(spec.eta_seconds)} to go" if spec.eta_seconds else text
+
+
+def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
+    for kind in kinds.kinds:
+        if kind.spec == key:
+            sample = " ".join(kind.sample.split())[:SAMPLE_CHARACTERS]
+            yield f"    {kind.count!s:>8}  {kind.signature}"
+            yield f"              last {kind.last_at:%Y-%m-%d %H:%M:%S}: {sample}"
+
+
+def _worker(worker: status.WorkerStatus) -> str:
+    held = ", ".join(
+        f"{held.jobs} of {held.spec} for {duration(held.oldest_seconds)}" for held in worker.held
+    )
+    seen = "" if worker.silent_seconds is None else f"seen {duration(worker.silent_seconds)} ago, "
+    dead = "" if worker.is_live else "believed dead, "
+    return f"  {worker.name}  {dead}{seen}holds {held or 'nothing'}"
+
+
+def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
+    text = f"  {provider.alias}  {', '.join(provider.models)}"
+    if provider.held_by:
+        text += f", paused by {provider.held_by}"
+    if provider.paused_by:
+        workers = "all workers" if provider.is_paused else ", ".join(provider.paused_by)
+        text += f", down for {workers}: {provider.reason}"
+    if provider.retries_at:
+        wait = max(0.0, (provider.retries_at - found.at).total_seconds())
+        text += f" Tried again in {duration(wait)}."
+    return text

@@ -1,0 +1,136 @@
+"""Conditions like ``oldest>5m or failures>0 or coverage<0.99``. Pure.
+
+``and`` binds more tightly than ``or``; there are no parentheses.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pgembed_django.status.queue import MIN_COUNT
+from pgembed_django.status.shapes import SpecStatus
+
+OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+PERCENT = {"%": 0.01}
+
+# Name -> the units that its number may have. Without one: seconds, or a share from 0 to 1.
+NAMES: dict[str, dict[str, float]] = {
+    "oldest": SECONDS,
+    "p50": SECONDS,
+    "p99": SECONDS,
+    "eta": SECONDS,
+    "coverage": PERCENT,
+    "failures": {},
+    "waiting": {},
+    "workers": {},
+}
+COUNTED = ("failures", "waiting")
+COMPARISON = re.compile(r"\s*(\w+)\s*([<>]=?)\s*(\d+(?:\.\d+)?)\s*([a-z%]*)\s*")
+
+
+class BadCondition(ValueError):
+    """What was written is no condition. Says what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One value compared with one number, in seconds where it is a time."""
+
+    text: str
+    name: str
+    compare: Callable[[float, float], bool]
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Alternatives, each of comparisons that have to hold together."""
+
+    alternatives: tuple[tuple[Comparison, ...], ...]
+
+    def reasons(self, status: SpecStatus) -> list[str]:
+        """Return what holds of a spec, as it was written. Empty: the condition does not hold.
+
+        A value that is not known (a coverage that cannot be looked at) meets no comparison.
+        """
+        found = []
+        for comparisons in self.alternatives:
+            values = [value(status, comparison.name) for comparison in comparisons]
+            if all(
+                known is not None and comparison.compare(known, comparison.number)
+                for known, comparison in zip(values, comparisons, strict=True)
+            ):
+                found.append(" and ".join(comparison.text for comparison in comparisons))
+        return found
+
+
+def parse(text: str) -> Condition:
+    """Return the condition that is written.
+
+    Raises:
+        BadCondition: it is none.
+    """
+    return Condition(
+        tuple(
+            tuple(_comparison(part) for part in re.split(r"\band\b", alternative))
+            for alternative in re.split(r"\bor\b", text)
+        )
+    )
+
+
+def value(status: SpecStatus, name: str) -> float | None:
+    """Return a value of a spec by its name in a condition. None: not known."""
+    match name:
+        case "oldest":
+            return status.oldest_change_seconds or 0.0
+        case "p50":
+            return status.p50_seconds or 0.0
+        case "p99":
+            return status.p99_seconds or 0.0
+        case "eta":
+            return float("inf") if status.eta_seconds is None else status.eta_seconds
+        case "coverage":
+            if status.active is None:
+                return 0.0  # nothing is searched yet
+            return status.active.coverage.ratio if status.active.coverage else None
+        case "failures":
+            return status.open_failures.value
+        case "waiting":
+            return status.waiting.value
+        case _:
+            return status.workers
+
+
+def _comparison(text: str) -> Comparison:
+    match = COMPARISON.fullmatch(text)
+    if match is None:
+        raise BadCondition(
+            f"{text.strip()!r} is no comparison. Write it like oldest>5m, failures>0 or "
+            "coverage<0.99, and join several with 'and' and 'or'."
+        )
+    name, compare, number, unit = match.groups()
+    if name not in NAMES:
+        raise BadCondition(f"There is no {name!r}. There are: {', '.join(NAMES)}.")
+    if unit and unit not in NAMES[name]:
+        units = ", ".join(NAMES[name])
+        raise BadCondition(
+            f"{text.strip()!r}: {name} has no unit {unit!r}. "
+            + (f"Its units are: {units}." if units else "It is a plain number.")
+        )
+    parsed = float(number) * NAMES[name].get(unit, 1.0)
+    if name == "coverage" and parsed > 1:
+        raise BadCondition(f"{text.strip()!r}: coverage is a share from 0 to 1, or like 99%.")
+    if name in COUNTED and parsed >= MIN_COUNT:
+        raise BadCondition(
+            f"{text.strip()!r}: {name} are not counted beyond {MIN_COUNT:,}. Compare with less."
+        )
+    return Comparison(" ".join(text.split()), name, OPERATORS[compare], parsed)
