@@ -1,0 +1,22 @@
+"""``manage.py embed_dismiss``: put failures aside without trying their rows again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgembed_django import jobs
+from pgembed_django.management.triage import TriageCommand
+
+
+class Command(TriageCommand):
+    verb = "dismiss"
+    help = (
+        "Puts failures aside that need no mending: those of some specs, of some rows, of one "
+        "kind of error, or all. Their rows are not tried again until they are written, or for a "
+        "week. What is stored of them is found as before. "
+        "Exit status: 0 done, or nothing to do; 2 called wrongly."
+    )
+
+    def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
+        dismissed = jobs.dismiss(job_ids, using=using)
+        return {"dismissed": dismissed, "gone": len(job_ids) - dismissed}
