@@ -97,12 +97,17 @@ def _next_page(
     return Page(enqueued, end is None)
 
 
-def backlog(spec: Spec, *, using: str) -> int:
-    """Return how many of the reconciler's jobs are waiting, counted up to the bound."""
+def restart(spec: Spec, sweep: str, *, using: str) -> None:
+    """Let the next page be the first of a new lap."""
+    Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)
+
+
+def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
+    """Return how many of the jobs of a kind are waiting, counted up to the bound."""
     waiting = Job.objects.using(using).filter(
         spec=spec.key,
         status=Job.Status.PENDING,
-        priority=jobs.LANES[Job.Kind.RECONCILER] + spec.priority,
+        priority=jobs.LANES[kind] + spec.priority,
     )
     return waiting.order_by()[:MAX_BACKLOG].count()
 
@@ -113,7 +118,7 @@ def open_sweeps(spec: Spec, *, using: str) -> list[str]:
     Those in the middle of the table, where the backlog was full; and the one that reads
     texts, while the rows are not all compared with a changed recipe yet.
     """
-    laps = Lap.objects.using(using).filter(spec=spec.key)
+    laps = Lap.objects.using(using).filter(spec=spec.key, sweep__in=ALL_SWEEPS)
     stale = Q(sweep=Lap.Sweep.STALE)
     is_open = (~stale & Q(cursor__isnull=False)) | (stale & ~Q(finished_recipe=spec.recipe))
     return list(laps.filter(is_open).values_list("sweep", flat=True))

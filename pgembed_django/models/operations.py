@@ -40,6 +40,7 @@ class Lap(models.Model):
         MISSING = "missing", _("missing")
         ORPHANED = "orphaned", _("orphaned")
         STALE = "stale", _("stale")
+        BACKFILL = "backfill", _("backfill")
 
     id = models.BigAutoField(primary_key=True)
     spec = models.TextField()

@@ -1,0 +1,150 @@
+"""Queue many rows at once, as a person asked: behind everything else, and never too many.
+
+It walks a table in the order of its key. How far it has come is kept in the database, so
+that the same backfill goes on where it was stopped, however that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from django.db.models import Model, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
+
+from pgembed_django import jobs, providers, sources, spaces
+from pgembed_django.maintenance import gaps, reconcile
+from pgembed_django.models import Job, Lap, Space
+from pgembed_django.reembedding import reembed
+from pgembed_django.specs import Spec
+
+PAGE_ROWS = 500
+
+
+class Step(NamedTuple):
+    """What one page brought: rows looked at, jobs added, and whether it was the last."""
+
+    rows: int
+    enqueued: int
+    is_last: bool
+
+
+class Estimate(NamedTuple):
+    """What a backfill would embed in one space. Texts that cannot be made are ``errors``."""
+
+    model: str
+    rows: int
+    chunks: int
+    tokens: int
+    errors: int
+
+
+class Backfill:
+    """One spec's backfill: of rows without vectors, or with ``force`` of all of them.
+
+    ``where``: lookups, as ``filter`` takes them. ``resumed_from`` is the key after which
+    it goes on, or None.
+    """
+
+    def __init__(
+        self, spec: Spec, *, using: str, where: Mapping[str, Any], force: bool = False
+    ) -> None:
+        self.spec = spec
+        self.using = using
+        self.where = dict(where)
+        self.force = force
+        # Another condition is another backfill.
+        asked = f"{'force' * force} {sorted((k, str(v)) for k, v in where.items())}"
+        laps = Lap.objects.using(using)
+        self._lap, _ = laps.get_or_create(
+            spec=spec.key, sweep=Lap.Sweep.BACKFILL, defaults={"recipe": asked}
+        )
+        if self._lap.recipe != asked:
+            self._lap.recipe, self._lap.cursor = asked, None
+        self.resumed_from = self._lap.cursor
+
+    @property
+    def rows(self) -> QuerySet[Model]:
+        """All that it goes over, from the start."""
+        rows: QuerySet[Model] = self.spec.rows(self.using).filter(**self.where)
+        return rows
+
+    @property
+    def rows_left(self) -> int:
+        """How many rows it has yet to look at."""
+        return self.rows.filter(self._after()).count()
+
+    @property
+    def waiting(self) -> int:
+        """How many of its jobs have not been started yet."""
+        return reconcile.backlog(self.spec, kind=Job.Kind.BACKFILL, using=self.using)
+
+    def restart(self) -> None:
+        """Begin anew."""
+        self._lap.cursor = self.resumed_from = None
+
+    def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
+        """Queue the next page. None: the backlog is full for now."""
+        room = reconcile.MAX_BACKLOG - self.waiting
+        if room <= 0:
+            return None
+        keys = self.rows.filter(self._after()).order_by("pk").values_list("pk", flat=True)
+        page = list(keys[: min(limit, room)])
+        enqueued = self._enqueue(page[-1]) if page else 0
+        is_last = not keys.filter(pk__gt=page[-1]).exists() if page else True
+        # Only now: a kill before this queues the page again, which changes nothing.
+        self._lap.cursor = None if is_last else str(page[-1])
+        self._lap.finished_at = Now() if is_last else None
+        self._lap.save(using=self.using)
+        return Step(len(page), enqueued, is_last)
+
+    def _after(self) -> Q:
+        cursor = self._lap.cursor
+        return Q() if cursor is None else Q(pk__gt=self.spec.parse_pk(cursor))
+
+    def _enqueue(self, last: Any) -> int:
+        page = Q(**self.where) & self._after() & Q(pk__lte=last)
+        if self.force:
+            rows = self.spec.rows(self.using).filter(page).order_by("pk")
+            source_pks = list(rows.values_list(Cast("pk", TextField()), flat=True))
+            return reembed(self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using).enqueued
+        live = spaces.live(self.spec, using=self.using)
+        return jobs.enqueue(
+            self.spec.key,
+            list(gaps.missing(self.spec, live, page, using=self.using)),
+            kind=Job.Kind.BACKFILL,
+            priority=self.spec.priority,
+            using=self.using,
+        )
+
+    def estimates(self) -> Iterator[Estimate]:
+        """Yield what it would embed, for each live space. Reads every text, writes nothing.
+
+        Tokens are counted where the provider can count them, else taken as the bytes by three.
+        """
+        live: list[Space | None] = [*spaces.live(self.spec, using=self.using)]
+        for space in live or [None]:
+            provider = spaces.provider_of(space) if space else providers.get(self.spec.provider)
+            rows = chunks = tokens = errors = 0
+            for loaded in self._texts(space):
+                rows += len(loaded.texts)
+                errors += len(loaded.errors)
+                for text in loaded.texts.values():
+                    pieces = self.spec.chunker.split(text)
+                    chunks += len(pieces)
+                    tokens += sum(provider.weigh_document(piece.text) for piece in pieces)
+            yield Estimate(provider.model, rows, chunks, tokens, errors)
+
+    def _texts(self, space: Space | None) -> Iterator[sources.Loaded]:
+        after = Q()
+        while page := list(
+            self.rows.filter(after).order_by("pk").values_list("pk", flat=True)[:PAGE_ROWS]
+        ):
+            within = after & Q(pk__lte=page[-1])
+            rows = self.rows.filter(within).annotate(pgembed_source_pk=Cast("pk", TextField()))
+            if space and not self.force:
+                where = Q(**self.where) & within
+                missing = gaps.missing(self.spec, [space], where, using=self.using)
+                rows = rows.filter(pgembed_source_pk__in=list(missing))
+            yield sources.read(self.spec, rows)
+            after = Q(pk__gt=page[-1])

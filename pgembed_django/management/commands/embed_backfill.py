@@ -1,0 +1,225 @@
+"""``manage.py embed_backfill``: embed many rows at once, behind everything else."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.core.exceptions import FieldError, ImproperlyConfigured, ValidationError
+from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from pgembed_django import conf, spaces, status
+from pgembed_django.exceptions import PgembedError
+from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
+from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.progress import Progress
+from pgembed_django.specs import Spec
+from pgembed_django.worker import Worker
+
+LOOK_SECONDS = 0.5
+INTERRUPTED = 130
+
+
+class Command(EmbedCommand):
+    help = (
+        "Queues rows without vectors, behind all other work and never more than 10,000 at a "
+        "time, and waits until the workers have embedded them. Workers do the same by "
+        "themselves every few minutes: this is for some rows only (--where), at a bounded rate "
+        "(--rate), with progress, or to embed rows anew whose text is the same (--force). "
+        "Stopped, by Ctrl-C or otherwise, the same command goes on where it was. "
+        "Exit status: 0 done; 1 not done, the message says why; 2 could not start; 130 stopped "
+        "by Ctrl-C."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("spec", nargs="*", metavar="SPEC", help="The same as --specs.")
+        parser.add_argument(
+            "--where",
+            action="append",
+            default=[],
+            type=lookup,
+            metavar="FIELD=VALUE",
+            help=(
+                "Only rows like this, for example category__name=news or "
+                "published_time__gte=2026-01-01. Several: all of them have to hold."
+            ),
+        )
+        parser.add_argument(
+            "--force", action="store_true", help="Also rows that have their vectors already."
+        )
+        parser.add_argument(
+            "--restart", action="store_true", help="From the first row, not from where it was."
+        )
+        parser.add_argument(
+            "--rate", type=float, metavar="N", help="Queue no more than N rows a second."
+        )
+        parser.add_argument("--no-wait", action="store_true", help="Exit once all rows are queued.")
+        parser.add_argument(
+            "--inline", action="store_true", help="Embed in this process: no worker is needed."
+        )
+        parser.add_argument(
+            "--dry-run",
+            action="store_true",
+            help="Read the texts, count rows, chunks and tokens, and queue nothing.",
+        )
+        parser.add_argument(
+            "--price",
+            type=float,
+            metavar="N",
+            help="What a million tokens cost: --dry-run tells the cost.",
+        )
+
+    def handle(self, **options: Any) -> None:
+        if options["rate"] is not None and not options["rate"] > 0:
+            raise CommandError("--rate has to be above zero.", returncode=CANNOT_START)
+        self._died: list[str] = []
+        self.using = self.database(options["database"])
+        chosen = self.specs([*(options["specs"] or ()), *options["spec"]])
+        if options["dry_run"]:
+            for spec in chosen.values():
+                self._estimate(self._backfill(spec, options), options["price"])
+            return
+        try:
+            if options["inline"]:
+                for spec in chosen.values():
+                    spaces.ensure(spec, using=self.using)
+                with working(chosen, using=self.using) as self._died:
+                    self._run(chosen, options)
+            else:
+                self._run(chosen, options)
+        except KeyboardInterrupt:
+            raise CommandError(
+                "Stopped. What is queued goes on; the same command goes on with the rest.",
+                returncode=INTERRUPTED,
+            ) from None
+
+    def _run(self, chosen: dict[str, Spec], options: dict[str, Any]) -> None:
+        for spec in chosen.values():
+            if not spaces.live(spec, using=self.using):
+                raise CommandError(
+                    f"{spec.key} has no space yet: start manage.py embed_worker, or say --inline.",
+                    returncode=CANNOT_START,
+                )
+            backfill = self._backfill(spec, options)
+            if options["restart"]:
+                backfill.restart()
+            if backfill.resumed_from is not None:
+                self.stdout.write(
+                    f"{spec.key}: going on after {backfill.resumed_from}. --restart begins anew."
+                )
+            self._fill(backfill, options)
+
+    def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
+        where = dict(options["where"])
+        backfill = Backfill(spec, using=self.using, where=where, force=options["force"])
+        try:
+            backfill.rows.exists()
+        except (FieldError, ValidationError, ValueError) as error:
+            reason = " ".join(getattr(error, "messages", [str(error)]))
+            raise CommandError(
+                f"--where on {spec.model.__name__}: {reason}", returncode=CANNOT_START
+            ) from error
+        return backfill
+
+    def _fill(self, backfill: Backfill, options: dict[str, Any]) -> None:
+        rate: float | None = options["rate"]
+        limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
+        looked_at = queued = 0
+        with Progress(
+            backfill.rows_left,
+            what=backfill.spec.key,
+            unit="rows",
+            out=self.stderr,
+            is_quiet=options["verbosity"] < 1,
+        ) as progress:
+            while True:
+                step = backfill.step(limit=limit)
+                if step:
+                    looked_at, queued = looked_at + step.rows, queued + step.enqueued
+                progress.show(looked_at - backfill.waiting)
+                if step and step.is_last:
+                    break
+                self._rest(step.enqueued / rate if step and rate else 0 if step else LOOK_SECONDS)
+            self._warn(backfill, options)
+            while not options["no_wait"] and (waiting := backfill.waiting):
+                progress.show(looked_at - waiting)
+                self._rest(LOOK_SECONDS)
+            progress.show(looked_at)
+        how = "queued" if options["no_wait"] else "embedded, or failed (see embed_status)"
+        self.stdout.write(
+            self.style.SUCCESS(
+                f"{backfill.spec.key}: {looked_at:,} rows looked at, {queued:,} {how}."
+            )
+        )
+
+    def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
+        if options["inline"] or not backfill.waiting:
+            return
+        [found] = status.overview(specs=[backfill.spec], using=self.using).specs
+        if not found.workers:
+            self.stderr.write("No worker is running: start manage.py embed_worker.")
+
+    def _rest(self, seconds: float) -> None:
+        if self._died:
+            raise CommandError(f"The worker in this process has ended: {self._died[0]}")
+        if seconds:
+            time.sleep(seconds)
+
+    def _estimate(self, backfill: Backfill, price: float | None) -> None:
+        self.stdout.write(self.style.MIGRATE_HEADING(backfill.spec.key))
+        for found in backfill.estimates():
+            text = (
+                f"  {found.model}: {found.rows:,} rows, {found.chunks:,} chunks, "
+                f"about {found.tokens:,} tokens"
+            )
+            if price is not None:
+                text += f", costs about {found.tokens * price / 1e6:,.2f}"
+            if found.errors:
+                text += f"; {found.errors:,} rows give no text"
+            self.stdout.write(text)
+
+
+@contextmanager
+def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
+    """Run a worker in a thread of this process. It looks for no gaps by itself.
+
+    Yields a list that is empty until the worker has ended too early: of what.
+    """
+    settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
+    worker = Worker(chosen, using=using, settings=settings)
+    died: list[str] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except (PgembedError, ImproperlyConfigured, DatabaseError) as error:
+            died.append(str(error))
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, name="pgembed-backfill")
+    thread.start()
+    try:
+        yield died
+    finally:
+        worker.stop()
+        thread.join()
+
+
+def lookup(value: str) -> tuple[str, Any]:
+    """Parse FIELD=VALUE. Django makes the value what the field holds."""
+    name, equals, text = value.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
+    if name.endswith("__isnull"):
+        return name, text.lower() in ("1", "true", "yes")
+    if name.endswith("__in"):
+        return name, text.split(",")
+    return name, text

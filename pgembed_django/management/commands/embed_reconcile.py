@@ -1,0 +1,92 @@
+"""``manage.py embed_reconcile``: look for gaps now, instead of waiting for the workers to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from pgembed_django import spaces, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.progress import Progress
+
+TRIES = 100
+LOOK_SECONDS = 0.05
+
+
+class Command(EmbedCommand):
+    help = (
+        "Looks at every row now: rows without vectors, and vectors without a row. What it finds "
+        "is queued behind the writes, and the workers embed it. They look by themselves, every "
+        "PGEMBED_RECONCILE_SECONDS. With --deep it also reads every text and compares it with "
+        "the one that was embedded: after a restore, or after writes with triggers disabled. "
+        "Run it as often as you like: nothing is queued twice. "
+        "Exit status: 0 looked at everything; 1 the backlog is full, the workers go on from "
+        "there; 2 could not start."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--deep",
+            action="store_true",
+            help="Also read every text, and find those that were changed past the triggers.",
+        )
+
+    def handle(self, **options: Any) -> None:
+        using = self.database(options["database"])
+        sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
+        unfinished = []
+        for spec in self.specs(options["specs"]).values():
+            if not spaces.live(spec, using=using):
+                raise CommandError(
+                    f"{spec.key} has no space yet: start manage.py embed_worker once.",
+                    returncode=CANNOT_START,
+                )
+            found = 0
+            for sweep in sweeps:
+                reconcile.restart(spec, sweep, using=using)
+                enqueued, is_whole = self._walk(spec, sweep, options["verbosity"], using=using)
+                found += enqueued
+                if not is_whole:
+                    unfinished.append(f"{spec.key} ({sweep})")
+            self.stdout.write(f"{spec.key}: {found:,} rows queued")
+        if unfinished:
+            self.stderr.write(
+                f"Not to the end: {', '.join(unfinished)}. The backlog is full, or somebody "
+                "holds the table. The workers go on from there."
+            )
+            raise SystemExit(1)
+
+    def _walk(
+        self, spec: specs.Spec, sweep: str, verbosity: int, *, using: str
+    ) -> tuple[int, bool]:
+        """Go over the table once. Returns how many rows were queued, and whether it was all."""
+        enqueued = pages = 0
+        total = spec.model._base_manager.using(using).count() if verbosity else 0
+        with Progress(
+            total,
+            what=f"{spec.key}, {sweep}",
+            unit="rows",
+            out=self.stderr,
+            is_quiet=verbosity < 1,
+        ) as progress:
+            while page := self._page(spec, sweep, using=using):
+                enqueued += page.enqueued
+                pages += 1
+                progress.show(min(total, pages * reconcile.PAGE_ROWS))
+                if page.is_last:
+                    return enqueued, True
+        return enqueued, False
+
+    def _page(self, spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
+        """Return the next page. None: the backlog is full, or somebody holds the table."""
+        for _ in range(TRIES):
+            page = reconcile.reconcile_page(spec, sweep, using=using)
+            if page or reconcile.backlog(spec, using=using) >= reconcile.MAX_BACKLOG:
+                return page
+            # A worker is at the same lap for a moment.
+            time.sleep(LOOK_SECONDS)
+        return None

@@ -1,0 +1,456 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.core.management.base import OutputWrapper
+from django.db import connection
+
+from pgembed_django import jobs, spaces, specs
+from pgembed_django.exceptions import MaintenanceDied
+from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.maintenance.backfill import Backfill
+from pgembed_django.management.progress import Progress
+from pgembed_django.models import Job, Lap, Worker
+from tests.app.models import Article, ArticleEmbedding
+from tests.db.test_status import make_failures
+
+pytestmark = pytest.mark.django_db
+
+KEY = "app.ArticleEmbedding"
+
+
+@pytest.fixture
+def spec() -> specs.Spec:
+    found = specs.get(KEY)
+    assert found
+    return found
+
+
+def run(*arguments: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out, stderr=out, **options)
+    return out.getvalue()
+
+
+def exit_status(*arguments: str) -> int:
+    with pytest.raises(CommandError) as caught:
+        run(*arguments)
+    return caught.value.returncode
+
+
+def patience(monkeypatch: Any, command: str, sleep: Any) -> None:
+    """Let a command wait in another way. Only that command."""
+    module = f"pgembed_django.management.commands.{command}.time"
+    monkeypatch.setattr(module, SimpleNamespace(sleep=sleep))
+
+
+def make_gaps(number: int) -> None:
+    """Rows that were written past the triggers, and have no job."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO app_article (title, contents, author, published_time)"
+            " SELECT 'Title ' || n, 'Contents', '', now() FROM generate_series(1, %s) AS n",
+            [number],
+        )
+    Job.objects.all().delete()
+
+
+# embed_status
+
+
+def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    make_article()
+    make_failures(3, error="timed out")
+    make_failures(1, error="gone", spec="app.Gone")
+    Worker.objects.create(
+        host="here", pid=7, version="1", specs=[KEY], paused={"default": "No route."}
+    )
+
+    told = run("embed_status", "--specs", KEY)
+
+    assert f"{KEY}  stalled" in told
+    assert "The provider is down: 1 job waits. No route." in told
+    assert "searched   bag-of-words, 64 dimensions: 50 % of 2 rows" in told
+    assert "1 write" in told
+    assert "3  timed out" in told
+    assert "app.Gone  is not declared here" in told
+    assert "here:7  seen 0 s ago, holds nothing" in told
+    assert "default  bag-of-words, down for all workers: No route." in told
+
+
+def test_the_status_as_json_is_whole(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    make_failures(2)
+
+    told = json.loads(run("embed_status", "--specs", KEY, "--json"))
+
+    [spec] = told["specs"]
+    assert spec["open_failures"] == {"value": 2, "is_capped": False}
+    assert spec["active"]["coverage"]["covered"] == 1
+    assert told["failures"]["kinds"][0]["signature"] == "refused"
+    assert told["verdict"]["state"] == "degraded"
+
+
+def test_the_exit_status_answers_the_question(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    run("embed_status", "--specs", KEY, "--fail-if", "failures>0 or coverage<1")
+    make_failures(1)
+
+    assert exit_status("embed_status", "--specs", KEY, "--fail-if", "failures>0") == 1
+    with pytest.raises(CommandError, match=f"{KEY}: failures>0"):
+        run("embed_status", "--fail-if", "failures>0")
+
+
+def test_a_condition_that_is_none_is_refused():
+    with pytest.raises(CommandError, match="There is no 'failure'"):
+        run("embed_status", "--fail-if", "failure>0")
+
+
+def test_watching_goes_on_until_it_is_stopped(make_article, run_jobs, monkeypatch):
+    make_article()
+    run_jobs()
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    patience(monkeypatch, "embed_status", sleep)
+
+    told = run("embed_status", "--specs", KEY, "--watch")
+
+    assert waits == [2.0, 2.0]
+    assert told.count(f"{KEY}  ") == 2
+
+
+# embed_retry and embed_dismiss
+
+
+def test_retry_says_exactly_what_happened(monkeypatch, make_article):
+    make_failures(3)
+    ids = list(Job.objects.order_by("pk").values_list("pk", flat=True))
+    superseded, gone = Job.objects.get(pk=ids[0]), ids[1]
+    Job.objects.create(spec=superseded.spec, source_pk=superseded.source_pk)
+    retry = jobs.retry_failed
+
+    def settled_meanwhile(job_ids: Any, *, using: str) -> Any:
+        Job.objects.filter(pk=gone).update(settled_at="2026-01-01T00:00Z")
+        return retry(job_ids, using=using)
+
+    monkeypatch.setattr(jobs, "retry_failed", settled_meanwhile)
+
+    told = run("embed_retry", "--all", "--yes")
+
+    assert told == "retried 1, superseded by newer work 1, gone 1\n"
+
+
+def test_a_kind_is_chosen_by_its_signature():
+    make_failures(2, error="refused")
+    make_failures(1, error="too long")
+    make_failures(1, error="refused", spec="app.Gone")
+
+    assert run("embed_retry", "--signature", "refused", "--dry-run") == "3 open failures.\n"
+    assert "retried 2," in run("embed_retry", "--signature", "refused", "--specs", KEY, "--yes")
+    assert "dismissed 1," in run("embed_dismiss", "--specs", "app.Gone", "--yes")
+    assert Job.objects.filter(status="failed", settled_at=None).count() == 1
+
+
+def test_rows_are_chosen_by_their_keys():
+    make_failures(3)
+    [first, *_] = Job.objects.order_by("pk")
+
+    assert "dismissed 1, gone 0" in run("embed_dismiss", "--unit", first.source_pk, "--yes")
+    assert run("embed_dismiss", "--unit", "nobody", "--yes") == (
+        "No open failure is chosen by that.\n"
+    )
+
+
+def test_nothing_is_done_without_a_choice_or_an_answer(monkeypatch):
+    make_failures(2)
+
+    assert exit_status("embed_retry") == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    with pytest.raises(CommandError, match=r"Retry 2 open failures.*say --yes"):
+        run("embed_retry", "--all")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    with pytest.raises(CommandError, match="Nothing was done"):
+        run("embed_retry", "--all")
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert run("embed_retry", "--all").startswith("retried 2")
+
+
+def test_a_spec_that_nobody_knows_is_refused():
+    assert exit_status("embed_retry", "--specs", "app.Nothing", "--yes") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_writer_has_locked_is_said(second_connection, impatient):
+    make_failures(2)
+    [first, _] = Job.objects.order_by("pk")
+    second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [first.pk])
+
+    with pytest.raises(CommandError, match=r"retried 1.*locked by an open write 1") as caught:
+        run("embed_retry", "--all", "--yes")
+
+    assert caught.value.returncode == 1
+
+
+# embed_reconcile
+
+
+def test_reconcile_queues_gaps_and_deeply_also_stale_texts(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    assert f"{KEY}: 0 rows queued" in run("embed_reconcile", "--specs", KEY)
+    make_gaps(2)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute(
+            "UPDATE app_article SET title = 'Past' WHERE id = (SELECT min(id) FROM app_article)"
+        )
+        cursor.execute("SET LOCAL session_replication_role = origin")
+
+    assert f"{KEY}: 2 rows queued" in run("embed_reconcile", "--specs", KEY)
+    assert f"{KEY}: 1 rows queued" in run("embed_reconcile", "--specs", KEY, "--deep")
+
+
+def test_reconcile_begins_at_the_first_row_wherever_a_worker_was(make_article, run_jobs):
+    run_jobs()
+    make_gaps(3)
+    last = Article.objects.latest("pk").pk
+    Lap.objects.create(spec=KEY, sweep="missing", cursor=str(last))
+
+    assert f"{KEY}: 3 rows queued" in run("embed_reconcile", "--specs", KEY)
+
+
+def test_reconcile_says_where_the_backlog_is_full(make_article, run_jobs, monkeypatch):
+    run_jobs()
+    make_gaps(3)
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
+
+    with pytest.raises(SystemExit) as caught:
+        run("embed_reconcile", "--specs", KEY)
+
+    assert caught.value.code == 1
+
+
+def test_reconcile_needs_a_space():
+    with pytest.raises(CommandError, match="embed_worker once"):
+        run("embed_reconcile", "--specs", KEY)
+
+
+# embed_backfill
+
+
+def test_a_backfill_queues_gaps_behind_everything_else(run_jobs):
+    run_jobs()
+    make_gaps(3)
+
+    told = run("embed_backfill", KEY, "--no-wait")
+
+    assert f"{KEY}: 3 rows looked at, 3 queued." in told
+    assert "No worker is running" in told
+    assert set(Job.objects.values_list("kind", "priority")) == {("backfill", -2000)}
+
+
+def test_rows_can_be_chosen_and_what_is_no_field_is_refused(run_jobs):
+    run_jobs()
+    make_gaps(3)
+
+    told = run(
+        "embed_backfill",
+        KEY,
+        "--no-wait",
+        "--where",
+        "title__in=Title 1,Title 2",
+        "--where",
+        "category__isnull=true",
+    )
+
+    assert "2 rows looked at, 2 queued" in told
+    assert exit_status("embed_backfill", KEY, "--where", "nothing=1") == 2
+    assert exit_status("embed_backfill", KEY, "--where", "pk=x") == 2
+    with pytest.raises(CommandError, match="not of the form FIELD=VALUE"):
+        run("embed_backfill", KEY, "--where", "title")
+
+
+def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
+    run_jobs()
+    make_gaps(5)
+    Backfill(spec, using="default", where={}).step(limit=2)
+
+    told = run("embed_backfill", KEY, "--no-wait")
+
+    assert f"{KEY}: going on after" in told
+    assert "3 rows looked at, 3 queued" in told
+    assert Job.objects.count() == 5
+    assert "5 rows looked at, 0 queued" in run("embed_backfill", KEY, "--no-wait")
+
+
+def test_another_condition_is_another_backfill_and_it_can_begin_anew(spec, run_jobs):
+    run_jobs()
+    make_gaps(5)
+    Backfill(spec, using="default", where={}).step(limit=2)
+    assert Backfill(spec, using="default", where={"title": "x"}).resumed_from is None
+
+    told = run("embed_backfill", KEY, "--no-wait", "--restart")
+
+    assert "5 rows looked at, 3 queued" in told
+
+
+def test_the_workers_do_not_take_a_backfills_cursor_for_their_own(spec, run_jobs):
+    run_jobs()
+    make_gaps(5)
+    Backfill(spec, using="default", where={}).step(limit=2)
+
+    assert "backfill" not in reconcile.open_sweeps(spec, using="default")
+
+
+def test_the_backlog_of_a_backfill_is_bounded(spec, run_jobs, monkeypatch):
+    run_jobs()
+    make_gaps(5)
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
+    filling = Backfill(spec, using="default", where={})
+
+    assert filling.step().enqueued == 2
+    assert filling.step() is None
+    run_jobs()
+    assert filling.step().enqueued == 2
+    run_jobs()
+    assert filling.step() == backfill.Step(rows=1, enqueued=1, is_last=True)
+
+
+def test_a_backfill_waits_until_all_is_embedded_and_keeps_to_its_rate(run_jobs, monkeypatch):
+    run_jobs()
+    make_gaps(4)
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        run_jobs()
+
+    patience(monkeypatch, "embed_backfill", sleep)
+
+    told = run("embed_backfill", KEY, "--rate", "2")
+
+    assert waits == [1.0, 0.5]
+    assert "4 rows looked at, 4 embedded, or failed" in told
+    assert ArticleEmbedding.objects.count() == 4
+
+
+def test_ctrl_c_leaves_what_is_queued(run_jobs, monkeypatch):
+    run_jobs()
+    make_gaps(4)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    patience(monkeypatch, "embed_backfill", interrupt)
+
+    assert exit_status("embed_backfill", KEY) == 130
+    assert Job.objects.filter(status="pending").count() == 4
+
+
+def test_force_embeds_anew_what_is_fresh(make_article, run_jobs, make_worker, provider):
+    make_article()
+    run_jobs()
+    provider.reset()
+
+    assert "1 rows looked at, 0 queued" in run("embed_backfill", KEY, "--no-wait")
+    assert "1 rows looked at, 1 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
+    run_jobs()
+
+    assert len(provider.embedded) == 1
+    assert ArticleEmbedding.objects.count() == 1
+
+
+def test_a_dry_run_counts_and_queues_nothing(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    make_gaps(2)
+
+    told = run("embed_backfill", KEY, "--dry-run", "--price", "1000000")
+    forced = run("embed_backfill", KEY, "--dry-run", "--force")
+
+    assert "bag-of-words: 2 rows, 2 chunks, about" in told
+    assert "costs about" in told
+    assert "bag-of-words: 3 rows, 3 chunks" in forced
+    assert not Job.objects.filter(status="pending").exists()
+
+
+def test_a_dry_run_before_the_first_worker_counts_all(make_article):
+    make_article()
+
+    assert "bag-of-words: 1 rows" in run("embed_backfill", KEY, "--dry-run")
+    assert exit_status("embed_backfill", KEY) == 2
+    assert exit_status("embed_backfill", KEY, "--rate", "0") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inline_embeds_in_this_process():
+    make_gaps(3)
+
+    told = run("embed_backfill", KEY, "--inline", "--where", "title__startswith=Title")
+
+    assert "3 rows looked at, 3 embedded" in told
+    assert ArticleEmbedding.objects.filter(embedding__isnull=False).count() == 3
+    assert not Worker.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inline_says_of_what_its_worker_died(spec, settings, monkeypatch):
+    spaces.ensure(spec, using="default")
+    make_gaps(3)
+
+    def die(worker: Any) -> None:
+        raise MaintenanceDied("no luck")
+
+    monkeypatch.setattr("pgembed_django.worker.Worker._loop", die)
+
+    with pytest.raises(CommandError, match="has ended: no luck"):
+        run("embed_backfill", KEY, "--inline")
+
+
+# Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere():
+    terminal, log = Terminal(), io.StringIO()
+    now = 0.0
+    with Progress(10, what="Retry", unit="rows", out=OutputWrapper(terminal)) as bar:
+        bar.show(4)
+    with Progress(
+        10, what="Retry", unit="rows", out=OutputWrapper(log), clock=lambda: now
+    ) as lines:
+        lines.show(2)
+        now = 10.0
+        lines.show(5)
+        lines.show(4)
+
+    assert "4/10" in terminal.getvalue()
+    assert log.getvalue() == "Retry: 5 of 10 rows, 0.5 a second, about 10 s to go\n"
+
+
+def test_progress_needs_no_tqdm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with Progress(1, what="x", unit="rows", out=OutputWrapper(Terminal())) as progress:
+        progress.show(1)
+
+    assert progress.done == 1
