@@ -89,7 +89,7 @@ def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepar
     from benchmarks.app.models import Article
     from pgembed_django.retrieval import queries, targets, words
 
-    found = words.read(targets.of(Article, name=None), space, question)
+    opened = words.open_space(targets.of(Article, name=None), question)
     vector = queries.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
@@ -98,8 +98,8 @@ def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepar
         {
             "space": space.pk,
             "below": below,
-            "finding": found.finding,
-            "ranking": found.ranking,
+            "finding": opened.words.finding,
+            "ranking": opened.words.ranking,
             "vector": "[" + ",".join(map(str, vector.tolist())) + "]",
         },
     )

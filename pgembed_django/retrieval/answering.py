@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgembed_django import spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
@@ -17,7 +16,7 @@ from pgembed_django.retrieval.queries import Pending
 from pgembed_django.retrieval.results import Mode, Ranking
 from pgembed_django.retrieval.showing import Ranked
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.retrieval.words import Words
+from pgembed_django.retrieval.words import Opened, Words
 
 # Two depths, and no more: what the first pages show must not depend on how far one asks,
 # and a longer look changes how the arms are fused. The results of the first depth stay.
@@ -30,7 +29,11 @@ NO_WORDS = "There is no word in the query that full text looks for."
 NO_VECTOR = "The query could not be embedded, so it was looked for by its words alone."
 PARTIAL = "The vectors of a new model are searched before all rows have one."
 
-Arm = Callable[[Depth], list[Found]]
+Rankings = tuple[list[Found], list[Found]]
+"""What was found by meaning, and by words."""
+
+MOMENT_SECONDS = 0.005
+"""An answer within it is waited for: both arms are then one statement."""
 
 logger = logging.getLogger("pgembed_django")
 
@@ -42,7 +45,7 @@ class Question:
     target: Target[Any]
     text: str
     mode: Mode
-    space: Space | None
+    opened: Opened | None
     pending: Pending | None
 
 
@@ -55,22 +58,25 @@ class Answer:
     within: bool
     ranked: Sequence[Ranked] = ()
     merits: Sequence[float] = ()
-    words: Words | None = None
     ranking: Ranking = "none"
     degraded: bool = False
     note: str = ""
 
     @property
     def space(self) -> Space | None:
-        return self.question.space
+        return self.question.opened and self.question.opened.space
+
+    @property
+    def words(self) -> Words | None:
+        return self.question.opened and self.question.opened.words
 
 
 def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
     """Send the text to be embedded by the provider of the space that is searched."""
-    space = spaces.active(target.spec, using=target.using)
-    needs_vector = space is not None and text and mode != "lexical"
-    pending = queries.vectors.ask(space, text) if space and needs_vector else None
-    return Question(target=target, text=text, mode=mode, space=space, pending=pending)
+    opened = words.open_space(target, text)
+    needs_vector = opened is not None and text and mode != "lexical"
+    pending = queries.vectors.ask(opened.space, text) if opened and needs_vector else None
+    return Question(target=target, text=text, mode=mode, opened=opened, pending=pending)
 
 
 def answer(question: Question, *, reach: int, within: bool | None = None) -> Answer:
@@ -79,79 +85,57 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     ``within``: whether rows are ranked only if they are in the queryset. Otherwise, and
     where the queryset is the whole table, that is seen to when they are shown.
     """
-    target, space = question.target, question.space
+    target, opened = question.target, question.opened
     within = target.narrows if within is None else within
     none = Answer(question, reach, within)
     if not question.text and not question.pending:
         return replace(none, note=EMPTY)
-    if space is None:
+    if opened is None:
         return replace(none, note=NOTHING_YET)
-    found = words.read(target, space, question.text)
-
-    def by_words(depth: Depth) -> list[Found]:
-        return arms.lexical(target, space, found, depth=depth, within=within)
-
-    lexical = _known(by_words, SHALLOW) if found and question.mode != "semantic" else None
-    # The first look at the words went on while the query was being embedded.
+    lexical = arms.lexical(target, opened.space, opened.words, within=within)
+    by_words = bool(opened.words) and question.mode != "semantic"
+    early: list[Found] | None = None
+    if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
+        # The first look at the words goes on while the query is being embedded.
+        [early] = arms.find([lexical], depth=SHALLOW, using=target.using)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
-    semantic = _meaning(target, space, vector, found, within=within)
-    if semantic is None and lexical is None and found:
-        lexical = by_words
+    by_words = bool(opened.words) and (by_words or is_degraded)
+
+    def look(depth: Depth) -> Rankings:
+        known = early if depth == SHALLOW else None
+        wanted = [lexical] if by_words and known is None else []
+        if vector is not None:
+            near = arms.semantic(target, opened, vector, depth=depth, within=within)
+            wanted.append(near)
+        found = arms.find(wanted, depth=depth, using=target.using)
+        return found.pop() if vector is not None else [], found.pop() if found else known or []
+
     notes = {
         NO_VECTOR: is_degraded,
-        NO_WORDS: not found and question.mode != "semantic",
-        PARTIAL: space.is_partial,
+        NO_WORDS: not opened.words and question.mode != "semantic",
+        PARTIAL: opened.space.is_partial,
     }
-    # Meaning first: of two chunks of a row at the same rank, its one is shown.
-    ranked, merits = _rank(semantic, lexical, reach=reach)
+    ranked, merits = _rank(look, reach=reach)
     return replace(
         none,
         ranked=ranked,
         merits=merits,
-        words=found,
-        ranking=_ranking(semantic, lexical, question.mode),
+        ranking=_ranking(vector is not None, by_words, question.mode),
         degraded=is_degraded,
         note=" ".join(note for note, holds in notes.items() if holds),
     )
 
 
-def _meaning(
-    target: Target[Any], space: Space, vector: Vector | None, found: Words, *, within: bool
-) -> Arm | None:
-    """Return the arm that finds what is near a vector."""
-    if vector is None:
-        return None
-
-    def by_meaning(depth: Depth) -> list[Found]:
-        return arms.semantic(
-            target,
-            space,
-            vector,
-            depth=depth,
-            within=within,
-            indexed_chunks=found.indexed_chunks,
-        )
-
-    return by_meaning
-
-
-def _known(arm: Arm, depth: Depth) -> Arm:
-    """Return the arm with its answer at one depth known already."""
-    known = arm(depth)
-    return lambda other: known if other == depth else arm(other)
-
-
-def _rank(
-    semantic: Arm | None, lexical: Arm | None, *, reach: int
-) -> tuple[list[Ranked], list[float]]:
+def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked], list[float]]:
     """Return the rows in their order, and their merits: from 1 for first in each arm down."""
     ranked: dict[Any, Ranked] = {}
     merits: dict[Any, float] = {}
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
-        by_meaning = {one.key: one for one in semantic(depth)} if semantic else {}
-        by_words = {one.key: one for one in lexical(depth)} if lexical else {}
-        rankings = [list(found) for found in (by_meaning, by_words) if found]
+        found = look(depth)
+        by_meaning, by_words = ({one.key: one for one in rows} for rows in found)
+        # Meaning first: of two chunks of a row at the same rank, its one is shown.
+        rankings = [list(rows) for rows in (by_meaning, by_words) if rows]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
         waiting = {key for key, one in by_words.items() if one.waits}
         fused = fusing.fuse(rankings, alone=waiting)
@@ -190,9 +174,9 @@ def _vector(pending: Pending | None) -> Vector | None:
         return None
 
 
-def _ranking(semantic: Arm | None, lexical: Arm | None, mode: Mode) -> Ranking:
-    if semantic and lexical:
+def _ranking(by_meaning: bool, by_words: bool, mode: Mode) -> Ranking:
+    if by_meaning and by_words:
         return "hybrid"
-    if semantic:
+    if by_meaning:
         return "semantic"
-    return "lexical" if lexical or mode == "lexical" else "none"
+    return "lexical" if by_words or mode == "lexical" else "none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from django.db.models import (
@@ -24,7 +26,7 @@ from pgembed_django.models import Job, Space
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval import distances, routes
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.retrieval.words import Words
+from pgembed_django.retrieval.words import Opened, Words
 
 CHUNKS_PER_ROW = 1.5
 """How many of the nearest chunks are taken for a row that is wanted, to begin with."""
@@ -74,40 +76,55 @@ class Rank(Func):
     output_field = FloatField()
 
 
-def lexical(
-    target: Target[Any], space: Space, words: Words, *, depth: Depth, within: bool
-) -> list[Found]:
-    """Return the rows whose passages match the words best."""
+class Arm(NamedTuple):
+    """One way to find: a query of chunks, the best ones first, of which some are taken."""
+
+    chunks: QuerySet[Model]
+    is_semantic: bool
+    spread: int = 1
+    exact: QuerySet[Model] | None = None
+    """Where ``chunks`` reads an index, which may end too early: the same by reading all."""
+
+
+def lexical(target: Target[Any], space: Space, words: Words, *, within: bool) -> Arm:
+    """Return the arm that finds the passages that match the words best."""
     chunks = (
         _chunks(target, space, within=within)
         .filter(Matches(F("fulltext"), Tsquery(Value(words.finding))))
         .annotate(value=Rank(F("fulltext"), Tsquery(Value(words.ranking))))
         .order_by("-value", "id")
     )
-    return _best(chunks, depth)[0]
+    return Arm(chunks, is_semantic=False)
 
 
 def semantic(
     target: Target[Any],
-    space: Space,
+    opened: Opened,
     vector: Vector,
     *,
     depth: Depth,
     within: bool,
-    indexed_chunks: float | None,
-) -> list[Found]:
-    """Return the rows whose passages are nearest in meaning."""
-    nearness = distances.of(space, vector)
-    chunks = _chunks(target, space, within=within).filter(embedding__isnull=False)
+) -> Arm:
+    """Return the arm that finds the passages nearest in meaning."""
+    nearness = distances.of(opened.space, vector)
+    chunks = _chunks(target, opened.space, within=within).filter(embedding__isnull=False)
     chunks = chunks.annotate(value=nearness.exact)
+    exact = chunks.order_by("value", "id")
     keys = target.keys if within else None
-    if not routes.is_exact(keys, indexed_chunks=indexed_chunks, taken=depth.rows):
-        by_index = chunks.annotate(indexed=nearness.indexed).order_by("indexed")
-        found, is_enough = _best(by_index, depth, spread=nearness.spread, using=target.using)
-        if is_enough:
-            return _similar(found)
-    # There is no index, or it ended before enough rows had passed the filter.
-    return _similar(_best(chunks.order_by("value", "id"), depth)[0])
+    if routes.is_exact(keys, indexed_chunks=opened.indexed_chunks, taken=depth.rows):
+        return Arm(exact, is_semantic=True)
+    by_index = chunks.annotate(indexed=nearness.indexed).order_by("indexed")
+    return Arm(by_index, is_semantic=True, spread=nearness.spread, exact=exact)
+
+
+def find(arms: Sequence[Arm], *, depth: Depth, using: str) -> list[list[Found]]:
+    """Return what each arm finds, best first, one chunk a row, with one statement for all."""
+    taken = [int(depth.rows * CHUNKS_PER_ROW) * arm.spread for arm in arms]
+    looks = _look(arms, taken, using=using)
+    return [
+        _best(arm, found, taken=number, depth=depth, using=using)
+        for arm, found, number in zip(arms, looks, taken, strict=True)
+    ]
 
 
 def _chunks(target: Target[Any], space: Space, *, within: bool) -> QuerySet[Model]:
@@ -120,42 +137,47 @@ def _chunks(target: Target[Any], space: Space, *, within: bool) -> QuerySet[Mode
         waiting = Job.objects.filter(
             spec=spec.key, source_pk=Cast(OuterRef("source_id"), TextField())
         )
-        # Not the reconciler's: while another space is filled, these vectors are as good as ever.
-        waiting = waiting.filter(kind__in=(Job.Kind.WRITE, Job.Kind.MANUAL_RETRY))
         # Without a vector the text was stored a moment ago: it is not an older one.
         has_job = Q()
-        for status in (Job.Status.PENDING, Job.Status.RUNNING, Job.Status.FAILED):
-            has_job |= Q(Exists(waiting.filter(status=status, settled_at=None)))
+        for status in (Job.Status.PENDING, Job.Status.RUNNING):
+            has_job |= Q(Exists(waiting.filter(status=status)))
         chunks = chunks.filter(Q(embedding__isnull=True) | ~has_job)
     return chunks
 
 
-def _best(
-    chunks: QuerySet[Model], depth: Depth, *, spread: int = 1, using: str | None = None
-) -> tuple[list[Found], bool]:
-    """Return the best chunk of each row, and whether there are rows enough.
+def _look(arms: Sequence[Arm], taken: Sequence[int], *, using: str) -> list[list[Found]]:
+    """Return the chunks that each arm finds first."""
+    if not arms:
+        return []
+    parts = [
+        arm.chunks.annotate(arm=Value(number), waits=IsNull(F("embedding"), True)).values_list(
+            "arm", "source_id", "id", "value", "waits"
+        )[:most]
+        for number, (arm, most) in enumerate(zip(arms, taken, strict=True))
+    ]
+    rows = parts[0].union(*parts[1:], all=True) if len(parts) > 1 else parts[0]
+    looks: list[list[Found]] = [[] for _ in arms]
+    by_index = [most for arm, most in zip(arms, taken, strict=True) if arm.exact is not None]
+    with routes.scanning(using, taken=max(by_index)) if by_index else nullcontext():
+        for number, *found in rows:
+            looks[number].append(Found(*found))
+    return looks
 
-    ``using`` says that an index is read, which may end before the rows do.
-    """
-    taken = int(depth.rows * CHUNKS_PER_ROW) * spread
-    chunks = chunks.annotate(waits=IsNull(F("embedding"), True))
-    columns = chunks.values_list("source_id", "id", "value", "waits")
+
+def _best(arm: Arm, found: list[Found], *, taken: int, depth: Depth, using: str) -> list[Found]:
+    """Return the best chunk of each row, after looking further if these are of few rows."""
+    sign = 1 if arm.is_semantic else -1
     while True:
-        if using:
-            with routes.scanning(using, taken=taken):
-                found = [Found(*row) for row in columns[:taken]]
-            found.sort(key=lambda chunk: (chunk.value, chunk.chunk))
-        else:
-            found = [Found(*row) for row in columns[:taken]]
         best: dict[Any, Found] = {}
-        for chunk in found:
+        # A union promises no order, and an index may be a little out of it.
+        for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
             best.setdefault(chunk.key, chunk)
-        is_enough = len(best) >= depth.results
-        if is_enough or len(found) < taken:
-            return list(best.values())[: depth.rows], is_enough
+        if len(best) >= depth.results or len(found) < taken:
+            break
         taken *= 2  # a few long rows hold all the best chunks
-
-
-def _similar(found: list[Found]) -> list[Found]:
-    """Turn distances into cosines."""
-    return [Found(one.key, one.chunk, 1.0 - one.value) for one in found]
+        [found] = _look([arm], [taken], using=using)
+    if arm.exact is not None and len(best) < depth.results:
+        # The index ended before enough rows had passed the filter.
+        return find([Arm(arm.exact, is_semantic=True)], depth=depth, using=using)[0]
+    rows = list(best.values())[: depth.rows]
+    return [Found(*one[:2], 1.0 - one.value) for one in rows] if arm.is_semantic else rows

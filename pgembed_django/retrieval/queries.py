@@ -38,6 +38,11 @@ class Pending(NamedTuple):
     answer: Future[Vector]
     until: float
 
+    def is_answered(self, seconds: float) -> bool:
+        """Tell whether the answer is there, or comes within this moment."""
+        wait([self.answer], timeout=seconds)
+        return self.answer.done()
+
     def vector(self) -> Vector:
         """Return it, at the latest ``PGEMBED_QUERY_SECONDS`` after it was asked for.
 

@@ -8,11 +8,10 @@ import numpy as np
 from asgiref.sync import sync_to_async
 from django.db.models import Model, QuerySet
 
-from pgembed_django import spaces
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import answering, queries, searching, targets
+from pgembed_django.retrieval import answering, queries, searching, targets, words
 from pgembed_django.retrieval.answering import Question
 from pgembed_django.retrieval.results import Results
 from pgembed_django.retrieval.targets import Target
@@ -44,9 +43,9 @@ def similar_to(
             f"Cannot compare a {type(instance).__name__} with rows of "
             f"{target.queryset.model.__name__}: their vectors are of different spaces."
         )
-    space = spaces.active(target.spec, using=target.using)
-    vector = _mean(target, space, instance)
-    if space is None or vector is None:
+    opened = words.open_space(target, "")
+    vector = opened and _mean(target, opened.space, instance)
+    if opened is None or vector is None:
         raise SearchError(
             f"{instance!r} has no vectors yet. Save it, and see that manage.py embed_worker runs "
             "and that its text is not empty."
@@ -55,8 +54,8 @@ def similar_to(
         target=Target(target.queryset.exclude(pk=instance.pk), target.spec),
         text="",
         mode="semantic",
-        space=space,
-        pending=queries.known(space, vector),
+        opened=opened,
+        pending=queries.known(opened.space, vector),
     )
     answer = answering.answer(question, reach=offset + limit + 1)
     return searching.page([answer], limit=limit, offset=offset)
@@ -67,9 +66,9 @@ async def asimilar_to(instance: Row, **keywords: Any) -> Results[Row]:
     return await sync_to_async(similar_to)(instance, **keywords)
 
 
-def _mean(target: Target[Any], space: Space | None, instance: Model) -> Vector | None:
+def _mean(target: Target[Any], space: Space, instance: Model) -> Vector | None:
     """Return the middle of the row's vectors, in the space that is searched."""
-    if space is None or instance.pk is None:
+    if instance.pk is None:
         return None
     own = target.spec.embedding_model._base_manager.using(target.using).filter(
         source_id=instance.pk, space_id=space.pk, embedding__isnull=False

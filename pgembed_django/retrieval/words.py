@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -27,22 +27,28 @@ STATISTICS_SECONDS = 300.0
 # A quoted phrase, or a word that is not to be there: somebody knows what to ask for.
 OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 
+# The active space, and what else has to be known of a query, at the price of one statement.
 # reltuples is -1 where a table was never analyzed.
-READ = """
+OPEN = """
     SELECT
-        tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)),
-        websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text,
-        querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)),
-        (SELECT reltuples FROM pg_class WHERE oid = to_regclass(%(table)s)),
-        (
-            SELECT named.reltuples
+        space.*,
+        tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)) AS query_words,
+        websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text AS query_written,
+        querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)) AS query_tree,
+        (SELECT reltuples FROM pg_class WHERE oid = to_regclass(%(table)s)) AS stored_chunks,
+        ARRAY(
+            SELECT named.relname::text
             FROM pg_index
             JOIN pg_class AS named ON named.oid = indexrelid
             WHERE indrelid = to_regclass(%(table)s)
               AND indisvalid
-              AND named.relname = %(index)s
-        )
+        ) AS valid_indexes
+    FROM pgembed_space AS space
+    WHERE space.spec = %(spec)s
+      AND space.state = 'active'
 """
+
+TOLD = ("query_words", "query_written", "query_tree", "stored_chunks", "valid_indexes")
 
 COMMON = """
     SELECT common.word, common.frequency
@@ -64,43 +70,63 @@ COMMON = """
 class Words:
     """A query as full text: which passages it finds, and what ranks and marks them.
 
-    Both are tsqueries, and empty where there is nothing to look for. ``indexed_chunks`` is
-    how many chunks the space's index of vectors holds, None where it has none.
+    Both are tsqueries, and empty where there is nothing to look for.
     """
 
     finding: str
     ranking: str
-    indexed_chunks: float | None
 
     def __bool__(self) -> bool:
         return bool(self.finding)
 
 
-def read(target: Target[Any], space: Space, text: str) -> Words:
-    """Return what a query's words are, and how the space is indexed, in one statement.
+class Opened(NamedTuple):
+    """The space that is searched, and what a query's words are there.
 
-    Passages with any of the words are found. Those with more and rarer places of them
+    ``indexed_chunks`` is about how many chunks its index of vectors holds, None without one.
+    """
+
+    space: Space
+    words: Words
+    indexed_chunks: float | None
+
+
+def open_space(target: Target[Any], text: str) -> Opened | None:
+    """Return the active space, or None before the first worker has started.
+
+    Passages with any of the text's words are found. Those with more of them, more often,
     rank higher. With operators, quotes or a minus sign, only what matches as written.
     """
     read = texts.cut(text, MOST_CHARACTERS)
     table = connections[target.using].ops.quote_name(target.spec.embedding_model._meta.db_table)
-    [[words, written, tree, chunks, indexed_chunks]] = database.rows(
-        target.using,
-        READ,
-        language=conf.current().text_search_config,
-        text=read,
-        table=table,
-        index=indexes.vector_name(space),
-    )
-    if tree in ("", "T"):  # nothing, or only what is not to be there
-        return Words(finding="", ranking="", indexed_chunks=indexed_chunks)
+    parameters = {
+        "language": conf.current().text_search_config,
+        "text": read,
+        "table": table,
+        "spec": target.spec.key,
+    }
+    for space in Space.objects.using(target.using).raw(OPEN, parameters):
+        told = {name: vars(space).pop(name) for name in TOLD}
+        is_indexed = indexes.vector_name(space) in told["valid_indexes"]
+        words = _words(target.using, table, read, told)
+        return Opened(space, words, told["stored_chunks"] if is_indexed else None)
+    return None
+
+
+def _words(using: str, table: str, read: str, told: dict[str, Any]) -> Words:
+    if told["query_tree"] in ("", "T"):  # nothing, or only what is not to be there
+        return Words(finding="", ranking="")
     if OPERATORS.search(read):
-        return Words(finding=written, ranking=written, indexed_chunks=indexed_chunks)
-    telling = words
-    if chunks > MOST_MATCHES:
-        common = _common(target.using, table)
-        telling = rarest(words, common, most_matches=MOST_MATCHES, chunks=chunks)
-    return Words(finding=any_of(telling), ranking=any_of(words), indexed_chunks=indexed_chunks)
+        return Words(finding=told["query_written"], ranking=told["query_written"])
+    telling = told["query_words"]
+    if told["stored_chunks"] > MOST_MATCHES:
+        telling = rarest(
+            telling,
+            _common(using, table),
+            most_matches=MOST_MATCHES,
+            chunks=told["stored_chunks"],
+        )
+    return Words(finding=any_of(telling), ranking=any_of(told["query_words"]))
 
 
 def rarest(

@@ -1,0 +1,121 @@
+"""The passages of ranked chunks, with the places of the query's words in them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db.models import Expression, F, Func, TextField, Value
+from django.db.models.lookups import IsNull
+
+from pgembed_django import conf, database
+from pgembed_django.retrieval import highlights
+from pgembed_django.retrieval.arms import Tsquery
+from pgembed_django.retrieval.highlights import Marks
+from pgembed_django.retrieval.targets import Target
+from pgembed_django.retrieval.words import Words
+
+LONGEST_BEGINNING = 500
+"""What is shown of a row whose best chunk has just been replaced."""
+
+OF_TEXTS = """
+    SELECT ts_headline(%(language)s::regconfig, passage, %(words)s::tsquery, %(options)s)
+    FROM unnest(%(passages)s::text[]) WITH ORDINALITY AS shown(passage, place)
+    ORDER BY place
+"""
+
+
+class Passage(NamedTuple):
+    """A passage, and where it stands in its row's text."""
+
+    text: str
+    start: int
+    end: int
+    marks: Marks
+
+
+def of(
+    target: Target[Any],
+    rows: Mapping[Any, Any],
+    chunks: Mapping[Any, int],
+    *,
+    words: Words | None,
+) -> dict[Any, Passage]:
+    """Return what is shown of each row, by its key. ``chunks`` has the best one of each.
+
+    Nothing of a row whose spec hides what is not of its text, where that is so.
+    """
+    spec = target.spec
+    stored = _stored(target, list(chunks.values()), mark=(mark := _mark()), words=words)
+    found: dict[Any, Passage] = {}
+    cut: dict[Any, tuple[str, int, int]] = {}
+    for key, row in rows.items():
+        if chunks[key] not in stored:
+            # A worker has replaced it since: the row is still the answer.
+            text = spec.text_of(row)[:LONGEST_BEGINNING]
+            cut[key] = text, 0, len(text)
+            continue
+        text, start, end, digest, waits, headline = stored[chunks[key]]
+        if waits and spec.stale == "hide" and spec.text_digest(spec.text_of(row)) != bytes(digest):
+            continue
+        if text is None:
+            cut[key] = spec.text_of(row)[start:end], start, end
+        else:
+            marks = highlights.marks_in(headline or "", passage=text, mark=mark)
+            found[key] = Passage(text, start, end, marks)
+    if cut:
+        marked = _marks(target.using, [text for text, _, _ in cut.values()], words=words)
+        for key, marks in zip(cut, marked, strict=True):
+            found[key] = Passage(*cut[key], marks)
+    return found
+
+
+def _stored(
+    target: Target[Any], chunks: Sequence[int], *, mark: str, words: Words | None
+) -> dict[int, tuple[Any, ...]]:
+    table = target.spec.embedding_model._base_manager.using(target.using)
+    headline: Expression = Value(None, output_field=TextField())
+    if words:
+        headline = Func(
+            Func(Value(conf.current().text_search_config), template="%(expressions)s::regconfig"),
+            F("passage"),
+            Tsquery(Value(words.ranking)),
+            Value(_options(mark)),
+            function="ts_headline",
+            output_field=TextField(),
+        )
+    found = table.filter(pk__in=chunks).annotate(
+        waits=IsNull(F("embedding"), True), headline=headline
+    )
+    columns = ("passage", "start_offset", "end_offset", "text_digest", "waits", "headline")
+    return {row[0]: row[1:] for row in found.values_list("id", *columns)}
+
+
+def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Marks]:
+    """Return the marks in texts that are not stored."""
+    if not words:
+        return [()] * len(passages)
+    mark = _mark()
+    headlines = database.rows(
+        using,
+        OF_TEXTS,
+        language=conf.current().text_search_config,
+        words=words.ranking,
+        passages=passages,
+        options=_options(mark),
+    )
+    return [
+        highlights.marks_in(headline, passage=passage, mark=mark)
+        for passage, (headline,) in zip(passages, headlines, strict=True)
+    ]
+
+
+def _mark() -> str:
+    # Nobody can have written it into a text: whatever stands between two of it is a word.
+    return f"pgembed{secrets.token_hex(8)}"
+
+
+def _options(mark: str) -> str:
+    # HighlightAll: the passage as it is, HTML in it included, with nothing but the marks added.
+    return f"HighlightAll=true, StartSel={mark}, StopSel={mark}"
