@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-WIDTH, HEIGHT = 600, 110
+WIDTH, HEIGHT = 380, 120
 TOP, BOTTOM, LEFT = 8, 18, 44
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
 

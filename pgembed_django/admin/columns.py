@@ -76,8 +76,12 @@ class JobColumns(ReadOnlyAdmin[Job]):
     @admin.display(description=gettext_lazy("worker"))
     def worker(self, job: Job) -> str | None:
         """The worker that holds the job, or that had it when it last failed."""
-        last = getattr(job, "pgembed_worker", None) or _workers([job]).get(_unit(job))
-        return f"#{job.worker_id}" if job.worker_id else last
+        if job.worker_id:
+            return f"#{job.worker_id}"
+        if hasattr(job, "pgembed_worker"):
+            last: str | None = job.pgembed_worker
+            return last
+        return _workers([job]).get(_unit(job))
 
     @admin.display(description=gettext_lazy("characters"))
     def size(self, job: Job) -> int | None:
@@ -94,12 +98,12 @@ class JobColumns(ReadOnlyAdmin[Job]):
         context = {"attempts": found.order_by("-id")[:HISTORY_LENGTH]}
         return SafeString(render_to_string("admin/pgembed/job/history.html", context))
 
-    def source_row(self, request: HttpRequest) -> Callable[[Job], SafeString | None]:
+    def source_row(self, request: HttpRequest) -> Callable[[Job], SafeString | str]:
         """Return the column with the link, for those who may view the row."""
 
         @admin.display(description=gettext_lazy("source row"))
-        def source_row(job: Job) -> SafeString | None:
-            return sources.source_link(job, request=request, site=self.admin_site)
+        def source_row(job: Job) -> SafeString | str:
+            return sources.source_link(job, request=request, site=self.admin_site) or "-"
 
         return source_row
 
@@ -123,7 +127,7 @@ def attach(found: list[Job]) -> None:
     workers = _workers(found)
     for job in found:
         job.pgembed_size = sizes.get(_unit(job))  # type: ignore[attr-defined]
-        job.pgembed_worker = workers.get(_unit(job), "")  # type: ignore[attr-defined]
+        job.pgembed_worker = workers.get(_unit(job))  # type: ignore[attr-defined]
 
 
 def at(time: datetime) -> str:

@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
 
 
+MAX_COUNT = 5000
+"""Each kind is counted up to here: then it says "5,000+". The page that asks counts further."""
+
+
 def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
     """Show each kind of error once, the most frequent first."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     spec = request.GET.get("spec")
-    found = status.failure_kinds(using=acts.using(), specs=[spec] if spec else None)
+    found = status.failure_kinds(
+        using=acts.using(), specs=[spec] if spec else None, max_count=MAX_COUNT
+    )
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,

@@ -170,18 +170,22 @@ MAX_ID = 2**63 - 1
 
 
 def failure_kinds(
-    *, using: str, specs: Sequence[str] | None = None, limit: int = 20
+    *,
+    using: str,
+    specs: Sequence[str] | None = None,
+    limit: int = 20,
+    max_count: int = MAX_COUNT,
 ) -> FailureKinds:
     """Return the kinds of open failures that failed last, the largest of them first. One query.
 
-    ``limit``: each kind is counted up to 10,000, and that is what takes time.
+    ``limit``: each kind is counted up to ``max_count``, and that is what takes time.
     """
     rows = database.rows(
         using,
         KINDS,
         specs=None if specs is None else list(specs),
         limit=limit,
-        max_count=MAX_COUNT,
+        max_count=max_count,
         max_kinds=MAX_KINDS,
         recent=RECENT,
     )
@@ -189,7 +193,7 @@ def failure_kinds(
         FailureKind(
             spec=spec,
             signature=signature,
-            count=Count(number, number >= MAX_COUNT),
+            count=Count(number, number >= max_count),
             first_at=first_at,
             last_at=last_at,
             sample=sample,

@@ -28,8 +28,8 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!next) {
       return;
     }
-    for (const open of live.querySelectorAll("details[open][id]")) {
-      next.querySelector(`#${open.id}`)?.setAttribute("open", "");
+    for (const details of live.querySelectorAll("details[id]")) {
+      next.querySelector(`#${CSS.escape(details.id)}`)?.toggleAttribute("open", details.open);
     }
     // The heights of sections hardly change, and the browser anchors the scroll position.
     live.replaceChildren(...next.childNodes);
