@@ -62,12 +62,13 @@ def test_a_server_is_left_alone_for_as_long_as_it_asks(start_worker, server):
 def test_another_provider_goes_on_while_one_is_down(start_worker, serve):
     down, up = serve(), serve()
     down.fault = DOWN
+    up.models["other:latest"] = "sha-two"
     Space.objects.create(
         spec="app.PageEmbedding",
         fingerprint="second",
         provider="second",
         backend=OLLAMA,
-        model=up.model,
+        model="other",
         dimensions=up.width,
         options={"base_url": up.url},
         state="active",
@@ -76,6 +77,8 @@ def test_another_provider_goes_on_while_one_is_down(start_worker, serve):
     note = Note.objects.create(body="down")
     wait_until(lambda: Worker.objects.exists() and down.times)
 
+    # The next space is built with the one that is down: it delays nothing.
+    wait_until(lambda: Space.objects.filter(spec="app.PageEmbedding").count() == 2)
     for number in range(5):
         Page.objects.create(slug=str(number), body="up")
         stored = PageEmbedding.objects.filter(source_id=str(number), embedding__isnull=False)
