@@ -5,10 +5,11 @@ from __future__ import annotations
 from django.contrib import admin
 
 from blog.models import Article
+from pgembed_django.admin import VectorsMixin
 
 
 @admin.register(Article)
-class ArticleAdmin(admin.ModelAdmin):
+class ArticleAdmin(VectorsMixin, admin.ModelAdmin):
     list_display = ("title", "author", "category", "published_time")
     list_filter = ("category",)
     search_fields = ("title",)

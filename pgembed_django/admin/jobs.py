@@ -62,6 +62,19 @@ class JobAdmin(columns.JobColumns):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns. The link to the source row depends on who is looking."""
+        if request.GET.get("status") == "failed":
+            # What tells failures of one kind apart comes first.
+            return (
+                "unit",
+                self.source_row(request),
+                "size",
+                "attempts",
+                "crashes",
+                "worker",
+                "state",
+                "error",
+                "finished",
+            )
         return (
             "unit",
             "state",
