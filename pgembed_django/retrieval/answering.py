@@ -92,23 +92,24 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         return replace(none, note=EMPTY)
     if opened is None:
         return replace(none, note=NOTHING_YET)
-    lexical = arms.lexical(target, opened.space, opened.words, within=within)
+    both = arms.of(target, opened, within=within)
+    if both is None:
+        return replace(none, ranking=question.mode)
     by_words = bool(opened.words) and question.mode != "semantic"
     early: list[Found] | None = None
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
         # The first look at the words goes on while the query is being embedded.
-        [early] = arms.find([lexical], depth=SHALLOW, using=target.using)
+        [early] = both.find([both.lexical()], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
     by_words = bool(opened.words) and (by_words or is_degraded)
 
     def look(depth: Depth) -> Rankings:
         known = early if depth == SHALLOW else None
-        wanted = [lexical] if by_words and known is None else []
+        wanted = [both.lexical()] if by_words and known is None else []
         if vector is not None:
-            near = arms.semantic(target, opened, vector, depth=depth, within=within)
-            wanted.append(near)
-        found = arms.find(wanted, depth=depth, using=target.using)
+            wanted.append(both.semantic(vector, depth=depth))
+        found = both.find(wanted, depth=depth)
         return found.pop() if vector is not None else [], found.pop() if found else known or []
 
     notes = {

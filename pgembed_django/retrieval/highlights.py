@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from django.utils.html import escape, format_html
+from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
 LENGTH = 320
@@ -13,6 +13,8 @@ LENGTH = 320
 
 LEAD = LENGTH // 4
 """How far before the first marked word the shown part begins."""
+
+SPACES = re.compile(r"\s+")
 
 Marks = tuple[tuple[int, int], ...]
 
@@ -41,15 +43,14 @@ def highlight(passage: str, marks: Marks) -> SafeString:
     parts = ["… " if start else ""]
     seen = start
     for opens, closes in inside:
-        parts += [_plain(passage[seen:opens])]
-        parts += [format_html("<mark>{}</mark>", passage[opens:closes])]
+        parts += [_plain(passage[seen:opens]), f"<mark>{escape(passage[opens:closes])}</mark>"]
         seen = closes
     parts += [_plain(passage[seen:end]), " …" if end < len(passage) else ""]
     return mark_safe("".join(parts))  # noqa: S308 - every part is escaped
 
 
 def _plain(text: str) -> str:
-    return escape(re.sub(r"\s+", " ", text))
+    return escape(SPACES.sub(" ", text))
 
 
 def _window(passage: str, marks: Marks) -> tuple[int, int]:

@@ -6,24 +6,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from django.db.models import Expression, F, Func, TextField, Value
-from django.db.models.lookups import IsNull
-
 from pgembed_django import conf, database
-from pgembed_django.retrieval import highlights
-from pgembed_django.retrieval.arms import Tsquery
+from pgembed_django.retrieval import highlights, statements
 from pgembed_django.retrieval.highlights import Marks
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
 
 LONGEST_BEGINNING = 500
 """What is shown of a row whose best chunk has just been replaced."""
-
-OF_TEXTS = """
-    SELECT ts_headline(%(language)s::regconfig, passage, %(words)s::tsquery, %(options)s)
-    FROM unnest(%(passages)s::text[]) WITH ORDINALITY AS shown(passage, place)
-    ORDER BY place
-"""
 
 
 class Passage(NamedTuple):
@@ -74,22 +64,15 @@ def of(
 def _stored(
     target: Target[Any], chunks: Sequence[int], *, mark: str, words: Words | None
 ) -> dict[int, tuple[Any, ...]]:
-    table = target.spec.embedding_model._base_manager.using(target.using)
-    headline: Expression = Value(None, output_field=TextField())
-    if words:
-        headline = Func(
-            Func(Value(conf.current().text_search_config), template="%(expressions)s::regconfig"),
-            F("passage"),
-            Tsquery(Value(words.ranking)),
-            Value(_options(mark)),
-            function="ts_headline",
-            output_field=TextField(),
-        )
-    found = table.filter(pk__in=chunks).annotate(
-        waits=IsNull(F("embedding"), True), headline=headline
+    rows = database.rows(
+        target.using,
+        statements.passages(target),
+        language=conf.current().text_search_config,
+        words=words.ranking if words else None,
+        options=_options(mark),
+        ids=chunks,
     )
-    columns = ("passage", "start_offset", "end_offset", "text_digest", "waits", "headline")
-    return {row[0]: row[1:] for row in found.values_list("id", *columns)}
+    return {row[0]: row[1:] for row in rows}
 
 
 def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Marks]:
@@ -99,7 +82,7 @@ def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Mark
     mark = _mark()
     headlines = database.rows(
         using,
-        OF_TEXTS,
+        statements.HEADLINES,
         language=conf.current().text_search_config,
         words=words.ranking,
         passages=passages,
@@ -117,5 +100,4 @@ def _mark() -> str:
 
 
 def _options(mark: str) -> str:
-    # HighlightAll: the passage as it is, HTML in it included, with nothing but the marks added.
     return f"HighlightAll=true, StartSel={mark}, StopSel={mark}"

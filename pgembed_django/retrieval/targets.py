@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
 
@@ -31,6 +32,12 @@ class Target(Generic[Row]):
     @property
     def using(self) -> str:
         return self.queryset.db
+
+    @property
+    def table(self) -> str:
+        """The quoted name of the table with the chunks."""
+        name = self.spec.embedding_model._meta.db_table
+        return str(connections[self.using].ops.quote_name(name))
 
     @property
     def rows(self) -> QuerySet[Row]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from django.db import connections
-
 from pgembed_django import conf, database
 from pgembed_django import text as texts
 from pgembed_django.models import Space
@@ -98,17 +96,16 @@ def open_space(target: Target[Any], text: str) -> Opened | None:
     rank higher. With operators, quotes or a minus sign, only what matches as written.
     """
     read = texts.cut(text, MOST_CHARACTERS)
-    table = connections[target.using].ops.quote_name(target.spec.embedding_model._meta.db_table)
     parameters = {
         "language": conf.current().text_search_config,
         "text": read,
-        "table": table,
+        "table": target.table,
         "spec": target.spec.key,
     }
     for space in Space.objects.using(target.using).raw(OPEN, parameters):
         told = {name: vars(space).pop(name) for name in TOLD}
         is_indexed = indexes.vector_name(space) in told["valid_indexes"]
-        words = _words(target.using, table, read, told)
+        words = _words(target.using, target.table, read, told)
         return Opened(space, words, told["stored_chunks"] if is_indexed else None)
     return None
 

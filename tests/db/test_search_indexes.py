@@ -10,10 +10,13 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Q, QuerySet
 from django.test.utils import CaptureQueriesContext
+from pgvector.django import CosineDistance
 
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import arms, distances, queries, routes
+from pgembed_django.retrieval import arms, queries, routes, targets
+from pgembed_django.retrieval import statements as statements_of
+from pgembed_django.retrieval.words import Opened, Words
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
 
@@ -118,7 +121,7 @@ def exact(rows: QuerySet[Article], space: Space, limit: int) -> list[int]:
     """Return the nearest rows, by reading every vector."""
     vector = queries.vectors.ask(space, QUERY).vector()
     chunks = ArticleEmbedding.objects.filter(source__in=rows.values("pk"), space=space)
-    nearest = chunks.annotate(distance=distances.of(space, vector).exact).order_by("distance")
+    nearest = chunks.order_by(CosineDistance("embedding", vector))
     return list(nearest.values_list("source_id", flat=True)[:limit])
 
 
@@ -148,11 +151,12 @@ def test_the_index_of_words_is_used(space, share):
 
 
 def test_hybrid_uses_both_indexes(space):
-    [words] = statements("@@", Article)
-    [vectors] = statements("<=>", Article)
+    search(Article, QUERY)  # its vector is known now
+    [both] = statements("<=>", Article)
 
-    assert indexes.fulltext_name(space) in plan(words)
-    assert indexes.vector_name(space) in plan(vectors)
+    assert "@@" in both
+    assert indexes.fulltext_name(space) in plan(both)
+    assert indexes.vector_name(space) in plan(both)
 
 
 # What is found
@@ -250,7 +254,6 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
     )
     index = indexes.vector_index(dimensions)
     numbers = np.random.default_rng(1).normal(size=(60, dimensions)).astype(np.float32)
-    chunks = ArticleEmbedding.objects.filter(space=wide)
     ArticleEmbedding.objects.bulk_create(
         ArticleEmbedding(
             source_id=number + 1,
@@ -264,18 +267,21 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
         )
         for number, vector in enumerate(numbers)
     )
-    nearness = distances.of(wide, numbers[7])
-    nearest = chunks.annotate(distance=nearness.exact).order_by(nearness.indexed)[:20]
     with connection.cursor() as cursor:
         cursor.execute(
             f"CREATE INDEX wide ON app_articleembedding USING hnsw "
             f"(({index.expression}) {index.operators}) WHERE space_id = {wide.pk}"
         )
         cursor.execute("SET LOCAL enable_sort = off")
+    opened = Opened(wide, Words(finding="", ranking=""), indexed_chunks=60.0)
+    both = arms.of(targets.of(Article, name=None), opened, within=False)
+    depth = arms.Depth(results=10, rows=20)
 
-    assert nearness.spread == spread
-    assert "wide" in nearest.explain()
-    found = sorted(nearest, key=lambda chunk: chunk.distance)
-    assert found[0].source_id == 8
-    assert found[0].distance == pytest.approx(0, abs=1e-6)
-    assert arms.CHUNKS_PER_ROW > 1
+    with CaptureQueriesContext(connection) as captured:
+        [found] = both.find([both.semantic(numbers[7], depth=depth)], depth=depth)
+
+    [statement] = [query["sql"] for query in captured if "FROM" in query["sql"]]
+    assert "wide" in plan(statement)
+    assert found[0].key == 8
+    assert found[0].value == pytest.approx(1, abs=1e-6)
+    assert statements_of.spread(dimensions) == spread
