@@ -140,6 +140,8 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
             counts.forward += 1
         else:
             counts.gone += 1
+    # A person waits: nobody is to sleep until the next poll.
+    database.execute(using, "NOTIFY pgembed")
     return counts
 
 

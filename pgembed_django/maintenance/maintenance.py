@@ -17,6 +17,7 @@ logger = logging.getLogger("pgembed_django")
 REFILL_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
 PRUNE_SECONDS = 60.0
+OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 PRUNE_CHUNKS = 2000
 PROBES_BEFORE_SWITCH = 3
@@ -56,7 +57,11 @@ class Maintenance:
         )
         self._builder = Chores(
             "builder",
-            [Chore(BUILD_SECONDS, self.build), Chore(PRUNE_SECONDS, self.prune_spaces)],
+            [
+                Chore(OPEN_SECONDS, self.open_spaces),
+                Chore(BUILD_SECONDS, self.build),
+                Chore(PRUNE_SECONDS, self.prune_spaces),
+            ],
             using=using,
             wake=wake,
         )
@@ -136,6 +141,12 @@ class Maintenance:
         jobs.prune_attempts(using=self.using)
         rollups.prune(using=self.using)
         jobs.forget_dead_workers(silent_seconds=self.settings.lease_seconds * 3, using=self.using)
+        return 0
+
+    def open_spaces(self) -> int:
+        """Ask the providers what model they have by now: a tag may have been pulled again."""
+        for spec in self.specs.values():
+            spaces.ensure(spec, using=self.using)
         return 0
 
     def build(self) -> int:

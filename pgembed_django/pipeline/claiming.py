@@ -47,6 +47,7 @@ class Claiming:
         """Whether the last claim took as many as it wanted: others could help."""
         self._clock = clock
         self._claims = 0
+        self._is_suspects_turn = False
         self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
@@ -90,13 +91,18 @@ class Claiming:
         up, down = self._reachable()
         using, lease = self.holding.using, self.holding.settings.lease_seconds
         held = list(self.holding.units.values())
-        if not held:
+        if any(unit.claim.crashes for unit in held):
+            return []
+        # What was held when a worker died is claimed alone, by turns with the others: there
+        # may be hundreds of such jobs, and writes are not to wait for all of them.
+        self._is_suspects_turn = not self._is_suspects_turn
+        if self._is_suspects_turn:
+            if held and jobs.suspect_due(up, using=using):
+                self._is_suspects_turn = False  # still theirs, once the others have ended
+                return []
             alone = jobs.claim_alone(up, worker_id=self.worker_id, lease_seconds=lease, using=using)
             if alone:
                 return alone
-        elif any(unit.claim.crashes for unit in held) or jobs.suspect_due(up, using=using):
-            # What was held when a worker died is claimed alone: let the others end first.
-            return []
         doubtful = jobs.claim_doubtful(
             up, worker_id=self.worker_id, lease_seconds=lease, using=using
         )

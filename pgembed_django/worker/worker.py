@@ -30,7 +30,6 @@ logger = logging.getLogger("pgembed_django")
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
-SPACES_SECONDS = 60.0
 MAX_OUTAGE_SECONDS = 30.0
 
 
@@ -101,7 +100,8 @@ class Worker:
 
     def _start(self) -> None:
         database.settle_session(self.using)
-        self._ensure_spaces()
+        for spec in self.specs.values():
+            spaces.ensure(spec, using=self.using)
         self.presence = Presence(self.specs, using=self.using)
         self.listener = Listener(list(self.specs), using=self.using)
         self.pipeline = Pipeline(
@@ -121,7 +121,6 @@ class Worker:
             Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
             Timer(REPORT_SECONDS, self._report, now),
             Timer(rollups.FLUSH_SECONDS, self._add_up, now),
-            Timer(SPACES_SECONDS, self._ensure_spaces, now + SPACES_SECONDS),
         ]
         logger.info("Worker %s works on %s", self.presence, ", ".join(self.specs))
         if not self.drain:
@@ -235,10 +234,6 @@ class Worker:
                     spaces.provider_of(space).warm_up()
                 except ProviderError as error:
                     logger.warning("Cannot load %s yet: %s", space, error)
-
-    def _ensure_spaces(self) -> None:
-        for spec in self.specs.values():
-            spaces.ensure(spec, using=self.using)
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away. What is held stays held; look again, ever more slowly."""

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
-from pgembed_django import conf, spaces, specs
+from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.retrieval import search
@@ -335,3 +335,19 @@ def test_an_option_that_makes_no_other_vectors_counts_at_once(
     after = spaces.active(spec, using="default")
     assert (after.pk, after.options) == (before.pk, {"batch_size": 7})
     assert ArticleEmbedding.objects.get(source=article).space_id == after.pk
+
+
+@pytest.mark.django_db
+def test_a_vector_of_another_space_is_never_compared_with(spec, make_article, run_jobs):
+    article = make_article(title="Trout", contents="")
+    run_jobs()
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        run_jobs()
+    [building] = Space.objects.filter(spec=KEY, state="building")
+    # As near to the query as can be, and in the wrong space.
+    query = providers.get("default").embed_query("granite")
+    Job.objects.all().delete()
+    ArticleEmbedding.objects.filter(source=article).update(space=building, embedding=query)
+
+    assert list(search(Article, "granite", mode="semantic")) == []

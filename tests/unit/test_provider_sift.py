@@ -238,3 +238,22 @@ def test_a_known_context_is_kept_without_asking(too_long: str, outcome: type):
 
 def test_vectors_are_in_no_repr(make_provider: Make):
     assert repr(make_provider().embed_each(["one"])) == "[Embedded(was_cut=False)]"
+
+
+class Raising(DeterministicProvider):
+    """A provider of the user's own, with an error of its own for one text."""
+
+    def embed_batch(self, texts):
+        if any("bad" in text for text in texts):
+            raise KeyError(texts[0])
+        return super().embed_batch(texts)
+
+
+def test_whatever_a_provider_raises_is_charged_to_the_text_that_it_raises_for():
+    provider = Raising(alias="mine", model="m", dimensions=8)
+
+    outcomes = provider.embed_each(texts_with({7}))
+
+    assert charged(outcomes) == {7}
+    assert "KeyError" in str(outcomes[7])
+    assert "bad text" not in str(outcomes[7])
