@@ -112,8 +112,13 @@ def failures(transactional_db: None, start_worker: Callable[..., Any]) -> None:
 
 def looked_at(page: Page, name: str) -> None:
     """Find no serious fault for those who do not see, or use no mouse; and take pictures."""
-    # Django's own search box is named by its help text alone.
-    found = Axe().run(page, options={"rules": {"label-title-only": {"enabled": False}}})
+    # Django's own: the search box is named by its help text alone, and the links of the
+    # breadcrumbs are not underlined before 6.0.
+    found = Axe().run(
+        page,
+        context={"exclude": [[".breadcrumbs"]]},
+        options={"rules": {"label-title-only": {"enabled": False}}},
+    )
     serious = [
         (fault["id"], [node["html"][:200] for node in fault["nodes"]])
         for fault in found.response["violations"]
