@@ -12,7 +12,7 @@ from pgembed_django.jobs.claims import (
     suspect_due,
 )
 from pgembed_django.jobs.doubtful import claim_doubtful
-from pgembed_django.jobs.endings import complete, fail, reap, release, retry
+from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import (
     LANES,
     enqueue,
@@ -20,6 +20,7 @@ from pgembed_django.jobs.entries import (
     forget_dead_workers,
     prune,
 )
+from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.triage import (
     Released,

@@ -1,4 +1,4 @@
-"""How a running job ends: complete, retry, release, fail, reap.
+"""How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
 
 Each is a compare-and-set on (id, running, claim token). A move back to pending can
 meet a writer's pending job in the unique index: newer work supersedes it. Such moves
@@ -10,16 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.db import IntegrityError
-from django.utils.text import Truncator
 
-from pgembed_django import database, signature
+from pgembed_django import database
 from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim, claims
+from pgembed_django.jobs.failing import SUPERSEDE, bounded, fail
 from pgembed_django.models import Attempt
-
-MAX_ERROR_CHARACTERS = 2000
-PARKING_SECONDS = 3600
-MAX_PARKING_SECONDS = 7 * 86400
 
 COMPLETE = """
     WITH done AS (
@@ -89,66 +85,6 @@ REQUEUE = """
     RETURNING id
 """
 
-SUPERSEDE = """
-    DELETE FROM pgembed_job
-    WHERE id = %(id)s
-      AND claims = %(token)s
-      AND status = 'running'
-    RETURNING id
-"""
-
-# The unit's older open failure, which gives way to this one: each unit is listed once.
-FAIL = """
-    WITH job AS (
-        SELECT spec, source_pk
-        FROM pgembed_job
-        WHERE id = %(id)s
-          AND claims = %(token)s
-          AND status = 'running'
-        FOR UPDATE
-    )
-    SELECT older.id, COALESCE(older.parkings + 1, 0)
-    FROM job
-    LEFT JOIN pgembed_job AS older
-      ON older.spec = job.spec
-     AND older.source_pk = job.source_pk
-     AND older.status IN ('failed', 'dismissed')
-     AND older.settled_at IS NULL
-    WHERE NOT EXISTS (
-        SELECT
-        FROM pgembed_job AS newer
-        WHERE newer.spec = job.spec
-          AND newer.source_pk = job.source_pk
-          AND newer.status = 'pending'
-    )
-"""
-
-SETTLE = """
-    UPDATE pgembed_job
-    SET settled_at = statement_timestamp()
-    WHERE id = ANY(%(ids)s)
-      AND status IN ('failed', 'dismissed')
-      AND settled_at IS NULL
-"""
-
-PARK = """
-    UPDATE pgembed_job
-    SET
-        status = 'failed',
-        worker_id = NULL,
-        lease_expires_at = NULL,
-        finished_at = statement_timestamp(),
-        attempts = attempts + %(attempts)s,
-        crashes = crashes + %(crashes)s,
-        parkings = %(parkings)s,
-        last_error = %(error)s,
-        signature = %(signature)s,
-        -- Until then the reconciler leaves the unit alone.
-        run_at = statement_timestamp() + %(parking)s * interval '1 second'
-    WHERE id = %(id)s
-      AND claims = %(token)s
-"""
-
 EXPIRED = """
     SELECT id, claims, spec, source_pk, kind, attempts, crashes, outages
     FROM pgembed_job
@@ -193,45 +129,12 @@ def release(
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 
-def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:
-    """End the job as an open failure, its unit parked, unless newer work supersedes it."""
-    token = {"id": claim.id, "token": claim.token}
-    try:
-        with database.giving_way(using):
-            found = database.rows(using, FAIL, **token)
-            if not found:
-                return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
-            [[older_id, parkings]] = found
-            history.note(claim, Attempt.Outcome.FAILED, bounded(error), using=using)
-            database.execute(using, SETTLE, ids=[older_id] if older_id else [])
-            database.execute(
-                using,
-                PARK,
-                error=bounded(error),
-                signature=signature.of(error),
-                attempts=attempts,
-                crashes=crashes,
-                parkings=parkings,
-                parking=min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS),
-                **token,
-            )
-    except (database.Busy, IntegrityError):
-        return "busy"  # IntegrityError: another job of the unit has failed since our look
-    return "failed"
-
-
 def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, str]]:
     """Take expired leases back and count a crash each. Returns what became of them."""
     return [
         (expired, reap_one(expired, max_crashes=max_crashes, using=using))
         for expired in claims(EXPIRED, using, limit=limit)
     ]
-
-
-def bounded(error: str) -> str:
-    """Return the error as it is stored: never empty, never long, no NUL."""
-    text = error.replace("\x00", "").strip() or "unknown error"
-    return Truncator(text).chars(MAX_ERROR_CHARACTERS)
 
 
 def reap_one(expired: Claim, *, max_crashes: int, using: str) -> str:

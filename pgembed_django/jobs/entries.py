@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.db import IntegrityError
 
 from pgembed_django import database
-from pgembed_django.jobs.endings import SETTLE
+from pgembed_django.jobs.failing import SETTLE
 from pgembed_django.models import Job
 
 BRIEFLY = "10ms"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from pgembed_django import database, specs
 from pgembed_django.jobs.claims import claims
-from pgembed_django.jobs.endings import MAX_PARKING_SECONDS, reap_one
+from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.entries import LANES
+from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
 from pgembed_django.models import Job
 
 # The failure becomes a pending job, or brings the pending one forward.

@@ -1,0 +1,108 @@
+"""How a job fails for good: an open failure, its unit parked for longer each time."""
+
+from __future__ import annotations
+
+from django.db import IntegrityError
+from django.utils.text import Truncator
+
+from pgembed_django import database, signature
+from pgembed_django.jobs import attempts as history
+from pgembed_django.jobs.claims import Claim
+from pgembed_django.models import Attempt
+
+MAX_ERROR_CHARACTERS = 2000
+PARKING_SECONDS = 3600
+MAX_PARKING_SECONDS = 7 * 86400
+
+SUPERSEDE = """
+    DELETE FROM pgembed_job
+    WHERE id = %(id)s
+      AND claims = %(token)s
+      AND status = 'running'
+    RETURNING id
+"""
+
+# The unit's older open failure, which gives way to this one: each unit is listed once.
+FAIL = """
+    WITH job AS (
+        SELECT spec, source_pk
+        FROM pgembed_job
+        WHERE id = %(id)s
+          AND claims = %(token)s
+          AND status = 'running'
+        FOR UPDATE
+    )
+    SELECT older.id, COALESCE(older.parkings + 1, 0)
+    FROM job
+    LEFT JOIN pgembed_job AS older
+      ON older.spec = job.spec
+     AND older.source_pk = job.source_pk
+     AND older.status IN ('failed', 'dismissed')
+     AND older.settled_at IS NULL
+    WHERE NOT EXISTS (
+        SELECT
+        FROM pgembed_job AS newer
+        WHERE newer.spec = job.spec
+          AND newer.source_pk = job.source_pk
+          AND newer.status = 'pending'
+    )
+"""
+
+SETTLE = """
+    UPDATE pgembed_job
+    SET settled_at = statement_timestamp()
+    WHERE id = ANY(%(ids)s)
+      AND status IN ('failed', 'dismissed')
+      AND settled_at IS NULL
+"""
+
+PARK = """
+    UPDATE pgembed_job
+    SET
+        status = 'failed',
+        worker_id = NULL,
+        lease_expires_at = NULL,
+        finished_at = statement_timestamp(),
+        attempts = attempts + %(attempts)s,
+        crashes = crashes + %(crashes)s,
+        parkings = %(parkings)s,
+        last_error = %(error)s,
+        signature = %(signature)s,
+        -- Until then the reconciler leaves the unit alone.
+        run_at = statement_timestamp() + %(parking)s * interval '1 second'
+    WHERE id = %(id)s
+      AND claims = %(token)s
+"""
+
+
+def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:
+    """End the job as an open failure, its unit parked, unless newer work supersedes it."""
+    token = {"id": claim.id, "token": claim.token}
+    try:
+        with database.giving_way(using):
+            found = database.rows(using, FAIL, **token)
+            if not found:
+                return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
+            [[older_id, parkings]] = found
+            history.note(claim, Attempt.Outcome.FAILED, bounded(error), using=using)
+            database.execute(using, SETTLE, ids=[older_id] if older_id else [])
+            database.execute(
+                using,
+                PARK,
+                error=bounded(error),
+                signature=signature.of(error),
+                attempts=attempts,
+                crashes=crashes,
+                parkings=parkings,
+                parking=min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS),
+                **token,
+            )
+    except (database.Busy, IntegrityError):
+        return "busy"  # IntegrityError: another job of the unit has failed since our look
+    return "failed"
+
+
+def bounded(error: str) -> str:
+    """Return the error as it is stored: never empty, never long, no NUL."""
+    text = error.replace("\x00", "").strip() or "unknown error"
+    return Truncator(text).chars(MAX_ERROR_CHARACTERS)
