@@ -68,6 +68,8 @@ AMONG = "AND chunk.source_id IN ({keys})"
 
 # One test for each of the job table's partial indexes. Without a vector the text was stored
 # a moment ago: it is not an older one.
+# Without a vector the text was stored a moment ago: it is not an older one. And not for the
+# reconciler's jobs: while another space is filled, these vectors are as good as ever.
 FRESH = """
       AND (
           chunk.embedding IS NULL
@@ -77,6 +79,7 @@ FRESH = """
               WHERE job.spec = %(spec)s
                 AND job.source_pk = chunk.source_id::text
                 AND job.status = 'pending'
+                AND job.kind IN ('write', 'manual_retry')
           )
           AND NOT EXISTS (
               SELECT
@@ -84,6 +87,16 @@ FRESH = """
               WHERE job.spec = %(spec)s
                 AND job.source_pk = chunk.source_id::text
                 AND job.status = 'running'
+                AND job.kind IN ('write', 'manual_retry')
+          )
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = %(spec)s
+                AND job.source_pk = chunk.source_id::text
+                AND job.status IN ('failed', 'dismissed')
+                AND job.settled_at IS NULL
+                AND job.kind IN ('write', 'manual_retry')
           )
       )
 """
