@@ -67,9 +67,8 @@ BY_INDEX = """(
 AMONG = "AND chunk.source_id IN ({keys})"
 
 # One test for each of the job table's partial indexes. Without a vector the text was stored
-# a moment ago: it is not an older one.
-# Without a vector the text was stored a moment ago: it is not an older one. And not for the
-# reconciler's jobs: while another space is filled, these vectors are as good as ever.
+# a moment ago: it is not an older one. And not for the reconciler's jobs: while another
+# space is filled, these vectors are as good as ever.
 FRESH = """
       AND (
           chunk.embedding IS NULL
