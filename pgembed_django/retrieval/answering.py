@@ -29,8 +29,8 @@ NO_WORDS = "There is no word in the query that full text looks for."
 NO_VECTOR = "The query could not be embedded, so it was looked for by its words alone."
 PARTIAL = "The vectors of a new model are searched before all rows have one."
 
-Rankings = tuple[list[Found], list[Found]]
-"""What was found by meaning, and by words."""
+Rankings = tuple[list[Found] | None, list[Found] | None]
+"""What was found by meaning, and by words. None: was not asked."""
 
 MOMENT_SECONDS = 0.005
 """An answer within it is waited for: both arms are then one statement."""
@@ -110,7 +110,8 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         if vector is not None:
             wanted.append(both.semantic(vector, depth=depth))
         found = both.find(wanted, depth=depth)
-        return found.pop() if vector is not None else [], found.pop() if found else known or []
+        near = found.pop() if vector is not None else None
+        return near, found.pop() if found else known
 
     notes = {
         NO_VECTOR: is_degraded,
@@ -132,19 +133,20 @@ def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked
     """Return the rows in their order, and their merits: from 1 for first in each arm down."""
     ranked: dict[Any, Ranked] = {}
     merits: dict[Any, float] = {}
+    least = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
-        by_meaning, by_words = ({one.key: one for one in rows} for rows in found)
+        by_meaning, by_words = ({one.key: one for one in rows or ()} for rows in found)
         # Meaning first: of two chunks of a row at the same rank, its one is shown.
-        rankings = [list(rows) for rows in (by_meaning, by_words) if rows]
+        rankings = [[one.key for one in rows] for rows in found if rows is not None]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
         waiting = {key for key, one in by_words.items() if one.waits}
         fused = fusing.fuse(rankings, alone=waiting)
-        for key in list(fused)[: depth.results]:
-            if key in ranked:
-                continue
-            merits[key] = min(fused[key], *list(merits.values())[-1:], 1.0)
-            ranked[key] = _ranked(key, merits[key], by_meaning, by_words, places)
+        for key, score in list(fused.items())[: min(depth.results, reach)]:
+            if key not in ranked:
+                # A deeper look may score higher: it still comes after.
+                merits[key] = least = min(score, least)
+                ranked[key] = _ranked(key, least, by_meaning, by_words, places)
     return list(ranked.values()), list(merits.values())
 
 

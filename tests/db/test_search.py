@@ -99,6 +99,16 @@ def test_hybrid_puts_first_what_both_arms_find(make_article, run_jobs):
     assert results[0].score == 1.0
 
 
+def test_what_only_one_arm_finds_scores_half(make_article, run_jobs):
+    make_article(title="Granite")
+    run_jobs()
+
+    assert [hit.score for hit in search(Article, "trout").hits] == [0.5]
+    assert [hit.similarity for hit in search(Article, "trout", mode="semantic").hits] == [
+        search(Article, "trout", mode="semantic")[0].score
+    ]
+
+
 def test_each_row_is_found_once_with_its_best_passage(run_jobs):
     page = Page.objects.create(slug="p", body="")
     comment = PageComment.objects.create(
