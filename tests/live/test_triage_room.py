@@ -183,6 +183,12 @@ def test_an_operator_mends_one_kind_of_failure_and_dismisses_the_other(
     expect(page.locator("#content")).to_contain_text("No failure is open.")
     assert Job.objects.filter(status="dismissed").count() == 100
 
+    for name in ("job", "space", "worker"):
+        page.goto(f"/admin/pgembed/{name}/")
+        looked_at(page, f"{name}-list")
+        page.locator("#result_list tbody tr th a").first.click()
+        looked_at(page, f"{name}-page")
+
 
 def test_a_viewer_can_do_none_of_it(failures: None, open_admin: Callable[..., Page]) -> None:
     page = open_admin("view_job")
