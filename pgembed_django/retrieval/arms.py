@@ -104,8 +104,9 @@ class Arms:
         parameters: dict[str, Any] = {}
         for arm, most in zip(arms, taken, strict=True):
             parameters |= arm.parameters | {f"{arm.name}_taken": most}
-        by_index = [most for arm, most in zip(arms, taken, strict=True) if arm.exact]
-        with routes.scanning(using, taken=max(by_index)) if by_index else nullcontext():
+            if arm.exact:
+                parameters["candidates"] = routes.candidates(most)
+        with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
             rows = database.rows(using, "UNION ALL".join(arm.text for arm in arms), **parameters)
         looks: dict[str, list[Found]] = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)

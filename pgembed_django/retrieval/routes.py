@@ -10,20 +10,11 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
-from pgembed_django import database
-
 SCANNED_PER_READ = 5
 """An index visits a neighbour for the price of reading this many vectors one by one (ran)."""
 
 LEAST_CANDIDATES = 100
 MOST_CANDIDATES = 1000
-
-# Out of order within a few: what comes out is sorted anyway, and more of it is found.
-SCAN = """
-    SELECT
-        set_config('hnsw.iterative_scan', 'relaxed_order', true),
-        set_config('hnsw.ef_search', %(candidates)s::text, true)
-"""
 
 
 def is_exact(keys: QuerySet[Any, Any] | None, *, indexed_chunks: float | None, taken: int) -> bool:
@@ -48,17 +39,18 @@ def estimate(rows: QuerySet[Any, Any]) -> int:
     return int(json.loads(plan)[0]["Plan"]["Plan Rows"])
 
 
-@contextmanager
-def scanning(using: str, *, taken: int) -> Iterator[None]:
-    """Let the index go on until it has found enough rows that pass the filter.
+def candidates(taken: int) -> int:
+    """Return how many neighbours the index keeps in view to return that many."""
+    return min(max(taken, LEAST_CANDIDATES), MOST_CANDIDATES)
 
-    What is set holds for this one statement: within somebody's transaction it is undone.
-    """
-    candidates = min(max(taken, LEAST_CANDIDATES), MOST_CANDIDATES)
-    is_nested = connections[using].in_atomic_block
-    with transaction.atomic(using=using, savepoint=True):
-        database.rows(using, SCAN, candidates=candidates)
+
+@contextmanager
+def leaving_no_settings(using: str) -> Iterator[None]:
+    """Undo what a statement sets, where it is part of somebody's transaction."""
+    if not connections[using].in_atomic_block:
         yield
-        if is_nested:
-            # Releasing a savepoint keeps what SET LOCAL has set; going back to it does not.
-            transaction.set_rollback(True, using=using)
+        return
+    with transaction.atomic(using=using):
+        yield
+        # Releasing a savepoint keeps what was set since; going back to it does not.
+        transaction.set_rollback(True, using=using)

@@ -47,7 +47,9 @@ EXACT = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# What the index is ordered by may be less than exact. What comes out is ranked again.
+# What the index is ordered by may be less than exact. What comes out is ranked again, so it
+# may also come a little out of order, which finds more. The settings are a gate: evaluated
+# once, before the first row is fetched, and local to the transaction of this one statement.
 BY_INDEX = """(
     SELECT
         'semantic',
@@ -58,6 +60,11 @@ BY_INDEX = """(
     FROM {table} AS chunk
     WHERE chunk.space_id = %(space)s
       AND chunk.embedding IS NOT NULL
+      AND (
+          SELECT
+              set_config('hnsw.iterative_scan', 'relaxed_order', true)
+              || set_config('hnsw.ef_search', %(candidates)s::text, true)
+      ) <> ''
       {among}
       {fresh}
     ORDER BY {stored} {operator} {wanted}

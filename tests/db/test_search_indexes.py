@@ -112,7 +112,7 @@ def statements(
 
 
 def plan(statement: str) -> str:
-    with routes.scanning("default", taken=150), connection.cursor() as cursor:
+    with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN {statement.replace('%', '%%')}")
         return "\n".join(line for (line,) in cursor.fetchall())
 
@@ -206,13 +206,28 @@ def test_an_index_that_ends_too_early_gives_way_to_reading_all(space, monkeypatc
     # Not what the planner expects: of the nearest rows none passes.
     far = exact(Article.objects.all(), space, ROWS)[-30:]
     monkeypatch.setattr(routes, "estimate", lambda rows: ROWS)
-    monkeypatch.setattr(
-        routes, "SCAN", routes.SCAN + ", set_config('hnsw.max_scan_tuples', '200', true)"
-    )
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT NULL::vector; SET LOCAL hnsw.max_scan_tuples = 200")
 
     found = search(Article.objects.filter(pk__in=far), QUERY, mode="semantic", limit=30)
 
     assert {article.pk for article in found} == set(far)
+
+
+def test_an_index_is_read_on_until_enough_rows_have_passed(space, monkeypatch):
+    monkeypatch.setattr(routes, "estimate", lambda rows: ROWS)
+    rows = Article.objects.filter(SHARES["10 %"])
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_sort = off")  # the planner knows better, and would
+
+    [statement] = statements("<=>", rows, mode="semantic", limit=50)  # and no second one
+
+    assert indexes.vector_name(space) in plan(statement)
+    with connection.cursor() as cursor:
+        cursor.execute(statement.replace("%", "%%"))
+        assert len(cursor.fetchall()) == 150
+        cursor.execute(statement.replace("%", "%%").replace("relaxed_order", "off"))
+        assert len(cursor.fetchall()) < 50
 
 
 def test_pages_through_the_index_follow_each_other(space):
