@@ -8,12 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, router
 from django.db.models import Model, Q, QuerySet
 
+from pgembed_django import database
 from pgembed_django import text as texts
 from pgembed_django.chunkers import Chunker
 
 Stale = Literal["serve", "hide"]
+
+HAS_TABLE = """
+    SELECT name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    WHERE to_regclass(name) IS NOT NULL
+"""
 
 _registry: dict[str, Spec] = {}
 
@@ -100,6 +108,25 @@ def register(spec: Spec) -> None:
 def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
     """Return every declaration, in the order of their keys."""
     return [_registry[key] for key in sorted(_registry)]
+
+
+def on(using: str) -> list[Spec]:
+    """Return the declarations whose rows live in a database: where a router lets them.
+
+    Routers seldom know an alias that is another road to the same database, past a pooler:
+    so those whose tables are found there, too.
+    """
+    known = all()
+    allowed = {spec for spec in known if router.allow_migrate_model(using, spec.model)}
+    names = {spec: _table(spec, using) for spec in known if spec not in allowed}
+    if names:
+        found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
+        allowed |= {spec for spec, name in names.items() if name in found}
+    return [spec for spec in known if spec in allowed]
+
+
+def _table(spec: Spec, using: str) -> str:
+    return connections[using].ops.quote_name(spec.embedding_model._meta.db_table)
 
 
 def get(key: str) -> Spec | None:

@@ -20,7 +20,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     inside ``TestCase``, where nothing ever commits. A provider's quota is waited for while
     that takes a few seconds; after that its jobs are not due.
     """
-    known = {spec.key: spec for spec in specs.all()}
+    known = {spec.key: spec for spec in specs.on(using)}
     for spec in known.values():
         spaces.ensure(spec, using=using)
     pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)

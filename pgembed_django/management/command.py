@@ -29,8 +29,8 @@ class EmbedCommand(BaseCommand):
             help="The alias of the database. PGEMBED_WORKER_DATABASE, or default, unless given.",
         )
 
-    def specs(self, keys: list[str] | None) -> dict[str, specs.Spec]:
-        """Return the specs that were asked for, by key."""
+    def specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
+        """Return the specs that were asked for, by key, of those that live in the database."""
         known = {spec.key: spec for spec in specs.all()}
         if not known:
             raise CommandError(
@@ -38,13 +38,26 @@ class EmbedCommand(BaseCommand):
                 "makemigrations and migrate.",
                 returncode=CANNOT_START,
             )
+        here = {spec.key: spec for spec in specs.on(using)}
         for key in keys or ():
             if key not in known:
                 raise CommandError(
                     f"No spec named {key!r}. There are: {', '.join(known)}.",
                     returncode=CANNOT_START,
                 )
-        return {key: spec for key, spec in known.items() if not keys or key in keys}
+            if key not in here:
+                raise CommandError(
+                    f"{key} is not in the database {using!r}: a router keeps it elsewhere. Say "
+                    "where with --database.",
+                    returncode=CANNOT_START,
+                )
+        if not here:
+            raise CommandError(
+                f"No embeddable model is in the database {using!r}: routers keep them elsewhere. "
+                "Say where with --database.",
+                returncode=CANNOT_START,
+            )
+        return {key: spec for key, spec in here.items() if not keys or key in keys}
 
     def database(self, alias: str | None) -> str:
         """Return the alias that was asked for, once our tables are found there."""
@@ -65,10 +78,16 @@ class EmbedCommand(BaseCommand):
             ) from error
         except ProgrammingError as error:
             raise CommandError(
-                f"The database {alias!r} has no job table. Run manage.py migrate.",
+                f"The database {alias!r} has no job table. Run {migrate(alias)}.",
                 returncode=CANNOT_START,
             ) from error
         return alias
+
+
+def migrate(alias: str) -> str:
+    """Return the command that migrates a database."""
+    option = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+    return f"manage.py migrate{option}"
 
 
 def whole(value: str) -> int:

@@ -82,7 +82,7 @@ class TriageCommand(EmbedCommand):
         if not keys:
             return None
         unknown = set(status.overview(specs=[], using=using).unknown)
-        self.specs([key for key in keys if key not in unknown])
+        self.specs([key for key in keys if key not in unknown], using=using)
         return keys
 
     def _chosen(self, options: dict[str, Any], *, using: str) -> list[int]:

@@ -51,7 +51,7 @@ def overview(
 
     ``is_exact`` counts the coverage of large tables too: that reads all of them.
     """
-    chosen = declared.all() if specs is None else list(specs)
+    chosen = declared.on(using) if specs is None else list(specs)
     keys = [spec.key for spec in chosen]
     # Before the queue: what is not covered by now has a job there, or is covered then.
     now, tables = covering.tables(chosen, using=using)

@@ -81,7 +81,7 @@ class Command(EmbedCommand):
             raise CommandError("--rate has to be above zero.", returncode=CANNOT_START)
         self._died: list[str] = []
         self.using = self.database(options["database"])
-        chosen = self.specs([*(options["specs"] or ()), *options["spec"]])
+        chosen = self.specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
         if options["dry_run"]:
             for spec in chosen.values():
                 self._estimate(self._backfill(spec, options), options["price"])

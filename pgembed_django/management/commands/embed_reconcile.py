@@ -39,7 +39,7 @@ class Command(EmbedCommand):
         using = self.database(options["database"])
         sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
         unfinished = []
-        for spec in self.specs(options["specs"]).values():
+        for spec in self.specs(options["specs"], using=using).values():
             if not spaces.live(spec, using=using):
                 raise CommandError(
                     f"{spec.key} has no space yet: start manage.py embed_worker once.",

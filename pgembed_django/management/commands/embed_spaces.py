@@ -32,7 +32,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.database(options["database"])
-        chosen = self.specs(options["specs"])
+        chosen = self.specs(options["specs"], using=self.using)
         if options["action"] == "list":
             for spec in chosen.values():
                 self._list(spec)

@@ -55,7 +55,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.database(options["database"])
-        chosen = list(self.specs(options["specs"]).values())
+        chosen = list(self.specs(options["specs"], using=self.using).values())
         while True:
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
             kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)

@@ -15,7 +15,7 @@ from django.utils import autoreload
 
 from pgembed_django import conf, database
 from pgembed_django.exceptions import PgembedError
-from pgembed_django.management.command import CANNOT_START, EmbedCommand, seconds, whole
+from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker
 
@@ -69,9 +69,10 @@ class Command(EmbedCommand):
             for name in ("concurrency", "batch_size", "claim_limit", "poll_seconds")
             if options[name] is not None
         }
+        using = self.database(options["database"])
         worker = Worker(
-            self.specs(options["specs"]),
-            using=self.database(options["database"]),
+            self.specs(options["specs"], using=using),
+            using=using,
             settings=dataclasses.replace(settings, **given),
             drain=options["drain"],
         )
@@ -114,7 +115,7 @@ class Command(EmbedCommand):
             ]:
                 raise CommandError(
                     f"The database {worker.using!r} has no table for {spec}. "
-                    "Run manage.py makemigrations and manage.py migrate.",
+                    f"Run manage.py makemigrations and {migrate(worker.using)}.",
                     returncode=CANNOT_START,
                 )
 
