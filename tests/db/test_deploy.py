@@ -1,0 +1,42 @@
+"""What the files in docs/deploy ask the database for."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+
+from pgembed_django.models import Job
+from tests.unit.test_deploy import manifest
+
+pytestmark = pytest.mark.django_db
+
+
+def asked() -> str:
+    [trigger] = manifest("ScaledObject", "worker")["spec"]["triggers"]
+    return trigger["metadata"]["query"]
+
+
+def test_keda_counts_the_jobs_that_are_ready(make_article):
+    make_article()
+    make_article()
+    make_article()
+    last = Job.objects.latest("pk")
+    Job.objects.filter(pk=last.pk).update(run_at="2999-01-01T00:00Z")
+
+    with connection.cursor() as cursor:
+        cursor.execute(asked())
+        assert cursor.fetchall() == [(2,)]
+
+
+def test_keda_reads_an_index_however_many_jobs_there_are():
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, status, finished_at)"
+            " SELECT 'app.ArticleEmbedding', n::text, 'succeeded', now()"
+            " FROM generate_series(1, 20000) AS n"
+        )
+        cursor.execute("ANALYZE pgembed_job")
+        cursor.execute("EXPLAIN " + asked())
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+
+    assert "Seq Scan on pgembed_job" not in plan
