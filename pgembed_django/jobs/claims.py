@@ -94,7 +94,7 @@ CLAIM = """
         lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
     FROM taken
     WHERE job.id = taken.id
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
 
 CLAIM_ALONE = """
@@ -123,7 +123,7 @@ CLAIM_ALONE = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
 
 SUSPECT_DUE = """
@@ -198,6 +198,8 @@ class Claim:
     attempts: int
     crashes: int
     outages: int
+    traceparent: str | None = None
+    """The trace that the job belongs to, in W3C's form."""
 
 
 class Held(NamedTuple):

@@ -60,7 +60,7 @@ CLAIM_DOUBTFUL = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
 
 

@@ -90,6 +90,7 @@ class Migration(migrations.Migration):
                 ('started_at', models.DateTimeField(blank=True, null=True)),
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
                 ('settled_at', models.DateTimeField(blank=True, null=True)),
+                ('traceparent', models.TextField(blank=True, help_text='The trace of the write that asked for it (W3C).', null=True)),
             ],
             options={
                 'verbose_name': 'job',

@@ -69,6 +69,9 @@ class Job(models.Model):
     started_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
     settled_at = models.DateTimeField(null=True, blank=True)
+    traceparent = models.TextField(  # noqa: DJ001 - NULL takes no room in the row
+        null=True, blank=True, help_text=_("The trace of the write that asked for it (W3C).")
+    )
 
     class Meta:
         verbose_name = _("job")

@@ -14,8 +14,14 @@ SECURITY DEFINER
 SET search_path = {tables}, pg_temp
 AS $$
 BEGIN
-    INSERT INTO pgembed_job AS job (spec, source_pk, priority)
-    VALUES (unit_spec, unit_source_pk, lane)
+    INSERT INTO pgembed_job AS job (spec, source_pk, priority, traceparent)
+    VALUES (
+        unit_spec,
+        unit_source_pk,
+        lane,
+        -- Whoever traces the write has set it. Empty where that was an earlier transaction.
+        NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
+    )
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
     -- DO UPDATE, not DO NOTHING: it locks the job until this transaction commits,
     -- even where its WHERE is false, so no worker can claim the job and read the
@@ -32,7 +38,8 @@ BEGIN
         attempts = 0,
         crashes = 0,
         outages = 0,
-        last_error = ''
+        last_error = '',
+        traceparent = COALESCE(excluded.traceparent, job.traceparent)
     -- Only a job that must come forward or start afresh is written.
     WHERE job.run_at > excluded.run_at
        OR job.priority < excluded.priority
