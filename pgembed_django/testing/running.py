@@ -1,4 +1,4 @@
-"""For tests: run the jobs there are, in the test's own transaction."""
+"""Run the jobs there are, in the test's own transaction."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from django.db import DEFAULT_DB_ALIAS
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.providers.deterministic import DeterministicProvider
-
-__all__ = ["DeterministicProvider", "run_jobs"]
 
 
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:

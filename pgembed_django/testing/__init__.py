@@ -1,0 +1,21 @@
+"""For the tests of your project: no worker, no server, no commit, no waiting.
+
+Imports models: import it in test modules and in fixtures, not in settings.
+"""
+
+from __future__ import annotations
+
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.testing.asserting import assert_embedding_pending, assert_fresh
+from pgembed_django.testing.faking import fake_providers
+from pgembed_django.testing.running import run_jobs
+from pgembed_django.testing.switching import without_triggers
+
+__all__ = [
+    "DeterministicProvider",
+    "assert_embedding_pending",
+    "assert_fresh",
+    "fake_providers",
+    "run_jobs",
+    "without_triggers",
+]

@@ -1,0 +1,160 @@
+"""Assert how a row's embeddings stand, and say how they stand instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS
+from django.db.models import Model, TextField
+from django.db.models.functions import Cast
+
+from pgembed_django import sources, spaces, specs, store
+from pgembed_django.models import Job
+from pgembed_django.plan import StoredChunk
+from pgembed_django.specs import Spec
+
+AT_WORK = (Job.Status.PENDING, Job.Status.RUNNING)
+
+
+def assert_embedding_pending(
+    instance: Model, *, name: str | None = None, using: str | None = None
+) -> None:
+    """Assert that a job waits for the row, or is at work on it: its vectors are yet to come.
+
+    ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
+
+    Raises:
+        AssertionError: there is none. The message says what there is instead.
+        ImproperlyConfigured: the model is not embeddable, or not by that name.
+    """
+    for unit in _look(instance, name, using):
+        if not unit.is_pending:
+            raise AssertionError(f"{unit}: no job is pending. {unit.told()}")
+
+
+def assert_fresh(instance: Model, *, name: str | None = None, using: str | None = None) -> None:
+    """Assert that a search would find the row by the text that it has in the database now.
+
+    ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
+
+    Raises:
+        AssertionError: its vectors are missing, or those of another text. The message says
+            what there is instead.
+        ImproperlyConfigured: the model is not embeddable, or not by that name.
+    """
+    for unit in _look(instance, name, using):
+        if not unit.is_fresh:
+            raise AssertionError(f"{unit}: its vectors are not fresh. {unit.told()}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A row as one spec sees it: its text, its chunks in the searched space, its jobs."""
+
+    spec: Spec
+    source_pk: str
+    using: str
+    is_there: bool
+    text: str | None
+    error: str
+    has_space: bool
+    chunks: tuple[StoredChunk, ...]
+    jobs: tuple[Job, ...]
+
+    def __str__(self) -> str:
+        return f"{self.spec.model.__name__} {self.source_pk} ({self.spec.key})"
+
+    @property
+    def is_pending(self) -> bool:
+        return any(job.status in AT_WORK for job in self.jobs)
+
+    @property
+    def is_fresh(self) -> bool:
+        return self._is_of_this_text and all(chunk.is_settled for chunk in self.chunks)
+
+    @property
+    def _is_of_this_text(self) -> bool:
+        if self.text is None or not self.chunks:
+            return False
+        digest = self.spec.text_digest(self.text)
+        return all(chunk.text_digest == digest for chunk in self.chunks)
+
+    def told(self) -> str:
+        """Return what there is, and what to do where that is known."""
+        return " ".join((*self._row(), *self._stored(), *self._waiting()))
+
+    def _row(self) -> Iterator[str]:
+        if not self.is_there:
+            yield f"There is no such row in the database {self.using!r}: was it saved there?"
+        elif self.error:
+            yield f"Its text cannot be made: {self.error}."
+        elif self.text is None:
+            yield f"The row is outside of the spec's condition, when={self.spec.when}."
+
+    def _stored(self) -> Iterator[str]:
+        count = f"{len(self.chunks)} chunk{'s' * (len(self.chunks) != 1)}"
+        lacking = sum(not chunk.is_settled for chunk in self.chunks)
+        if not self.has_space:
+            yield "There is no space yet: no worker has run here. Call run_jobs()."
+        elif not self.chunks:
+            yield "Nothing is stored of it."
+        elif not self._is_of_this_text:
+            yield f"Stored: {count} of another text than the row has now."
+        elif lacking:
+            yield f"Stored: {count} of the row's text, {lacking} without a vector."
+        else:
+            yield f"Stored: {count} of the row's text, with vectors."
+
+    def _waiting(self) -> Iterator[str]:
+        for job in self.jobs:
+            error = f", last error: {job.last_error}" if job.last_error else ""
+            yield f"A job is {job.status} (attempts: {job.attempts}{error})."
+        if self.is_pending:
+            yield "run_jobs() runs what is due and not backing off."
+        elif not self.jobs:
+            watched = ", ".join(self.spec.fields)
+            yield (
+                f"There is no job. One comes when a row is inserted or one of {watched} changes, "
+                "unless the triggers are off."
+            )
+
+
+def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
+    alias = using or instance._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001
+    return [_unit(spec, instance, using=alias) for spec in _chosen(type(instance), name)]
+
+
+def _chosen(model: type[Model], name: str | None) -> list[Spec]:
+    found = specs.of(model)
+    chosen = [spec for spec in found if name in (None, spec.name)]
+    if not chosen:
+        names = ", ".join(spec.name for spec in found)
+        raise ImproperlyConfigured(
+            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
+        )
+    return chosen
+
+
+def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
+    rows = spec.model._base_manager.using(using).filter(pk=instance.pk)
+    # As Postgres prints it, which is how jobs name it.
+    found = rows.annotate(pgembed_source_pk=Cast("pk", TextField())).order_by()
+    source_pk = found.values_list("pgembed_source_pk", flat=True).first()
+    unit = str(instance.pk) if source_pk is None else source_pk
+    loaded = sources.load(spec, [] if source_pk is None else [unit], using=using)
+    space = spaces.active(spec, using=using)
+    stored = store.stored(spec, [unit], [space.pk] if space else [], using=using)
+    jobs = Job.objects.using(using).filter(spec=spec.key, source_pk=unit, settled_at=None)
+    return _Unit(
+        spec=spec,
+        source_pk=unit,
+        using=using,
+        is_there=source_pk is not None,
+        text=loaded.texts.get(unit),
+        error=loaded.errors.get(unit, ""),
+        has_space=space is not None,
+        chunks=tuple(chunk for chunks in stored.values() for chunk in chunks),
+        jobs=tuple(jobs.exclude(status=Job.Status.SUCCEEDED).order_by("pk")),
+    )

@@ -1,0 +1,96 @@
+"""Turn the triggers off for a block, on the connection that the test has."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import pgtrigger
+from asgiref.sync import sync_to_async
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
+from django.db.models import Model
+
+from pgembed_django import database, specs
+from pgembed_django.triggers import SpecTrigger
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What the triggers themselves ask. Of the session, not of the thread: raw SQL, COPY and
+# another thread that is handed the connection write past them too.
+CURRENT = "SELECT coalesce(current_setting('pgtrigger.ignore', true), '')"
+SET = "SELECT set_config('pgtrigger.ignore', %(names)s, false)"
+
+
+class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
+    """Write rows as if nothing watched them: no jobs, and deleted rows leave their vectors.
+
+    For fixtures that would make thousands of jobs, and to play what a restore or
+    ``session_replication_role`` do. Of the given models only, or of all. A context manager
+    for ``with`` and ``async with``, and a decorator of both kinds of functions.
+
+    Only this connection writes past the triggers: not a server or worker of its own.
+    """
+
+    def __init__(self, *models: type[Model], using: str = DEFAULT_DB_ALIAS) -> None:
+        self._models = models
+        self._using = using
+        self._before: list[str] = []
+
+    def __enter__(self) -> None:
+        [[before]] = database.rows(self._using, CURRENT)
+        names = [name for name in before.strip("{}").split(",") if name]
+        self._before.append(before or "{}")
+        added = [name for name in _names(self._models) if name not in names]
+        self._set("{" + ",".join([*names, *added]) + "}")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        before = self._before.pop()
+        # A transaction that has failed takes the setting back by itself.
+        if not connections[self._using].needs_rollback:
+            with suppress(DatabaseError) if kind else nullcontext():
+                self._set(before)
+
+    async def __aenter__(self) -> None:
+        # In the thread whose connection the ORM's async methods use.
+        await sync_to_async(self.__enter__)()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        await sync_to_async(self.__exit__)(*raised)
+
+    def __call__(self, function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                async with self:
+                    return await function(*args, **kwargs)
+
+            return awaited  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return called  # type: ignore[return-value]
+
+    def _set(self, names: str) -> None:
+        database.rows(self._using, SET, names=names)
+
+
+def _names(models: Sequence[type[Model]]) -> list[str]:
+    wanted: set[type[Model]] = {spec.model for model in models for spec in specs.of(model)}
+    return [
+        trigger.get_pgid(model)
+        for model, trigger in pgtrigger.registered()
+        if isinstance(trigger, SpecTrigger) and (not models or cast("type[Model]", model) in wanted)
+    ]

@@ -1,0 +1,128 @@
+"""The tests of a user's project, as the docs write them: by manage.py test, and by pytest."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests import postgres
+
+pytestmark = pytest.mark.live
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs/how-to/test-your-project.md"
+PLUGIN = "pgembed_django.pytest_plugin"
+
+SETTINGS = """
+import dj_database_url
+
+DATABASES = {{"default": dj_database_url.parse({url!r})}}
+DATABASES["default"]["TEST"] = {{"NAME": "test_user_{pid}"}}
+SECRET_KEY = "only for tests"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["django.contrib.postgres", "pgtrigger", "pgembed_django", "blog"]
+PGEMBED_PROVIDERS = {{
+    "default": {{
+        "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
+        "MODEL": "nomic-embed-text",
+        "DIMENSIONS": 768,
+        "OPTIONS": {{"base_url": "http://localhost:1"}},
+    }}
+}}
+"""
+MODELS = """
+from django.db import models
+from django.db.models import Q
+
+from pgembed_django import embeddable
+
+
+@embeddable(fields=["title"], when=Q(published_time__isnull=False))
+class Article(models.Model):
+    title = models.TextField()
+    published_time = models.DateTimeField(null=True, blank=True)
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = ("DJANGO_SETTINGS_MODULE", "PYTEST_ADDOPTS")
+    inherited = {name: value for name, value in os.environ.items() if name not in kept}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": f"{folder}:{REPOSITORY}", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def run_pytest(
+    folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest with our plugin: by its entry point where the package is installed."""
+    installed = {point.value for point in metadata.entry_points(group="pytest11")}
+    plugin = [] if PLUGIN in installed else ["-p", PLUGIN]
+    return run(folder, "-m", "pytest", "-q", *plugin, *arguments, **environment)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A small project, migrated by its own migration, with the tests of the page."""
+    unittests, pytests = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    (tmp_path / "blog").mkdir()
+    files = {
+        "manage.py": "from django.core.management import execute_from_command_line as run\n"
+        "import sys\nrun(sys.argv)\n",
+        "settings.py": SETTINGS.format(url=postgres.url(), pid=os.getpid()),
+        "blog/__init__.py": "",
+        "blog/models.py": MODELS,
+        "blog/tests.py": unittests,
+        "test_blog.py": pytests,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    made = run(tmp_path, "manage.py", "makemigrations", "blog", DJANGO_SETTINGS_MODULE="settings")
+    assert made.returncode == 0, made.stderr
+    return tmp_path
+
+
+def test_the_tests_of_the_page_pass_in_a_users_project(project):
+    by_django = run(project, "manage.py", "test", DJANGO_SETTINGS_MODULE="settings")
+    assert by_django.returncode == 0, by_django.stderr
+    assert "Ran 3 tests" in by_django.stderr
+
+    by_pytest = run_pytest(
+        project, "-p", "django", "--ds=settings", "test_blog.py", "blog/tests.py"
+    )
+    assert by_pytest.returncode == 0, by_pytest.stdout + by_pytest.stderr
+    assert "5 passed" in by_pytest.stdout
+
+
+def test_the_plugin_leaves_a_project_without_django_alone(tmp_path):
+    (tmp_path / "test_plain.py").write_text(
+        "import sys\n\n"
+        "def test_it():\n"
+        "    ours = [name for name in sys.modules if name.startswith('pgembed_django')]\n"
+        f"    assert sorted(ours) == ['pgembed_django', '{PLUGIN}']\n"
+        "    assert 'django' not in sys.modules\n"
+    )
+
+    done = run_pytest(tmp_path, "-p", "no:django", "-W", "error")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = run_pytest(tmp_path, "-p", "no:django", "--fixtures")
+    assert "pgembed_run_jobs" in listed.stdout
+
+
+def test_the_entry_point_names_the_plugin():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+
+    assert f'[project.entry-points.pytest11]\npgembed = "{PLUGIN}"\n' in text
