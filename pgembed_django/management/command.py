@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
@@ -12,9 +13,22 @@ from pgembed_django import conf, specs
 CANNOT_START = 2
 """The exit status of a command that was called wrongly, or without its database."""
 
+INTERRUPTED = 130
+"""The exit status of a command that was stopped by Ctrl-C, like a shell's."""
+
 
 class EmbedCommand(BaseCommand):
     """A command on some specs in one database."""
+
+    stopped = "Stopped."
+    """What to say after Ctrl-C."""
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command. Ctrl-C is an answer, not a traceback."""
+        try:
+            return super().execute(*args, **options)
+        except KeyboardInterrupt:
+            raise CommandError(self.stopped, returncode=INTERRUPTED) from None
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -99,10 +113,19 @@ def whole(value: str) -> int:
 
 def seconds(value: str) -> float:
     """Parse a number of seconds above zero."""
+    return _number(value, "a number of seconds above zero")
+
+
+def above_zero(value: str) -> float:
+    """Parse a number above zero."""
+    return _number(value, "a number above zero")
+
+
+def _number(value: str, what: str) -> float:
     try:
         parsed = float(value)
     except ValueError:
         parsed = -1.0
     if not 0 < parsed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r} is not a number of seconds above zero")
+        raise argparse.ArgumentTypeError(f"{value!r} is not {what}")
     return parsed

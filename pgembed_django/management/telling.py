@@ -45,7 +45,8 @@ def _space(space: status.SpaceStatus) -> str:
     what = "searched" if space.is_active else "building"
     coverage = f"{space.coverage}" if space.coverage else "coverage unknown"
     eta = f", about {duration(space.eta_seconds)} to go" if space.eta_seconds else ""
-    return f"  {what}   {space.model}, {space.dimensions} dimensions: {coverage}{eta}"
+    made = f"{space.model}, {space.dimensions} dimensions"
+    return f"  {what}   space {space.id}, {made}: {coverage}{eta}"
 
 
 def _waiting(spec: status.SpecStatus) -> str:

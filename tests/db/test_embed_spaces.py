@@ -69,3 +69,26 @@ def test_only_a_space_in_the_right_state_is_acted_on(two_spaces):
     for action in ("activate", "cancel", "rollback"):
         with pytest.raises(CommandError, match="It has to be"):
             embed_spaces(action, str(old.pk))
+
+
+def test_one_retired_space_is_pruned_and_no_other(two_spaces):
+    old, new = two_spaces
+    embed_spaces("activate", str(new.pk))
+    for space in (old, new):
+        Space.objects.filter(pk=space.pk).update(state="retired", retired_at="2026-01-01T00:00Z")
+
+    assert embed_spaces("prune", str(old.pk)).count("Pruned") == 1
+
+    assert set(Space.objects.filter(pruned_at=None)) == {new}
+    with pytest.raises(CommandError, match="is pruned already"):
+        embed_spaces("prune", str(old.pk))
+
+
+def test_a_number_is_never_left_out_of_account(two_spaces):
+    old, _ = two_spaces
+    with pytest.raises(CommandError, match=r"is active\. It has to be retired"):
+        embed_spaces("prune", str(old.pk))
+    with pytest.raises(CommandError, match="list takes no number"):
+        embed_spaces("list", str(old.pk))
+    with pytest.raises(CommandError, match=r"is one of app.ArticleEmbedding, which is not among"):
+        call_command("embed_spaces", "cancel", str(old.pk), "--specs", "app.NoteEmbedding")

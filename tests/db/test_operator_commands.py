@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
-from pgembed_django.models import Job, Lap, Worker
+from pgembed_django.models import Job, Lap, Space, Worker
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.test_status import make_failures
 
@@ -78,7 +79,8 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
 
     assert f"{KEY}  stalled" in told
     assert "The provider is down: 1 job waits. No route." in told
-    assert "searched   bag-of-words, 64 dimensions: 50 % of 2 rows" in told
+    number = Space.objects.get(spec=KEY).pk
+    assert f"searched   space {number}, bag-of-words, 64 dimensions: 50 % of 2 rows" in told
     assert "1 write" in told
     assert "3  timed out" in told
     assert "app.Gone  is not declared here" in told
@@ -395,7 +397,49 @@ def test_a_dry_run_before_the_first_worker_counts_all(make_article):
 
     assert "bag-of-words: 1 rows" in run("embed_backfill", KEY, "--dry-run")
     assert exit_status("embed_backfill", KEY) == 2
-    assert exit_status("embed_backfill", KEY, "--rate", "0") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "none"], "'none' is not a number above zero"),
+        (["--rate", "0"], "'0' is not a number above zero"),
+        (["--dry-run", "--price", "-1"], "'-1' is not a number above zero"),
+        (["--price", "2"], "--price goes with --dry-run only"),
+        (["--inline", "--no-wait"], "--inline does not go with --no-wait"),
+        (["--dry-run", "--inline"], "--dry-run does not go with --inline"),
+        (["--dry-run", "--restart"], "--dry-run does not go with --restart"),
+        (["--specs", "app.Nothing"], "No spec named 'app.Nothing'"),
+    ],
+)
+def test_a_backfill_leaves_no_option_out_of_account(arguments, message):
+    with pytest.raises(CommandError, match=re.escape(message)):
+        run("embed_backfill", KEY, *arguments)
+
+
+def test_a_backfill_never_goes_before_a_write(run_jobs, make_article):
+    run_jobs()
+    make_gaps(5)
+    run("embed_backfill", KEY, "--no-wait")
+    written = make_article()
+
+    [held] = jobs.claim([KEY], worker_id=1, lease_seconds=60, limit=1, using="default")
+
+    assert held.source_pk == str(written.pk)
+
+
+def test_ctrl_c_is_an_answer_and_no_traceback(monkeypatch, run_jobs):
+    run_jobs()
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reconcile, "reconcile_page", interrupt)
+
+    with pytest.raises(CommandError, match=r"^Stopped\.$") as caught:
+        run("embed_reconcile", "--specs", KEY)
+
+    assert caught.value.returncode == 130
 
 
 @pytest.mark.django_db(transaction=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,24 +18,34 @@ from django.db import DatabaseError, connections
 from pgembed_django import conf, spaces, status
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
-from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
 from pgembed_django.management.progress import Progress
 from pgembed_django.specs import Spec
 from pgembed_django.worker import Worker
 
 LOOK_SECONDS = 0.5
-INTERRUPTED = 130
+TOGETHER = (
+    # option, another one, whether it needs the other one or cannot bear it
+    ("price", "dry_run", True),
+    ("inline", "no_wait", False),
+    ("dry_run", "inline", False),
+    ("dry_run", "no_wait", False),
+    ("dry_run", "restart", False),
+    ("dry_run", "rate", False),
+)
 
 
 class Command(EmbedCommand):
+    stopped = "Stopped. What is queued goes on; the same command goes on with the rest."
     help = (
         "Queues rows without vectors, behind all other work and never more than 10,000 at a "
         "time, and waits until the workers have embedded them. Workers do the same by "
         "themselves every few minutes: this is for some rows only (--where), at a bounded rate "
         "(--rate), with progress, or to embed rows anew whose text is the same (--force). "
-        "Stopped, by Ctrl-C or otherwise, the same command goes on where it was. "
+        "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
+        "first what it would embed and what that costs: --dry-run. "
         "Exit status: 0 done; 1 not done, the message says why; 2 could not start; 130 stopped "
-        "by Ctrl-C."
+        "by Ctrl-C or SIGTERM."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -58,7 +69,7 @@ class Command(EmbedCommand):
             "--restart", action="store_true", help="From the first row, not from where it was."
         )
         parser.add_argument(
-            "--rate", type=float, metavar="N", help="Queue no more than N rows a second."
+            "--rate", type=above_zero, metavar="N", help="Queue no more than N rows a second."
         )
         parser.add_argument("--no-wait", action="store_true", help="Exit once all rows are queued.")
         parser.add_argument(
@@ -71,14 +82,13 @@ class Command(EmbedCommand):
         )
         parser.add_argument(
             "--price",
-            type=float,
+            type=above_zero,
             metavar="N",
-            help="What a million tokens cost: --dry-run tells the cost.",
+            help="With --dry-run: what a million tokens cost. It tells what all of them do.",
         )
 
     def handle(self, **options: Any) -> None:
-        if options["rate"] is not None and not options["rate"] > 0:
-            raise CommandError("--rate has to be above zero.", returncode=CANNOT_START)
+        refuse_what_does_not_go_together(options)
         self._died: list[str] = []
         self.using = self.database(options["database"])
         chosen = self.specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
@@ -86,19 +96,14 @@ class Command(EmbedCommand):
             for spec in chosen.values():
                 self._estimate(self._backfill(spec, options), options["price"])
             return
-        try:
-            if options["inline"]:
-                for spec in chosen.values():
-                    spaces.ensure(spec, using=self.using)
-                with working(chosen, using=self.using) as self._died:
-                    self._run(chosen, options)
-            else:
+        with stopping_on_sigterm():
+            if not options["inline"]:
                 self._run(chosen, options)
-        except KeyboardInterrupt:
-            raise CommandError(
-                "Stopped. What is queued goes on; the same command goes on with the rest.",
-                returncode=INTERRUPTED,
-            ) from None
+                return
+            for spec in chosen.values():
+                spaces.ensure(spec, using=self.using)
+            with working(chosen, using=self.using) as self._died:
+                self._run(chosen, options)
 
     def _run(self, chosen: dict[str, Spec], options: dict[str, Any]) -> None:
         for spec in chosen.values():
@@ -184,6 +189,30 @@ class Command(EmbedCommand):
             if found.errors:
                 text += f"; {found.errors:,} rows give no text"
             self.stdout.write(text)
+
+
+def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
+    """Raise rather than leave an option out of account."""
+    for name, other, needs in TOGETHER:
+        if options[name] and bool(options[other]) != needs:
+            one, two = (f"--{word.replace('_', '-')}" for word in (name, other))
+            raise CommandError(
+                f"{one} goes with {two} only." if needs else f"{one} does not go with {two}.",
+                returncode=CANNOT_START,
+            )
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C: what works in this process gives its leases back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -17,7 +18,9 @@ class Command(EmbedCommand):
         "Lists the spaces: one for each model that a spec's vectors were made with. A new model "
         "in the settings is built behind the active one and switched to by itself. By hand: "
         "'activate' switches now, before it is full; 'cancel' stops building; 'rollback' goes "
-        "back to a retired space, after it is topped up; 'prune' deletes what is retired."
+        "back to a retired space, after it is topped up; 'prune' deletes what is retired: all of "
+        "it, or the space of that number. "
+        "Exit status: 0 done; 1 not done, the space is in another state; 2 could not start."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,19 +30,26 @@ class Command(EmbedCommand):
             nargs="?",
             choices=["list", "activate", "cancel", "rollback", "prune"],
             default="list",
+            help="What to do. To list them, unless given.",
         )
         parser.add_argument("space", nargs="?", type=int, help="The space's number in the list.")
 
     def handle(self, **options: Any) -> None:
         self.using = self.database(options["database"])
         chosen = self.specs(options["specs"], using=self.using)
+        if options["action"] == "list" and options["space"] is not None:
+            raise CommandError("list takes no number.", returncode=CANNOT_START)
         if options["action"] == "list":
             for spec in chosen.values():
                 self._list(spec)
-        elif options["action"] == "prune":
-            self._prune(chosen)
+        elif options["action"] == "prune" and options["space"] is None:
+            self._prune(chosen, spaces.prunable(retired_for_seconds=0, using=self.using))
         else:
-            self._act(options["action"], self._space(options["action"], options["space"]))
+            space = self._space(options["action"], options["space"], chosen)
+            if options["action"] == "prune":
+                self._prune_one(chosen, space)
+            else:
+                self._act(options["action"], space)
 
     def _list(self, spec: specs.Spec) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(spec.key))
@@ -57,7 +67,7 @@ class Command(EmbedCommand):
         found = spaces.coverage(spec, space, using=self.using)
         return f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
 
-    def _space(self, action: str, pk: int | None) -> Space:
+    def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
             raise CommandError(
                 f"Which space? 'embed_spaces' lists them; then 'embed_spaces {action} NUMBER'.",
@@ -67,6 +77,11 @@ class Command(EmbedCommand):
         if space is None:
             raise CommandError(
                 f"No space has the number {pk}. 'embed_spaces' lists them.", returncode=CANNOT_START
+            )
+        if space.spec not in chosen:
+            raise CommandError(
+                f"Space {pk} is one of {space.spec}, which is not among: {', '.join(chosen)}.",
+                returncode=CANNOT_START,
             )
         return space
 
@@ -87,8 +102,13 @@ class Command(EmbedCommand):
             raise CommandError(f"Space {space.pk} is {space.state}. It has to be {needed}.")
         self.stdout.write(self.style.SUCCESS(said))
 
-    def _prune(self, chosen: dict[str, specs.Spec]) -> None:
-        retired = spaces.prunable(retired_for_seconds=0, using=self.using)
+    def _prune_one(self, chosen: dict[str, specs.Spec], space: Space) -> None:
+        if space.state != Space.State.RETIRED or space.pruned_at:
+            state = "pruned already" if space.pruned_at else space.state
+            raise CommandError(f"Space {space.pk} is {state}. It has to be retired.")
+        self._prune(chosen, [space])
+
+    def _prune(self, chosen: dict[str, specs.Spec], retired: Iterable[Space]) -> None:
         maintenance = Maintenance(
             chosen, using=self.using, settings=conf.current(), wake=lambda: None
         )

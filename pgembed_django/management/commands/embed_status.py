@@ -55,6 +55,14 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.database(options["database"])
+        try:
+            self._look(options)
+        except KeyboardInterrupt:
+            # It is how watching ends.
+            if options["watch"] is None:
+                raise
+
+    def _look(self, options: dict[str, Any]) -> None:
         chosen = list(self.specs(options["specs"], using=self.using).values())
         while True:
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
@@ -63,10 +71,7 @@ class Command(EmbedCommand):
             self._judge(found, options["fail_if"])
             if options["watch"] is None:
                 return
-            try:
-                time.sleep(options["watch"])
-            except KeyboardInterrupt:
-                return
+            time.sleep(options["watch"])
 
     def _write(
         self, found: status.Overview, kinds: status.FailureKinds, options: dict[str, Any]

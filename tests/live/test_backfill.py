@@ -1,0 +1,110 @@
+"""embed_backfill, killed and stopped: it goes on where it was, and leaves nothing leased."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from pgembed_django import spaces, specs
+from pgembed_django.models import Job, Worker
+from tests.app.models import ArticleEmbedding
+from tests.conftest import REPOSITORY, testing_url, wait_until
+from tests.live.conftest import providers
+
+pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
+
+KEY = "app.ArticleEmbedding"
+ROWS = 300
+
+
+@pytest.fixture
+def gaps() -> None:
+    """Rows that were written past the triggers."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO app_article (title, contents, author, published_time)"
+            " SELECT 'Title ' || n, 'Contents', '', now() FROM generate_series(1, %s) AS n",
+            [ROWS],
+        )
+        cursor.execute("DELETE FROM pgembed_job")
+
+
+@pytest.fixture
+def backfill(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start ``embed_backfill`` in a process of its own. ``log`` is what it writes."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
+        path = tmp_path / f"backfill-{len(started)}.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "django", "embed_backfill", KEY, *arguments],
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    "DJANGO_SETTINGS_MODULE": "tests.settings",
+                    "DATABASE_URL": testing_url(),
+                    "TEST_SETTINGS": json.dumps(settings),
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        process.log = path  # type: ignore[attr-defined]
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_killed_it_goes_on_where_it_was(gaps, backfill):
+    spaces.ensure(specs.get(KEY), using="default")
+    killed = backfill("--rate", "50")
+    wait_until(lambda: Job.objects.count() >= 100)
+    killed.kill()
+    killed.wait()
+    queued = Job.objects.count()
+    assert queued < ROWS
+
+    again = backfill("--no-wait")
+
+    assert again.wait(timeout=30) == 0
+    told = again.log.read_text()
+    assert f"{KEY}: going on after" in told
+    [looked_at] = re.findall(r"(\d+) rows looked at", told)
+    # The page at hand when it was killed is looked at again, and no other.
+    assert ROWS - queued <= int(looked_at) <= ROWS - queued + 50
+    assert Job.objects.filter(kind="backfill", status="pending").count() == ROWS
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_leaves_nothing_leased(gaps, backfill, server, stop):
+    server.gate.clear()
+    stopped = backfill("--inline", PGEMBED_PROVIDERS=providers(server))
+    wait_until(lambda: server.times)
+
+    stopped.send_signal(stop)
+    server.gate.set()
+
+    assert stopped.wait(timeout=60) == 130
+    told = stopped.log.read_text()
+    assert "the same command goes on with the rest" in told
+    assert "Traceback" not in told
+    assert not Job.objects.filter(status="running").exists()
+    assert not Worker.objects.exists()
+    assert backfill("--inline", PGEMBED_PROVIDERS=providers(server)).wait(timeout=60) == 0
+    assert ArticleEmbedding.objects.filter(embedding__isnull=False).count() == ROWS

@@ -1,0 +1,74 @@
+"""What holds of every ``embed_…`` command: options, exit statuses, completion."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import (
+    ManagementUtility,
+    get_commands,
+    load_command_class,
+)
+from django.core.management.base import CommandParser
+
+COMMANDS = sorted(name for name, app in get_commands().items() if app == "pgembed_django")
+WITHOUT_DATABASE = {"embed_probe"}
+
+
+def parser(name: str) -> CommandParser:
+    return load_command_class("pgembed_django", name).create_parser("manage.py", name)
+
+
+def test_they_are_all_here() -> None:
+    assert COMMANDS == [
+        "embed_backfill",
+        "embed_dismiss",
+        "embed_probe",
+        "embed_reconcile",
+        "embed_retry",
+        "embed_spaces",
+        "embed_status",
+        "embed_worker",
+    ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_says_what_its_exit_status_means(name: str) -> None:
+    description = parser(name).description or ""
+
+    assert "Exit status: 0" in description
+    assert "2 " in description.partition("Exit status:")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_is_explained(name: str) -> None:
+    for action in parser(name)._actions:
+        assert action.help, action.dest
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_DATABASE))
+def test_one_option_is_called_and_explained_the_same_everywhere(name: str) -> None:
+    mine = {option: one for one in parser(name)._actions for option in one.option_strings}
+    theirs = {
+        option: one for one in parser("embed_status")._actions for option in one.option_strings
+    }
+
+    for option in ("--specs", "--database"):
+        assert mine[option].help == theirs[option].help
+        assert mine[option].metavar == theirs[option].metavar
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_shell_completes_its_options(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DJANGO_AUTO_COMPLETE", "1")
+    monkeypatch.setenv("COMP_WORDS", f"manage.py {name} --")
+    monkeypatch.setenv("COMP_CWORD", "2")
+
+    with pytest.raises(SystemExit):
+        ManagementUtility(["manage.py"]).autocomplete()
+
+    told = {word.rstrip("=") for word in capsys.readouterr().out.split()}
+    # The shortest of its spellings, as Django completes all commands.
+    wanted = {min(one.option_strings) for one in parser(name)._actions if one.option_strings}
+    assert {word for word in wanted if word.startswith("--")} <= told
