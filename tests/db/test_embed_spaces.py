@@ -79,7 +79,7 @@ def test_one_retired_space_is_pruned_and_no_other(two_spaces):
 
     assert embed_spaces("prune", str(old.pk)).count("Pruned") == 1
 
-    assert set(Space.objects.filter(pruned_at=None)) == {new}
+    assert set(Space.objects.filter(spec=KEY, pruned_at=None)) == {new}
     with pytest.raises(CommandError, match="is pruned already"):
         embed_spaces("prune", str(old.pk))
 
