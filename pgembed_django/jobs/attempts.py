@@ -28,7 +28,7 @@ NOTE = """
 
 PRUNE = """
     DELETE FROM pgembed_attempt
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(
         SELECT id
         FROM pgembed_attempt AS attempt
         WHERE ended_at < statement_timestamp() - %(keep)s * interval '1 second'
@@ -44,7 +44,7 @@ PRUNE = """
         ORDER BY ended_at
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
-    )
+    ))
 """
 
 

@@ -33,9 +33,10 @@ ENQUEUE = """
     DO NOTHING
 """
 
+# ARRAY, not IN: that may be planned as a join that runs its LIMIT again for each row.
 PRUNE = """
     DELETE FROM pgembed_job
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(
         SELECT id
         FROM pgembed_job
         WHERE (status = 'succeeded' OR settled_at IS NOT NULL)
@@ -43,13 +44,13 @@ PRUNE = """
         ORDER BY finished_at
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
-    )
+    ))
 """
 
 # Their parking is over: the reconciler tries their units again.
 PRUNE_DISMISSED = """
     DELETE FROM pgembed_job
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(
         SELECT id
         FROM pgembed_job
         WHERE status = 'dismissed'
@@ -58,7 +59,7 @@ PRUNE_DISMISSED = """
         ORDER BY run_at
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
-    )
+    ))
 """
 
 # During a deploy another worker may know the spec: its jobs wait an hour first.

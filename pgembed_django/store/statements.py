@@ -132,7 +132,7 @@ OUTDATE = """
 # SKIP LOCKED: a deleter that stays open has some of them, and deletes them itself.
 PRUNE = """
     DELETE FROM {table}
-    WHERE id IN (
+    WHERE id = ANY(ARRAY(
         SELECT id
         FROM {table}
         WHERE space_id = %(space)s
@@ -140,7 +140,7 @@ PRUNE = """
         ORDER BY id
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED
-    )
+    ))
     RETURNING id
 """
 

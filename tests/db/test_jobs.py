@@ -562,7 +562,10 @@ class TestPrune:
         assert sorted(left) == ["open", "pending", "running", "young"]
         assert Job.objects.get(pk=unsettled.pk).status == "failed"
 
-    def test_deletes_a_bounded_number(self):
+    @pytest.mark.parametrize("off", [(), ("hashagg", "hashjoin", "material", "mergejoin", "sort")])
+    def test_deletes_a_bounded_number_whatever_the_plan(self, off):
+        for way in off:
+            connection.cursor().execute(f"SET LOCAL enable_{way} = off")
         for number in range(5):
             done = make_running(number)
             jobs.complete({done.id: 1}, keep_seconds=60, using="default")
