@@ -79,7 +79,10 @@ class Arms:
         return Arm(SEMANTIC, text, exact.parameters, spread, exact)
 
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> list[list[Found]]:
-        """Return what each finds, best first, one chunk a row, with one statement for all."""
+        """Return what each finds, best first, one chunk a row, with as few statements as wise."""
+        if len(arms) > 1 and any(arm.exact for arm in arms):
+            # To set up an index scan keeps a statement from being run in parallel.
+            return [found for arm in arms for found in self.find([arm], depth=depth)]
         taken = [int(depth.rows * CHUNKS_PER_ROW) * arm.spread for arm in arms]
         looks = self._look(arms, taken)
         return [

@@ -14,20 +14,24 @@ from pgembed_django.spaces import indexes
 # ts_rank, not ts_rank_cd: the latter asks how near to each other all the words are, and puts
 # passages that lack one last (measured on the tuning questions of benchmarks/judged). The 1:
 # of equals, the shorter passage.
+# Whether a chunk has a vector is asked of the best alone: sorting with the vectors in tow
+# costs the planner's better plans.
 LEXICAL = """(
-    SELECT
-        'lexical',
-        chunk.source_id,
-        chunk.id,
-        ts_rank(chunk.fulltext, %(ranking)s::tsquery, 1) AS value,
-        chunk.embedding IS NULL
-    FROM {table} AS chunk
-    WHERE chunk.space_id = %(space)s
-      AND chunk.fulltext @@ %(finding)s::tsquery
-      {among}
-      {fresh}
-    ORDER BY value DESC, chunk.id
-    LIMIT %(lexical_taken)s
+    SELECT 'lexical', best.source_id, best.id, best.value, chunk.embedding IS NULL
+    FROM (
+        SELECT
+            chunk.source_id,
+            chunk.id,
+            ts_rank(chunk.fulltext, %(ranking)s::tsquery, 1) AS value
+        FROM {table} AS chunk
+        WHERE chunk.space_id = %(space)s
+          AND chunk.fulltext @@ %(finding)s::tsquery
+          {among}
+          {fresh}
+        ORDER BY value DESC, chunk.id
+        LIMIT %(lexical_taken)s
+    ) AS best
+    JOIN {table} AS chunk ON chunk.id = best.id
 )"""
 
 # Without the cast of a width no index has this expression: all is read that may be found.

@@ -152,11 +152,11 @@ def test_the_index_of_words_is_used(space, share):
 
 def test_hybrid_uses_both_indexes(space):
     search(Article, QUERY)  # its vector is known now
-    [both] = statements("<=>", Article)
+    [words] = statements("@@", Article)
+    [vectors] = statements("<=>", Article)
 
-    assert "@@" in both
-    assert indexes.fulltext_name(space) in plan(both)
-    assert indexes.vector_name(space) in plan(both)
+    assert indexes.fulltext_name(space) in plan(words)
+    assert indexes.vector_name(space) in plan(vectors)
 
 
 # What is found
