@@ -9,7 +9,6 @@ transaction ends: so no worker can go on watch before it has seen that transacti
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +16,7 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from pgembed_django import database
-
-logger = logging.getLogger("pgembed_django")
+from pgembed_django import database, events
 
 CHANNEL = "pgembed"
 ECHO_SECONDS = 2.0
@@ -83,14 +80,15 @@ class Listener:
             list(self._connection.notifies(timeout=0))
             database.execute(self._using, f"NOTIFY {CHANNEL}")
             if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
-                logger.warning("Notifications do not arrive, polling instead: is there a pooler?")
+                events.tell(events.LISTENER_DEAF)
                 self.close()
                 return False
             self._keys = [key for [key] in self._run(KEYS, specs=self._specs)]
         except psycopg.Error as error:
-            logger.warning("Cannot listen for notifications, polling instead: %s", error)
+            events.tell(events.LISTENER_FAILED, error=str(error))
             self.close()
             return False
+        events.tell(events.LISTENER_UP)
         return True
 
     def watch(self) -> bool:
@@ -188,7 +186,7 @@ class _ClosingOnLoss:
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
         if kind is None or not issubclass(kind, psycopg.Error):
             return False
-        logger.warning("Lost the connection that listens: %s", error)
+        events.tell(events.LISTENER_LOST, error=str(error))
         self._listener.close()
         self._listener.was_lost = True
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +11,6 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import database
 from pgembed_django.exceptions import MaintenanceDied
-
-logger = logging.getLogger("pgembed_django")
 
 MAX_OUTAGE_SECONDS = 30.0
 STOP_SECONDS = 30.0

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 
-from pgembed_django import conf, jobs, rollups, spaces, specs, store
+from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
-
-logger = logging.getLogger("pgembed_django")
 
 REFILL_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
@@ -97,12 +94,14 @@ class Maintenance:
         tally = rollups.Tally()
         for claim, result in reaped:
             tally.ended(claim.spec, result)
-            logger.warning(
-                "The lease of %s %s ran out (crash %d): %s",
-                claim.spec,
-                claim.source_pk,
-                claim.crashes + 1,
-                result,
+            events.tell(
+                events.LEASE_EXPIRED,
+                about=claim,
+                spec=claim.spec,
+                source_pk=claim.source_pk,
+                job_id=claim.id,
+                crashes=claim.crashes + 1,
+                result=result,
             )
         tally.flush(using=self.using)
         return sum(result == "requeued" for _, result in reaped)
@@ -111,7 +110,7 @@ class Maintenance:
         """Enqueue rows without vectors and vectors without rows; settle what has no spec."""
         unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
         if unknown:
-            logger.warning("Failed %d jobs of specs that no longer exist", unknown)
+            events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
         return sum(reconcile.reconcile_once(spec, using=self.using) for spec in self.specs.values())
 
     def refill(self) -> int:
@@ -184,7 +183,7 @@ class Maintenance:
             last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
         if last is None:
             spaces.mark_pruned(space, using=self.using)
-            logger.info("Pruned %s", space)
+            events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
 
     def _switch(self, spec: Spec, space: Space) -> None:
         complete = indexes.is_complete(spec, space, using=self.using)
@@ -193,7 +192,7 @@ class Maintenance:
             and not spaces.has_gap(spec, space, using=self.using)
             and spaces.activate(space, using=self.using)
         ):
-            logger.info("%s is now searched with %s", spec.key, space)
+            events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _switch_early(self, spec: Spec, space: Space) -> None:
         """Switch to a space that is not full yet, if the active one's model stays out of reach."""
@@ -205,9 +204,9 @@ class Maintenance:
         if failed >= PROBES_BEFORE_SWITCH and spaces.activate(
             space, is_partial=True, using=self.using
         ):
-            logger.warning(
-                "%s is now searched with %s, which is not full yet: %s cannot be reached",
-                spec.key,
-                space,
-                active,
+            events.tell(
+                events.SPACE_ACTIVATED_EARLY,
+                spec=spec.key,
+                space=str(space),
+                previous=str(active),
             )

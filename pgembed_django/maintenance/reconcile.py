@@ -7,19 +7,16 @@ transaction, which keeps TRUNCATE out between the two.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import database, jobs, spaces
+from pgembed_django import database, events, jobs, spaces
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.specs import Spec
-
-logger = logging.getLogger("pgembed_django")
 
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
@@ -49,7 +46,7 @@ def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEE
             if page is None or page.is_last:
                 break
     if enqueued:
-        logger.info("Found %d gaps of %s", enqueued, spec.key)
+        events.tell(events.GAPS_FOUND, spec=spec.key, count=enqueued)
     return enqueued
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
+from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.pipeline.units import Batch, Request
 from pgembed_django.providers.base import Embedded
-
-logger = logging.getLogger("pgembed_django")
 
 
 def go_together(one: Request, other: Request) -> bool:
@@ -26,35 +23,57 @@ def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
     return [error] * len(batch.requests)
 
 
-def log(batch: Batch, *, seconds: float) -> None:
+def tell(batch: Batch, *, seconds: float) -> None:
     """Tell what came of a batch. Never its texts."""
-    pool = batch.pool
-    if not batch.requests and not pool.paused_seconds:
-        logger.info("Provider %s answers again", pool.provider.alias)
-    elif pool.is_down:
-        logger.warning(
-            "Provider %s is paused for %.1f s: %s",
-            pool.provider.alias,
-            pool.paused_seconds,
-            pool.reason,
+    provider = batch.pool.provider
+    found = outcomes(batch)
+    rows = len({request.unit for request in batch.requests})
+    refused = sum(not isinstance(outcome, Embedded) for outcome in found)
+    if not batch.requests and not batch.pool.paused_seconds:
+        events.tell(events.PROVIDER_BACK, provider=provider.alias)
+    elif batch.pool.is_down:
+        events.tell(
+            events.PROVIDER_PAUSED,
+            about=batch,
+            provider=provider.alias,
+            seconds=batch.pool.paused_seconds,
+            error=batch.pool.reason,
         )
-    else:
-        logger.info(
-            "Embedded %d chunks of %d rows in %.0f ms with %s",
-            len(batch.requests),
-            len({request.unit for request in batch.requests}),
-            seconds * 1000,
-            pool.provider,
+        refused = 0
+    elif len(found) > refused:
+        events.tell(
+            events.BATCH_EMBEDDED,
+            about=batch,
+            provider=provider.alias,
+            model=str(provider),
+            chunks=len(found) - refused,
+            rows=rows,
+            tokens=sum(provider.weigh_document(one.chunk.text) for one in batch.requests),
+            milliseconds=seconds * 1000,
+        )
+    if refused:
+        events.tell(
+            events.BATCH_FAILED,
+            about=batch,
+            provider=provider.alias,
+            model=str(provider),
+            chunks=len(found),
+            rows=rows,
+            refused=refused,
+            milliseconds=seconds * 1000,
         )
     cut = {
         (request.unit.claim.spec, request.unit.claim.source_pk)
-        for request, outcome in zip(batch.requests, outcomes(batch), strict=True)
+        for request, outcome in zip(batch.requests, found, strict=True)
         if isinstance(outcome, Embedded) and outcome.was_cut
     }
     if cut:
-        logger.warning(
-            "%d rows have chunks that did not fit %s as a whole (was_cut), for example %s %s",
-            len(cut),
-            pool.provider,
-            *min(cut),
+        spec, source_pk = min(cut)
+        events.tell(
+            events.TEXTS_CUT,
+            provider=provider.alias,
+            model=str(provider),
+            rows=len(cut),
+            spec=spec,
+            source_pk=source_pk,
         )

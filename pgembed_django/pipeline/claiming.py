@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pgembed_django import jobs, plan, spaces, store
+from pgembed_django import events, jobs, plan, spaces, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
@@ -70,7 +70,16 @@ class Claiming:
         if limit:
             now = self._clock()
             self.embedding.look_at_quotas()
+            started = time.perf_counter()
             claims = self._claim(limit)
+            if claims:
+                milliseconds = (time.perf_counter() - started) * 1000
+                events.tell(
+                    events.JOBS_CLAIMED,
+                    about=claims,
+                    count=len(claims),
+                    milliseconds=milliseconds,
+                )
             self.has_more = len(claims) >= limit
             self.holding.add(Unit(claim, self.specs[claim.spec], now) for claim in claims)
         unplanned = [unit for unit in self.holding.units.values() if not unit.is_planned]

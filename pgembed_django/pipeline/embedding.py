@@ -207,7 +207,7 @@ class Embedding:
                     self.to_stage.append((unit, part))
             else:
                 self._failures.append(Failure(unit, part, batch.pool, outcome))
-        batches.log(batch, seconds=self._clock() - batch.started)
+        batches.tell(batch, seconds=self._clock() - batch.started)
 
     def _settle_failures(self) -> None:
         """End the units whose chunks have failed, each when nothing of it is in flight any more.

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pgembed_django import conf, jobs, rollups
+from pgembed_django import conf, events, jobs, rollups, signature
 from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.units import Unit
 
@@ -46,6 +46,13 @@ class Holding:
         for job_id in job_ids:
             self.units.pop(job_id, None)
 
+    def lose(self, job_ids: Iterable[int]) -> None:
+        """Forget units whose jobs are another's by now, or gone with their rows."""
+        lost = [self.units[job_id].claim for job_id in job_ids if job_id in self.units]
+        if lost:
+            self.drop([claim.id for claim in lost])
+            events.tell(events.LEASES_LOST, about=lost, count=len(lost))
+
     def heartbeat(self) -> None:
         """Renew every lease, and stop working on what was lost."""
         claims = [unit.claim for unit in self.units.values()]
@@ -54,11 +61,13 @@ class Holding:
             held = jobs.heartbeat(
                 claims, lease_seconds=self.settings.lease_seconds, using=self.using
             )
-            self.drop(held.lost)
+            self.lose(held.lost)
 
     def fail(self, unit: Unit, error: str) -> None:
         """This text will never be embedded."""
-        self._end(unit, lambda claim: self._count(claim, jobs.fail(claim, error, using=self.using)))
+        self._end(
+            unit, lambda claim: self._note(claim, jobs.fail(claim, error, using=self.using), error)
+        )
 
     def retry(self, unit: Unit, error: str) -> None:
         """Spend an attempt, and come back after a while."""
@@ -67,11 +76,12 @@ class Holding:
         max_attempts = self.settings.max_attempts
         self._end(
             unit,
-            lambda claim: self._count(
+            lambda claim: self._note(
                 claim,
                 jobs.retry(
                     claim, error, max_attempts=max_attempts, delay_seconds=delay, using=self.using
                 ),
+                error,
             ),
         )
 
@@ -81,12 +91,15 @@ class Holding:
         """Let the unit go with no attempt spent."""
         self._end(
             unit,
-            lambda claim: jobs.release(
+            lambda claim: self._note(
                 claim,
-                delay_seconds=delay_seconds,
-                reason=reason,
-                outages=outages,
-                using=self.using,
+                jobs.release(
+                    claim,
+                    delay_seconds=delay_seconds,
+                    reason=reason,
+                    outages=outages,
+                    using=self.using,
+                ),
             ),
         )
 
@@ -109,8 +122,38 @@ class Holding:
                 ended += 1
         return ended > 0
 
-    def _count(self, claim: Claim, result: str) -> str:
-        self.tally.ended(claim.spec, result)
+    def _note(self, claim: Claim, result: str, error: str | None = None) -> str:
+        """Count and tell how a job has ended. Without an error it was given back."""
+        if error is not None:
+            self.tally.ended(claim.spec, result)
+        if result == "failed":
+            events.tell(
+                events.JOB_FAILED,
+                about=claim,
+                spec=claim.spec,
+                source_pk=claim.source_pk,
+                job_id=claim.id,
+                signature=signature.of(error or ""),
+            )
+        elif result == "requeued" and error is not None:
+            events.tell(
+                events.JOB_RETRIED,
+                about=claim,
+                spec=claim.spec,
+                source_pk=claim.source_pk,
+                job_id=claim.id,
+                attempts=claim.attempts + 1,
+                signature=signature.of(error),
+            )
+        elif result != "busy":
+            events.tell(
+                events.JOB_RELEASED,
+                about=claim,
+                spec=claim.spec,
+                source_pk=claim.source_pk,
+                job_id=claim.id,
+                result=result,
+            )
         return result
 
     def _end(self, unit: Unit, ending: Callable[[Claim], str]) -> None:

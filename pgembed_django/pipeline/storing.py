@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from django.db import DatabaseError, transaction
 
-from pgembed_django import database, jobs, spaces, store
+from pgembed_django import database, events, jobs, spaces, store
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]
 Write = Callable[[Spec, Parts], None]
+
+
+class Completed(NamedTuple):
+    """Units that were stored, and how long each write among them has waited, by job id."""
+
+    units: Sequence[Unit]
+    waited: Mapping[int, float]
 
 
 def complete(holding: Holding, units: Sequence[Unit]) -> int:
@@ -23,6 +32,7 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
     of lost ones are discarded.
     """
     using = holding.using
+    started = time.perf_counter()
     try:
         with database.giving_way(using):
             held = jobs.hold([unit.claim for unit in units], using=using)
@@ -48,13 +58,23 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
         return 0
     for unit in outdated:
         holding.give_back(unit)
-    holding.drop({unit.claim.id for unit in ours} | held.lost)
+    holding.drop({unit.claim.id for unit in ours})
+    holding.lose(held.lost)
     for unit in ours:
         holding.tally.completed(
             unit.spec.key,
             embedded=unit.embedded,
             reused=unit.reused,
             waited=waited.get(unit.claim.id),
+        )
+    if ours:
+        events.tell(
+            events.JOBS_COMPLETED,
+            about=Completed(ours, waited),
+            count=len(ours),
+            embedded=sum(unit.embedded for unit in ours),
+            reused=sum(unit.reused for unit in ours),
+            milliseconds=(time.perf_counter() - started) * 1000,
         )
     return len(ours)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
@@ -34,8 +34,6 @@ Rankings = tuple[list[Found] | None, list[Found] | None]
 
 MOMENT_SECONDS = 0.005
 """An answer within it is waited for: both arms are then one statement."""
-
-logger = logging.getLogger("pgembed_django")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,7 @@ def _vector(pending: Pending | None) -> Vector | None:
     try:
         return pending.vector()
     except ProviderError as error:
-        logger.warning("A query was not embedded by %s: %s", pending.space.model, error)
+        events.tell(events.QUERY_NOT_EMBEDDED, model=pending.space.model, error=str(error))
         return None
 
 

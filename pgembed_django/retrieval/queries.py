@@ -6,7 +6,6 @@ One that comes late is kept for the next search.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, spaces
+from pgembed_django import conf, events, spaces
 from pgembed_django.exceptions import ProviderError, ProviderTimeout, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
@@ -27,8 +26,6 @@ REST_SECONDS = 5.0
 """How long a provider that did not answer is not asked: those searches do not wait for it."""
 
 Key = tuple[str, str]
-
-logger = logging.getLogger("pgembed_django")
 
 
 class Pending(NamedTuple):
@@ -52,7 +49,7 @@ class Pending(NamedTuple):
         wait([self.answer], timeout=max(self.until - time.monotonic(), 0.0))
         if not self.answer.done():
             vectors.rest(self.space)
-            logger.warning("%s did not embed a query in time", self.space.model)
+            events.tell(events.QUERY_TIMED_OUT, model=self.space.model)
             raise ProviderTimeout(f"{self.space.model} did not answer in time.")
         try:
             return self.answer.result()

@@ -6,17 +6,15 @@ Nearest neighbours by HNSW on the width's own expression, full text by GIN. Belo
 
 from __future__ import annotations
 
-import logging
+import time
 from typing import Any, NamedTuple
 
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import conf, database
+from pgembed_django import conf, database, events
 from pgembed_django.models import Space
 from pgembed_django.specs import Spec
-
-logger = logging.getLogger("pgembed_django")
 
 MAX_VECTOR_DIMENSIONS = 2000
 MAX_HALFVEC_DIMENSIONS = 4000
@@ -154,9 +152,11 @@ def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) ->
         database.execute(using, "SET statement_timeout = 0")
         database.execute(using, "SET lock_timeout = 0")
         _run(using, DROP, name=_qualified(spec, name))
-        logger.info("Building the index %s", name)
+        events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
+        started = time.monotonic()
         _run(using, statement)
-        logger.info("Built the index %s", name)
+        seconds = time.monotonic() - started
+        events.tell(events.INDEX_BUILT, spec=spec.key, index=name, seconds=seconds)
         return True
     finally:
         database.rows(using, UNLOCK, name=name)

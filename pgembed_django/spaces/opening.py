@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from pgembed_django import conf, providers, specs
+from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
@@ -24,8 +23,6 @@ from pgembed_django.specs import Spec
 
 Identity = dict[str, Any]
 """What makes vectors comparable, as ``Provider.identity`` returns it."""
-
-logger = logging.getLogger("pgembed_django")
 
 
 def ensure(spec: Spec, *, using: str) -> list[Space]:
@@ -41,7 +38,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)
     except IntegrityError:
-        logger.debug("Another worker opened the space of %s first", spec.key)
+        events.tell(events.SPACE_OPENED_ELSEWHERE, spec=spec.key)
     return live(spec, using=using)
 
 
@@ -50,7 +47,7 @@ def _identity(provider: Provider) -> Identity:
         return provider.identity()
     except ProviderError as error:
         # The server is down. What it cannot tell now is learned when it is back.
-        logger.warning("%s cannot tell its model's digest: %s", provider.alias, error)
+        events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=str(error))
         return {
             "backend": f"{type(provider).__module__}.{type(provider).__qualname__}",
             "model": provider.model,
@@ -103,7 +100,7 @@ def _adopt(spec: Spec, *, using: str) -> list[Space]:
     orphans = Space.objects.using(using).exclude(spec__in=known)
     adopted = orphans.filter(Exists(rows)).update(spec=spec.key)
     if adopted:
-        logger.info("%s is the new name of a spec: its spaces are kept", spec.key)
+        events.tell(events.SPEC_RENAMED, spec=spec.key)
     return live(spec, using=using)
 
 

@@ -6,7 +6,6 @@ does the maintenance on a connection of its own; when that one dies, the worker 
 
 from __future__ import annotations
 
-import logging
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, rollups, spaces
+from pgembed_django import conf, database, events, rollups, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
@@ -24,8 +23,6 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
 from pgembed_django.worker.presence import Presence, paused
 from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
-
-logger = logging.getLogger("pgembed_django")
 
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
@@ -122,7 +119,7 @@ class Worker:
             Timer(REPORT_SECONDS, self._report, now),
             Timer(rollups.FLUSH_SECONDS, self._add_up, now),
         ]
-        logger.info("Worker %s works on %s", self.presence, ", ".join(self.specs))
+        events.tell(events.WORKER_STARTED, worker=str(self.presence), specs=", ".join(self.specs))
         if not self.drain:
             self._timers.append(self._listener_timer)
             self.maintenance.start()
@@ -146,7 +143,9 @@ class Worker:
         for timer in self._timers:
             timer.run(now)
         moved = self.pipeline.step(claim=not self.stops_asked)
-        self._outage_seconds = 0.0
+        if self._outage_seconds:
+            self._outage_seconds = 0.0
+            events.tell(events.DATABASE_BACK)
         if moved:
             self._rest.moved()
             self._recruit(now)
@@ -182,7 +181,7 @@ class Worker:
         if self.stops_asked:
             if self._stopping_since is None:
                 self._stopping_since = time.monotonic()
-                logger.info("Stopping: finishing what is in flight")
+                events.tell(events.WORKER_STOPPING)
                 self.pipeline.release_unsent()
             waited = time.monotonic() - self._stopping_since
             return (
@@ -233,12 +232,12 @@ class Worker:
                 try:
                     spaces.provider_of(space).warm_up()
                 except ProviderError as error:
-                    logger.warning("Cannot load %s yet: %s", space, error)
+                    events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away. What is held stays held; look again, ever more slowly."""
         self._outage_seconds = min(self._outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
-        logger.warning("Lost the database, again in %.1f s: %s", self._outage_seconds, error)
+        events.tell(events.DATABASE_LOST, seconds=self._outage_seconds, error=str(error))
         connections[self.using].close()
         self._rest.wait(
             self.listener,
@@ -255,7 +254,7 @@ class Worker:
         self.listener.close()
         self.maintenance.stop()
         self._rest.close()
-        logger.info("Worker %s has ended after %d rows", self.presence, self.pipeline.completed)
+        events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -1,0 +1,162 @@
+"""What happens, told once: to the log, and to whoever listens.
+
+Each event has a name that stays, a constant text, and values for it. Metrics and traces
+hang on ``happened``; without them an event costs a look at the logger's level.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from logging import DEBUG, ERROR, INFO, WARNING
+
+from django.dispatch import Signal
+
+logger = logging.getLogger("pgembed_django")
+
+happened = Signal(use_caching=True)
+"""Sent with ``sender``, an event, ``fields``, and ``about``: objects that no log has a use for.
+
+Receivers run in the worker's own threads, so they have to be quick. What they raise is
+logged, and goes no further.
+"""
+
+ALL: dict[str, Event] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """Something that happens. Its text is filled in with the fields, by their names."""
+
+    name: str
+    level: int
+    text: str
+
+
+def tell(event: Event, /, *, about: object = None, **fields: str | float | None) -> None:
+    """Write an event to the log, its values in the text and as fields, and send it on.
+
+    Never source text, vectors, headers or keys.
+    """
+    if logger.isEnabledFor(event.level):
+        values = (fields,) if fields else ()
+        extra = {"event": event.name, **fields}
+        logger.log(event.level, event.text, *values, extra=extra, stacklevel=2)
+    happened.send_robust(event, about=about, fields=fields)
+
+
+def _event(name: str, level: int, text: str) -> Event:
+    event = Event(f"pgembed.{name}", level, text)
+    ALL[event.name] = event
+    return event
+
+
+# The worker
+
+WORKER_STARTED = _event("worker_started", INFO, "Worker %(worker)s works on %(specs)s")
+WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
+WORKER_RECYCLED = _event("worker_recycled", INFO, "Ending to be started again: %(reason)s")
+WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(rows)d rows")
+WORKER_STUCK = _event(
+    "worker_stuck", ERROR, "The worker's loop has been stuck for %(seconds).0f s in %(where)s"
+)
+WORKER_MOVED = _event("worker_moved", WARNING, "The worker's loop moves again")
+HEARTBEAT_FILE_LOST = _event(
+    "heartbeat_file_lost", ERROR, "Cannot touch the heartbeat file %(path)s: %(error)s"
+)
+MODEL_NOT_LOADED = _event("model_not_loaded", WARNING, "Cannot load %(space)s yet: %(error)s")
+DATABASE_LOST = _event(
+    "database_lost", WARNING, "Lost the database, again in %(seconds).1f s: %(error)s"
+)
+DATABASE_BACK = _event("database_back", INFO, "The database is back")
+
+# Its listener
+
+LISTENER_UP = _event("listener_up", DEBUG, "Listening for notifications")
+LISTENER_DEAF = _event(
+    "listener_deaf",
+    WARNING,
+    "Notifications do not arrive, polling instead: is there a pooler?",
+)
+LISTENER_FAILED = _event(
+    "listener_failed", WARNING, "Cannot listen for notifications, polling instead: %(error)s"
+)
+LISTENER_LOST = _event("listener_lost", WARNING, "Lost the connection that listens: %(error)s")
+
+# Jobs
+
+JOBS_CLAIMED = _event("jobs_claimed", DEBUG, "Claimed %(count)d jobs in %(milliseconds).0f ms")
+JOBS_COMPLETED = _event(
+    "jobs_completed",
+    DEBUG,
+    "Stored %(embedded)d new chunks of %(count)d rows in %(milliseconds).0f ms, reused %(reused)d",
+)
+JOB_RETRIED = _event(
+    "job_retried",
+    INFO,
+    "%(spec)s %(source_pk)s is tried again (attempt %(attempts)d): %(signature)s",
+)
+JOB_FAILED = _event("job_failed", WARNING, "%(spec)s %(source_pk)s has failed: %(signature)s")
+JOB_RELEASED = _event("job_released", DEBUG, "Gave %(spec)s %(source_pk)s back: %(result)s")
+LEASES_LOST = _event("leases_lost", INFO, "Lost the leases of %(count)d jobs")
+LEASE_EXPIRED = _event(
+    "lease_expired",
+    WARNING,
+    "The lease of %(spec)s %(source_pk)s ran out (crash %(crashes)d): %(result)s",
+)
+JOBS_WITHOUT_SPEC = _event(
+    "jobs_without_spec", WARNING, "Failed %(count)d jobs of specs that no longer exist"
+)
+GAPS_FOUND = _event("gaps_found", INFO, "Found %(count)d gaps of %(spec)s")
+
+# Providers
+
+BATCH_EMBEDDED = _event(
+    "batch_embedded",
+    INFO,
+    "Embedded %(chunks)d chunks of %(rows)d rows in %(milliseconds).0f ms with %(model)s",
+)
+BATCH_FAILED = _event(
+    "batch_failed",
+    INFO,
+    "%(refused)d of %(chunks)d chunks of %(rows)d rows were not embedded with %(model)s",
+)
+TEXTS_CUT = _event(
+    "texts_cut",
+    WARNING,
+    "%(rows)d rows have chunks that did not fit %(model)s as a whole (was_cut), "
+    "for example %(spec)s %(source_pk)s",
+)
+PROVIDER_PAUSED = _event(
+    "provider_paused", WARNING, "Provider %(provider)s is paused for %(seconds).1f s: %(error)s"
+)
+PROVIDER_BACK = _event("provider_back", INFO, "Provider %(provider)s answers again")
+DIGEST_UNKNOWN = _event(
+    "digest_unknown", WARNING, "%(provider)s cannot tell its model's digest: %(error)s"
+)
+
+# Spaces
+
+SPACE_OPENED_ELSEWHERE = _event(
+    "space_opened_elsewhere", DEBUG, "Another worker opened the space of %(spec)s first"
+)
+SPACE_ACTIVATED = _event("space_activated", INFO, "%(spec)s is now searched with %(space)s")
+SPACE_ACTIVATED_EARLY = _event(
+    "space_activated_early",
+    WARNING,
+    "%(spec)s is now searched with %(space)s, which is not full yet: "
+    "%(previous)s cannot be reached",
+)
+SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
+SPEC_RENAMED = _event(
+    "spec_renamed", INFO, "%(spec)s is the new name of a spec: its spaces are kept"
+)
+INDEX_STARTED = _event("index_started", INFO, "Building the index %(index)s")
+INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(seconds).0f s")
+
+# Search
+
+QUERY_NOT_EMBEDDED = _event(
+    "query_not_embedded", WARNING, "A query was not embedded by %(model)s: %(error)s"
+)
+QUERY_TIMED_OUT = _event("query_timed_out", WARNING, "%(model)s did not embed a query in time")
