@@ -111,18 +111,18 @@ def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
 
 
 def on(using: str) -> list[Spec]:
-    """Return the declarations whose rows live in a database: where a router lets them.
+    """Return the declarations whose rows live in a database.
 
-    Routers seldom know an alias that is another road to the same database, past a pooler:
-    so those whose tables are found there, too.
+    Where routers write them; and where their table is found, which is how another road to
+    the same database, past a pooler, is known.
     """
     known = all()
-    allowed = {spec for spec in known if router.allow_migrate_model(using, spec.model)}
-    names = {spec: _table(spec, using) for spec in known if spec not in allowed}
+    here = {spec for spec in known if router.db_for_write(spec.model) == using}
+    names = {spec: _table(spec, using) for spec in known if spec not in here}
     if names:
         found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
-        allowed |= {spec for spec, name in names.items() if name in found}
-    return [spec for spec in known if spec in allowed]
+        here |= {spec for spec, name in names.items() if name in found}
+    return [spec for spec in known if spec in here]
 
 
 def _table(spec: Spec, using: str) -> str:

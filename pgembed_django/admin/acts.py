@@ -63,8 +63,13 @@ def using() -> str:
     return router.db_for_write(Job)
 
 
+def retry(ids: Sequence[int], *, using: str) -> Counts:
+    """Start failed units afresh, and count."""
+    return asdict(jobs.retry_failed(ids, using=using))
+
+
 def _retry(ids: Sequence[int]) -> Counts:
-    return asdict(jobs.retry_failed(ids, using=using()))
+    return retry(ids, using=using())
 
 
 def _dismiss(ids: Sequence[int]) -> Counts:

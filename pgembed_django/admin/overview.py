@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import router
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django import status
+from pgembed_django import specs, status
 from pgembed_django.admin import acts, charts
 from pgembed_django.models import Job
 from pgembed_django.status import Overview, Point, SpecStatus
@@ -38,6 +39,7 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
         "is_reloading": "refresh" in request.GET,
         "specs": [_spec(spec) for spec in sorted(seen.specs, key=_urgency)],
         "unknown": [(key, str(count)) for key, count in seen.unknown.items()],
+        "elsewhere": _elsewhere(),
         "workers": seen.workers,
         "providers": seen.providers,
         "hours": hours,
@@ -63,6 +65,12 @@ def _urgency(spec: SpecStatus) -> tuple[int, str]:
 def _failures(seen: Overview) -> status.Count:
     counts = [spec.open_failures for spec in seen.specs] + list(seen.unknown.values())
     return sum(counts, status.Count(0))
+
+
+def _elsewhere() -> list[tuple[str, str]]:
+    """Return the databases that this page does not show, each with a spec that lives there."""
+    here = specs.on(acts.using())
+    return [(router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here]
 
 
 def _spec(spec: SpecStatus) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin, messages
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
+from django.db import router
 from django.db.models import (
     Case,
     CharField,
@@ -217,26 +218,32 @@ def _is_fresh(spec: specs.Spec) -> Q:
     return Q(Exists(chunks))
 
 
+def _using(model: type[Model]) -> str:
+    """Return the rows' own database: their jobs are there, whichever one our pages show."""
+    return router.db_for_write(model)
+
+
 def _failures(model: type[Model], pks: list[Any]) -> QuerySet[Job]:
     keys = [spec.key for spec in specs.of(model)]
-    units = Job.objects.using(acts.using()).filter(spec__in=keys)
+    units = Job.objects.using(_using(model)).filter(spec__in=keys)
     return units.filter(OPEN_FAILURE, source_pk__in=_as_text(model, pks))
 
 
 def _as_text(model: type[Model], pks: list[Any]) -> list[str]:
     """Return keys as Postgres prints them, which is how jobs name them."""
-    rows = model._base_manager.using(acts.using()).filter(pk__in=pks).order_by()
+    rows = model._base_manager.using(_using(model)).filter(pk__in=pks).order_by()
     return list(rows.values_list(Cast("pk", TextField()), flat=True))
 
 
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
     """Retry what has failed of these rows, bring forward what waits, and say what happened."""
     keys = [spec.key for spec in specs.of(model_admin.model)]
-    units = Job.objects.using(acts.using()).filter(
+    using = _using(model_admin.model)
+    units = Job.objects.using(using).filter(
         spec__in=keys, source_pk__in=_as_text(model_admin.model, pks)
     )
     found = list(units.filter(acts.ACTS["retry"].condition))
-    counts = acts.ACTS["retry"].run([job.pk for job in found])
+    counts = acts.retry([job.pk for job in found], using=using)
     said = acts.told("retry", counts)
     acts.log(request, said, about=found)
     level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING

@@ -24,6 +24,7 @@ IDS = {
     "pgembed.E005": "The database of an embeddable model is not PostgreSQL.",
     "pgembed.E006": "The condition of an @embeddable cannot be written as SQL.",
     "pgembed.E007": "A primary key prints differently from one connection to the next.",
+    "pgembed.E008": "A router keeps tables apart that an embeddable model needs in its database.",
     "pgembed.E010": "The database cannot be reached.",
     "pgembed.E011": "Django talks to PostgreSQL through psycopg 2.",
     "pgembed.E012": "The server is older than PostgreSQL 15.",
@@ -34,6 +35,7 @@ IDS = {
     "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
+    "pgembed.W003": "Our tables are missing where an embeddable model has its own.",
 }
 
 register(check_settings)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
-from django.db import connections, router
+from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf
+from pgembed_django import conf, database, specs
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
@@ -66,6 +66,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _server(connection)
             yield from _extension(connection, cursor)
             yield from _job_table(cursor)
+            yield from _missing_tables(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
         yield Error(
@@ -124,6 +125,28 @@ def _job_table(cursor: Any) -> Iterator[CheckMessage]:
             "written shortly before is embedded only when the reconciler comes by.",
             hint="Run ALTER TABLE pgembed_job SET LOGGED.",
             id="pgembed.W001",
+        )
+
+
+def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
+    if database.rows(connection.alias, "SELECT to_regclass('pgembed_job')") != [(None,)]:
+        return
+    quote = connection.ops.quote_name
+    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
+    names = {quote(spec.model._meta.db_table): spec for spec in written}
+    try:
+        with transaction.atomic(using=connection.alias):
+            found = database.rows(connection.alias, specs.HAS_TABLE, names=list(names))
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    if found:
+        models = sorted(names[name].model._meta.label for [name] in found)
+        yield Warning(
+            f"The database {connection.alias!r} has {', '.join(models)}, but not the tables of "
+            "pgembed_django: nothing is embedded there.",
+            hint=f"manage.py migrate --database {connection.alias} creates them, unless a router "
+            "keeps the app pgembed out.",
+            id="pgembed.W003",
         )
 
 

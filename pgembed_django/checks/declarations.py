@@ -11,6 +11,7 @@ from django.core.exceptions import FieldError, ValidationError
 from django.db import connections, models, router
 
 from pgembed_django import conditions, conf, specs
+from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
 # How Postgres prints these depends on the session: on DateStyle, TimeZone, bytea_output and
@@ -26,7 +27,7 @@ UNSTABLE_KEYS = (
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return what is wrong with any of them."""
-    checks = (_provider_of, _database_of, _condition_of, _key_of)
+    checks = (_provider_of, _database_of, _routers_of, _condition_of, _key_of)
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
@@ -58,6 +59,29 @@ def _database_of(spec: Spec) -> Iterator[CheckMessage]:
             hint="Vectors and triggers need PostgreSQL. Use the engine "
             "'django.db.backends.postgresql', or route the model to such a database.",
             id="pgembed.E005",
+        )
+
+
+def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
+    alias = router.db_for_write(spec.model)
+    if connections[alias].vendor != "postgresql":
+        return
+    if not router.allow_migrate_model(alias, spec.model):
+        return  # migrated by another alias, past a pooler
+    needed = [
+        model for model in (spec.model._meta.concrete_model, spec.embedding_model, Job) if model
+    ]
+    apart = [model for model in needed if not router.allow_migrate_model(alias, model)]
+    apart += [spec.embedding_model] * (router.db_for_write(spec.embedding_model) != alias)
+    if apart:
+        yield _error(
+            spec,
+            f"it is in the database {alias!r}, and routers keep "
+            f"{', '.join(dict.fromkeys(model._meta.label for model in apart))} out of it.",
+            hint="Rows, vectors and jobs are written in one transaction. Let db_for_read, "
+            "db_for_write and allow_migrate send the model and its embeddings to one database, "
+            "and let allow_migrate have the app pgembed in each of them.",
+            id="pgembed.E008",
         )
 
 
