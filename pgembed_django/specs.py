@@ -17,6 +17,18 @@ from pgembed_django.chunkers import Chunker
 
 Stale = Literal["serve", "hide"]
 
+# With a schema per tenant, a table of the shared schema is not this tenant's.
+IS_HERE = """
+    SELECT name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class AS found ON found.oid = to_regclass(name)
+    WHERE strpos(name, '.') > 0
+       OR found.relnamespace = (
+            SELECT relnamespace
+            FROM pg_class
+            WHERE oid = to_regclass('pgembed_job')
+       )
+"""
 HAS_TABLE = """
     SELECT name
     FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -120,7 +132,7 @@ def on(using: str) -> list[Spec]:
     here = {spec for spec in known if router.db_for_write(spec.model) == using}
     names = {spec: _table(spec, using) for spec in known if spec not in here}
     if names:
-        found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
+        found = {name for [name] in database.rows(using, IS_HERE, names=list(names.values()))}
         here |= {spec for spec, name in names.items() if name in found}
     return [spec for spec in known if spec in here]
 

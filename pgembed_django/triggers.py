@@ -78,12 +78,16 @@ class CompiledTrigger(compiler.Trigger):
 
         DROP FUNCTION IF EXISTS {pgid}();
     """
+    # With a schema per tenant a row may be written with another tenant's search_path, or
+    # with none: its job belongs beside it all the same.
+    PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
 
     @property
     def install_sql(self) -> str:
         """Create the function and the trigger."""
         table = _literal(conditions.quoted_name(self.sql.table))
-        return self.MISSING.replace("{table}", table) + super().install_sql
+        pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
+        return self.MISSING.replace("{table}", table) + super().install_sql + pin
 
     @property
     def uninstall_sql(self) -> str:

@@ -10,7 +10,7 @@ from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf, database, specs
+from pgembed_django import conf, database, specs, sql
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
@@ -67,6 +67,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _extension(connection, cursor)
             yield from _job_table(cursor)
             yield from _missing_tables(connection)
+            yield from _functions(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
         yield Error(
@@ -147,6 +148,19 @@ def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
             hint=f"manage.py migrate --database {connection.alias} creates them, unless a router "
             "keeps the app pgembed out.",
             id="pgembed.W003",
+        )
+
+
+def _functions(connection: Any) -> Iterator[CheckMessage]:
+    if database.rows(connection.alias, "SELECT to_regclass('pgembed_job')") == [(None,)]:
+        return
+    for name, schema in sql.misplaced(connection.alias).items():
+        what = f"writes to the tables in schema {schema!r}" if schema else "is missing"
+        yield Error(
+            f"The function {name} in database {connection.alias!r} {what}.",
+            hint="It was left behind when the schema was copied or renamed. Install the functions "
+            "and triggers again: see 'A schema per tenant' in the documentation.",
+            id="pgembed.E016",
         )
 
 

@@ -29,6 +29,14 @@ STATE = """
     WHERE indexrelid = to_regclass(%(name)s)
 """
 
+# Not by the search_path: with a schema per tenant another one has an index of that name.
+SCHEMA = """
+    SELECT nspname::text
+    FROM pg_class
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = to_regclass(%(table)s)
+"""
+
 # Counts no further than it has to.
 HAS_ROWS = """
     SELECT count(*) >= %(rows)s
@@ -113,7 +121,7 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
 def drop(spec: Spec, space: Space, *, using: str) -> None:
     """Drop the indexes of a space that nobody searches any more."""
     for name in (vector_name(space), fulltext_name(space)):
-        _run(using, DROP, name=_qualified(spec, name))
+        _run(using, DROP, name=_qualified(spec, name, using=using))
 
 
 def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
@@ -151,7 +159,7 @@ def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) ->
         # A build takes as long as it takes; it waits for older transactions, not for rows.
         database.execute(using, "SET statement_timeout = 0")
         database.execute(using, "SET lock_timeout = 0")
-        _run(using, DROP, name=_qualified(spec, name))
+        _run(using, DROP, name=_qualified(spec, name, using=using))
         events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
         started = time.monotonic()
         _run(using, statement)
@@ -169,7 +177,7 @@ def _has_rows(spec: Spec, space: Space, rows: int, *, using: str) -> bool:
 
 
 def _is_valid(spec: Spec, name: str, *, using: str) -> bool:
-    found = database.rows(using, STATE, name=_qualified(spec, name).as_string(None))
+    found = database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None))
     return bool(found and found[0][0])
 
 
@@ -183,10 +191,10 @@ def _table(spec: Spec) -> sql.Composable:
     return sql.SQL(_quoted(spec.embedding_model._meta.db_table))
 
 
-def _qualified(spec: Spec, name: str) -> sql.Composable:
-    """Return an index's name in the schema of its table."""
-    schema, dot, _ = spec.embedding_model._meta.db_table.rpartition('"."')
-    return sql.Identifier(schema.strip('"'), name) if dot else sql.Identifier(name)
+def _qualified(spec: Spec, name: str, *, using: str) -> sql.Composable:
+    """Return an index's name in the schema of its table, which has to be there."""
+    [[schema]] = database.rows(using, SCHEMA, table=_quoted(spec.embedding_model._meta.db_table))
+    return sql.Identifier(schema, name)
 
 
 def _quoted(table: str) -> str:

@@ -10,7 +10,29 @@ from importlib import resources
 from typing import Any
 
 import pgtrigger.features
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from psycopg import sql
+
+# What a function's pinned search_path begins with, and where the tables are.
+WRITES_TO = """
+    SELECT
+        name,
+        (
+            SELECT btrim(split_part(substring(setting FROM '=(.*)'), ',', 1), ' "')
+            FROM pg_proc
+            CROSS JOIN unnest(proconfig) AS setting
+            WHERE pg_proc.oid = to_regprocedure(name)
+              AND setting LIKE 'search_path=%%'
+        ),
+        (
+            SELECT nspname
+            FROM pg_class
+            JOIN pg_namespace ON pg_namespace.oid = relnamespace
+            WHERE pg_class.oid = to_regclass('pgembed_job')
+        )
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+"""
 
 # Name -> argument types, which Postgres needs to drop a function.
 FUNCTIONS = {
@@ -29,12 +51,22 @@ def qualified(function: str) -> str:
     return f'"{schema}".{function}' if schema else function
 
 
+def is_in_one_schema() -> bool:
+    """Tell whether the functions are in one schema for all, rather than in each tenant's."""
+    return _functions_schema() is not None
+
+
 def install(apps: Any, schema_editor: Any) -> None:
-    """Create the functions. Called by our migration."""
+    """Create the functions. Called by our migration.
+
+    Raises:
+        ImproperlyConfigured: those of another schema's tables are there already.
+    """
     connection = schema_editor.connection
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
         [tables] = cursor.fetchone()
+        _refuse_others(cursor, tables)
     for name in FUNCTIONS:
         file = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql")
         statement = sql.SQL(file.read_text()).format(
@@ -49,6 +81,30 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
     for name, arguments in FUNCTIONS.items():
         statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})"
         schema_editor.execute(statement, params=None)
+
+
+def misplaced(using: str) -> dict[str, str]:
+    """Return the functions that are missing, or write to other tables than those found here.
+
+    Each with the schema it writes to, or with nothing where there is none.
+    """
+    names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
+    with connections[using].cursor() as cursor:
+        cursor.execute(WRITES_TO, {"names": names})
+        found = {name: schema for name, schema, tables in cursor.fetchall() if schema != tables}
+    return {name.partition("(")[0]: schema or "" for name, schema in found.items()}
+
+
+def _refuse_others(cursor: Any, tables: str) -> None:
+    names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
+    cursor.execute(WRITES_TO, {"names": names})
+    others = {schema for _, schema, _ in cursor.fetchall()} - {None, tables}
+    if is_in_one_schema() and others:
+        raise ImproperlyConfigured(
+            f"The functions in schema {_functions_schema()!r} write to the tables in "
+            f"{others.pop()!r}, and would write to those in {tables!r} from now on. With a schema "
+            "per tenant set PGTRIGGER_SCHEMA = None, and run makemigrations."
+        )
 
 
 def _functions_schema() -> str | None:
