@@ -16,6 +16,9 @@ GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
 # A worker that is frozen in mid-transaction would hold writers up until it wakes.
 FROZEN_AFTER = "10s"
+PREPARE_AFTER = 3
+"""How often a worker sends a statement before it is prepared."""
+
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
 
 
@@ -29,6 +32,23 @@ def rows(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]
         cursor.execute(statement, parameters or None)
         found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
+
+
+def prepared(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement that a worker sends all day, and return its rows.
+
+    In a worker's direct session (``settle_session``) the server binds the parameters and
+    plans the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
+    """
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    if wrapper.connection.prepare_threshold is None or wrapper.queries_logged:
+        with wrapper.cursor() as cursor:
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+    with wrapper.wrap_database_errors, psycopg.Cursor(wrapper.connection) as own:
+        own.execute(statement, parameters)
+        return own.fetchall() if own.description else []
 
 
 def execute(using: str, statement: str, **parameters: Any) -> int:
@@ -62,19 +82,26 @@ def is_lost_connection(error: Exception) -> bool:
     )
 
 
-def settle_session(using: str) -> None:
-    """Make a worker's connection, now and after each reconnect, what the queue counts on."""
+def settle_session(using: str, *, is_direct: bool = False) -> None:
+    """Make a worker's connection, now and after each reconnect, what the queue counts on.
+
+    ``is_direct``: no pooler hands out another session for each transaction, so that what
+    was prepared is still there.
+    """
 
     def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
         if connection.alias != using:
             return
         connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if is_direct:
+            connection.connection.prepare_threshold = PREPARE_AFTER
         with connection.cursor() as cursor:
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # A row that this role may not see is an error, not a deletion.
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
 
+    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
     connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
     wrapper = connections[using]
     if wrapper.connection is not None:

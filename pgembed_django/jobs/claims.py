@@ -5,11 +5,13 @@ Rows are locked with SKIP LOCKED: nothing here waits for anybody.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from psycopg import sql
 
 from pgembed_django import database
 
@@ -78,12 +80,14 @@ CLAIM = """
                   WHERE other.status = 'running'
                     AND other.spec = job.spec
                     AND other.source_pk = job.source_pk
+                  -- Looked up for each: a join would read all that are running.
+                  OFFSET 0
               )
             ORDER BY run_at, id
-            LIMIT %(limit)s
+            LIMIT {limit}
             FOR UPDATE SKIP LOCKED
         ) AS candidate
-        LIMIT %(limit)s
+        LIMIT {limit}
     )
     UPDATE pgembed_job AS job
     SET
@@ -225,10 +229,9 @@ def claim(
     ``only_new``: only those that have never been started.
     """
     return claims(
-        CLAIM,
+        _claim_statement(limit),
         using,
         specs=list(specs),
-        limit=limit,
         worker=worker_id,
         lease=lease_seconds,
         direction=1 if lowest_first else -1,
@@ -245,13 +248,13 @@ def claim_alone(
 
 def suspect_due(specs: Sequence[str], *, using: str) -> bool:
     """Tell whether a job that has to be claimed alone is waiting."""
-    [[due]] = database.rows(using, SUSPECT_DUE, specs=list(specs))
+    [[due]] = database.prepared(using, SUSPECT_DUE, specs=list(specs))
     return bool(due)
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     """Return the seconds until a pending job is due, at most zero where one is due already."""
-    [[seconds]] = database.rows(using, NEXT_DUE, specs=list(specs))
+    [[seconds]] = database.prepared(using, NEXT_DUE, specs=list(specs))
     return None if seconds is None else float(seconds)
 
 
@@ -259,7 +262,7 @@ def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> H
     """Renew the leases. Those that an open writer has locked are left to the next heartbeat."""
     with transaction.atomic(using=using):
         found = hold(held, using=using)
-        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+        database.prepared(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
     return found
 
 
@@ -267,7 +270,7 @@ def hold(held: Collection[Claim], *, using: str) -> Held:
     """Lock the jobs that are still ours, without waiting, until the transaction ends."""
     tokens = {"ids": [claim.id for claim in held], "tokens": [claim.token for claim in held]}
     every = frozenset(tokens["ids"])
-    ours = frozenset(row[0] for row in database.rows(using, HOLD, **tokens))
+    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **tokens))
     if ours == every:
         return Held(ours, frozenset(), frozenset())
     still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **tokens))
@@ -276,4 +279,9 @@ def hold(held: Collection[Claim], *, using: str) -> Held:
 
 def claims(statement: str, using: str, **parameters: Any) -> list[Claim]:
     """Run a statement that returns the columns of a claim."""
-    return [Claim(*row) for row in database.rows(using, statement, **parameters)]
+    return [Claim(*row) for row in database.prepared(using, statement, **parameters)]
+
+
+@functools.lru_cache(maxsize=64)
+def _claim_statement(limit: int) -> str:
+    return sql.SQL(CLAIM).format(limit=sql.Literal(limit)).as_string(None)

@@ -68,7 +68,7 @@ def claim_doubtful(
     specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
 ) -> list[Claim]:
     """Start one due job that a provider went down with, unless another worker has one."""
-    [[due]] = database.rows(using, DUE, specs=list(specs))
+    [[due]] = database.prepared(using, DUE, specs=list(specs))
     if not due:
         return []
     with transaction.atomic(using=using):

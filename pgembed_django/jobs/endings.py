@@ -103,7 +103,7 @@ def complete(items: dict[int, int], *, keep_seconds: float, using: str) -> dict[
     To be called in the transaction that holds them and has stored their vectors. Returns
     for how many seconds each write has waited for that, by job id.
     """
-    waited = database.rows(
+    waited = database.prepared(
         using, COMPLETE, ids=list(items), items=list(items.values()), keep=keep_seconds > 0
     )
     return dict(waited)

@@ -154,7 +154,6 @@ class Job(models.Model):
                 condition=PENDING & Q(outages__gt=0),
                 name="pgembed_job_doubtful",
             ),
-            models.Index(fields=["id"], condition=RUNNING, name="pgembed_job_running"),
             models.Index(
                 F("finished_at").desc(),
                 F("id").desc(),

@@ -222,8 +222,8 @@ class Worker:
             return
         if self.listener.is_up:
             self.listener.probe()
-        else:
-            self.listener.open()  # which counts as a nudge: the next round looks for jobs
+        elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
+            database.settle_session(self.using, is_direct=True)
 
     def _warm_up(self) -> None:
         """Load the models now: the first saved row is not to wait for them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +20,16 @@ pytestmark = pytest.mark.django_db
 
 SPEC = "shop.ItemEmbedding"
 HOUR = datetime.timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True, params=[None, 0], ids=["anywhere", "in a worker"])
+def prepared(request: pytest.FixtureRequest, db: None) -> Iterator[None]:
+    """A worker's session keeps prepared statements. Others do not: a pooler may be between."""
+    connection.ensure_connection()
+    connection.connection.prepare_threshold = request.param
+    yield
+    if connection.connection is not None:
+        connection.connection.prepare_threshold = None
 
 
 def make_job(source_pk: object = 1, *, spec: str = SPEC, ago: float = 1, **values: Any) -> Job:

@@ -300,3 +300,40 @@ def test_a_write_and_a_delete(explain):
 
     # Tuples that sequential scans have read: none.
     assert after == before
+
+
+def test_the_plans_that_a_worker_keeps_read_no_more(held):
+    """Those made once, for all parameters."""
+    connection.connection.prepare_threshold = 0
+    connection.cursor().execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    known = [spec.key for spec in specs.all()]
+    before = tuples_read()
+    try:
+        assert len(claim()) == BATCH
+        assert len(claim(lowest_first=True)) == BATCH
+        jobs.claim_alone(known, worker_id=1, lease_seconds=60, using="default")
+        jobs.suspect_due(known, using="default")
+        jobs.next_due_seconds(known, using="default")
+        assert len(jobs.heartbeat(held, lease_seconds=60, using="default").ours) == BATCH
+        jobs.complete({one.id: 1 for one in held}, keep_seconds=60, using="default")
+    finally:
+        connection.connection.prepare_threshold = None
+
+    assert tuples_read() - before <= 50 * BATCH  # where the table has 650,000
+
+
+def tuples_read() -> int:
+    """Return how many rows and index entries of the job table this transaction has read."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT sum(pg_stat_get_xact_tuples_returned(relation))
+                 + sum(pg_stat_get_xact_tuples_fetched(relation))
+            FROM (
+                SELECT 'pgembed_job'::regclass::oid
+              UNION ALL
+                SELECT indexrelid FROM pg_index WHERE indrelid = 'pgembed_job'::regclass
+            ) AS ours(relation)
+            """
+        )
+        return int(cursor.fetchone()[0])
