@@ -13,6 +13,7 @@ BENCHMARKS = {
     "search-latency": "How long hybrid searches take, beside hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
+    "swap": "Another model under load: what searches find meanwhile, and what it costs.",
 }
 
 

@@ -54,6 +54,21 @@ def passages() -> Iterator[str]:
                     yield passage
 
 
+def articles(rows: int) -> int:
+    """Make the table hold that many articles, none of them embedded. Returns how many."""
+    connection.ensure_connection()
+    raw: psycopg.Connection = connection.connection
+    with raw.cursor() as cursor:
+        cursor.execute(QUIET)
+        cursor.execute("TRUNCATE app_article, app_articleembedding")
+        with cursor.copy(ARTICLES) as copy:
+            for number, passage in enumerate(itertools.islice(passages(), rows), start=1):
+                copy.write_row((number, passage[:40], passage, True, number % 1000))
+        cursor.execute("SET session_replication_role = origin")
+        cursor.execute("VACUUM ANALYZE app_article")
+        return count(cursor)
+
+
 def fill(rows: int, *, provider: Any, space_id: int) -> int:
     """Make the table hold that many articles, with their vectors. Returns how many it holds."""
     connection.ensure_connection()
@@ -77,6 +92,11 @@ def fill(rows: int, *, provider: Any, space_id: int) -> int:
         cursor.execute("SET session_replication_role = origin")
         for table in ("app_article", "app_articleembedding"):
             cursor.execute(sql.SQL("VACUUM FULL ANALYZE {}").format(sql.Identifier(table)))
-        cursor.execute("SELECT count(*) FROM app_article")
-        [count] = cursor.fetchone() or (0,)
-    return int(count)
+        return count(cursor)
+
+
+def count(cursor: psycopg.Cursor) -> int:
+    """Return how many articles there are."""
+    cursor.execute("SELECT count(*) FROM app_article")
+    [articles] = cursor.fetchone() or (0,)
+    return int(articles)

@@ -31,7 +31,7 @@ def test_nothing_is_lost_stale_or_stuck_after_a_minute_under_fire(tmp_path: Path
             *("--json", figures),
         ],
         cwd=REPOSITORY,
-        env=_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
     )
@@ -44,7 +44,7 @@ def test_nothing_is_lost_stale_or_stuck_after_a_minute_under_fire(tmp_path: Path
     assert told["figures"]["workers started"] > 2
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Without the address of these tests' own server: the soak restarts one that is its own."""
     others = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     return {**others, "DATABASE_URL": postgres.GIVEN} if postgres.GIVEN else others
