@@ -63,6 +63,12 @@ class Settings:
     stop_grace_seconds: float = 20
     """How long a stopping worker waits for requests in flight."""
 
+    stuck_seconds: float = 300
+    """How long the worker's loop may be at one round before its process counts as stuck.
+
+    Zero: never. Waiting for the database does not count.
+    """
+
     keep_succeeded_seconds: float = 3600
     """How long succeeded jobs are kept. Zero deletes them on success."""
 

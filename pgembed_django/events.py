@@ -64,6 +64,7 @@ WORKER_MOVED = _event("worker_moved", WARNING, "The worker's loop moves again")
 HEARTBEAT_FILE_LOST = _event(
     "heartbeat_file_lost", ERROR, "Cannot touch the heartbeat file %(path)s: %(error)s"
 )
+PAGE_FAILED = _event("page_failed", WARNING, "A request to the worker's port failed: %(error)s")
 MODEL_NOT_LOADED = _event("model_not_loaded", WARNING, "Cannot load %(space)s yet: %(error)s")
 DATABASE_LOST = _event(
     "database_lost", WARNING, "Lost the database, again in %(seconds).1f s: %(error)s"
@@ -153,6 +154,12 @@ SPEC_RENAMED = _event(
 )
 INDEX_STARTED = _event("index_started", INFO, "Building the index %(index)s")
 INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(seconds).0f s")
+INDEX_REFUSED = _event(
+    "index_refused",
+    WARNING,
+    "This role may not build or drop the index %(index)s: %(error)s. Let the worker's role own the "
+    "table, or run embed_worker --drain as the role that does",
+)
 
 # Search
 

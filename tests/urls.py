@@ -1,8 +1,10 @@
-"""The admin, where a person triages what failed."""
+"""The admin, where a person triages what failed, and metrics."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 from django.urls import path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+from pgembed_django import metrics
+
+urlpatterns = [path("admin/", admin.site.urls), path("metrics", metrics.view)]

@@ -128,9 +128,9 @@ class Queue:
     failures: dict[str, Count] = field(default_factory=dict)
 
 
-def count(specs: Sequence[str], *, using: str) -> Queue:
+def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
     """Count, in one statement. Failures also of specs that were not asked for."""
-    limit = max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
+    limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for what, *row in database.rows(
         using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT

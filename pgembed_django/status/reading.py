@@ -45,11 +45,16 @@ class Seen:
 
 
 def overview(
-    *, using: str, specs: Sequence[Spec] | None = None, is_exact: bool = False
+    *,
+    using: str,
+    specs: Sequence[Spec] | None = None,
+    is_exact: bool = False,
+    max_count: int | None = None,
 ) -> Overview:
     """Return how specs, workers and providers stand, in seven queries whatever their number.
 
     ``is_exact`` counts the coverage of large tables too: that reads all of them.
+    ``max_count``: how far jobs are counted, a spec's of one priority, instead of a little.
     """
     chosen = declared.on(using) if specs is None else list(specs)
     keys = [spec.key for spec in chosen]
@@ -57,7 +62,7 @@ def overview(
     now, tables = covering.tables(chosen, using=using)
     live = _live(keys, using=using)
     coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
-    counted = queue.count(keys, using=using)
+    counted = queue.count(keys, using=using, max_count=max_count)
     workers = _workers(counted, now, using=using)
     held = jobs.paused(using=using)
     seen = Seen(

@@ -21,6 +21,8 @@ from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
+from pgembed_django.worker.limits import Limits
+from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
 from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
 
@@ -55,12 +57,19 @@ class Worker:
         using: str,
         settings: conf.Settings | None = None,
         drain: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.specs = specs
         self.using = using
         self.settings = settings or conf.current()
         self.drain = drain
+        self.limits = limits or Limits()
+        self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
         self.stops_asked = 0
+        self.is_running = False
+        """Whether it claims: it has started, and is not being stopped."""
+        self.recycled_for = ""
+        """Which limit was reached, in words. Empty: none."""
         self._stopping_since: float | None = None
         self._rest = Rest(self.settings)
         self._outage_seconds = 0.0
@@ -85,6 +94,16 @@ class Worker:
     def paused(self) -> dict[str, str]:
         """The providers that are down or paused by hand, and why."""
         return paused(self.pipeline)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the database was away when it was last asked."""
+        return self._outage_seconds > 0
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it ought to hear notifications, and does not."""
+        return self.settings.notify and not self.drain and not self.listener.is_up
 
     def stop(self) -> None:
         """Stop after what is in flight; asked twice, at once."""
@@ -123,9 +142,11 @@ class Worker:
         if not self.drain:
             self._timers.append(self._listener_timer)
             self.maintenance.start()
+        self.is_running = True
 
     def _loop(self) -> None:
         while True:
+            self.liveness.tick()
             try:
                 if self._is_done():
                     return
@@ -178,9 +199,14 @@ class Worker:
         return max(0.0, min(waits))
 
     def _is_done(self) -> bool:
+        if not self.stops_asked and (reason := self.limits.reached(self.pipeline.completed)):
+            self.recycled_for = reason
+            events.tell(events.WORKER_RECYCLED, reason=reason)
+            self.stops_asked = 1
         if self.stops_asked:
             if self._stopping_since is None:
                 self._stopping_since = time.monotonic()
+                self.is_running = False
                 events.tell(events.WORKER_STOPPING)
                 self.pipeline.release_unsent()
             waited = time.monotonic() - self._stopping_since
@@ -246,6 +272,8 @@ class Worker:
 
     def _end(self) -> None:
         """Leave nothing leased. The leases first: the rest may take its time."""
+        self.is_running = False
+        self.liveness.end()
         with suppress(DatabaseError, InterfaceError):
             self.pipeline.release()
             self._add_up()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from pathlib import Path
 
 from django.contrib.auth.models import Group
 from django.db import models
@@ -119,6 +121,9 @@ class Product(models.Model):
         return self.title
 
     def pitch(self) -> str:
+        gate = Path(os.environ.get("TEST_PITCH_GATE", "/nowhere"))
+        if gate.is_fifo():
+            gate.read_text()  # until a test writes there
         return f"{self.title}, now only {self.price}"
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import sys
 import threading
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,17 +19,24 @@ from django.utils import autoreload
 from pgembed_django import conf, database
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
+from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker
+from pgembed_django.worker.limits import Limits
+from pgembed_django.worker.liveness import Vigil
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
+
+RECYCLED = 3
+"""The exit status of a worker that ends to be started again."""
 
 
 class Command(EmbedCommand):
     help = (
         "Embeds changed rows until it is stopped. SIGTERM or Ctrl-C: finishes what is in "
         "flight, gives the rest back and exits; a second one: exits at once. "
-        "Exit status: 0 stopped or drained, 1 failed, 2 could not start."
+        "Exit status: 0 stopped or drained, 1 failed, 2 could not start, 3 --max-jobs or "
+        "--max-memory is reached: start it again."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -55,6 +65,30 @@ class Command(EmbedCommand):
                 metavar="N" if kind is whole else "SECONDS",
                 help=f"Instead of {conf.PREFIX}{setting.upper()}.",
             )
+        parser.add_argument(
+            "--listen",
+            type=address,
+            metavar="[HOST:]PORT",
+            help="Serve /healthz, /readyz and /metrics there. Without HOST only to this machine.",
+        )
+        parser.add_argument(
+            "--heartbeat-file",
+            type=Path,
+            metavar="PATH",
+            help="Touch this file every few seconds while the worker is not stuck.",
+        )
+        parser.add_argument(
+            "--max-jobs",
+            type=whole,
+            metavar="N",
+            help="End after so many rows, with exit status 3.",
+        )
+        parser.add_argument(
+            "--max-memory",
+            type=whole,
+            metavar="MIB",
+            help="End when the process uses more MiB of memory than this, with exit status 3.",
+        )
 
     def handle(self, **options: Any) -> None:
         if options["autoreload"]:
@@ -75,18 +109,39 @@ class Command(EmbedCommand):
             using=using,
             settings=dataclasses.replace(settings, **given),
             drain=options["drain"],
+            limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
         )
         self._refuse_missing_tables(worker)
         self._log(options["verbosity"])
         if options["autoreload"]:
             self._end_before_the_process(worker)
         try:
-            settled = worker.run()
+            with ExitStack() as stack:
+                for watch in self._watches(worker, options["listen"], options["heartbeat_file"]):
+                    stack.enter_context(watch)
+                settled = worker.run()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
         except PgembedError as error:
             raise CommandError(str(error)) from error
         self._report(worker, settled, options["verbosity"])
+        if worker.recycled_for:
+            sys.exit(RECYCLED)
+
+    def _watches(
+        self, worker: Worker, listen: Address | None, file: Path | None
+    ) -> list[AbstractContextManager[object]]:
+        """Return what lets others see how the worker is. Refused now, rather than later."""
+        if file is not None:
+            try:
+                file.touch()
+            except OSError as error:
+                raise CommandError(
+                    f"Cannot write --heartbeat-file {file}: {error.strerror}.",
+                    returncode=CANNOT_START,
+                ) from error
+        watches: list[AbstractContextManager[object]] = [Vigil(worker.liveness, file=file)]
+        return watches if listen is None else [*watches, port(worker, listen)]
 
     def _report(self, worker: Worker, settled: int, verbosity: int) -> None:
         text = f"{settled} rows are fresh."
@@ -97,6 +152,8 @@ class Command(EmbedCommand):
             raise CommandError(f"{text} {left} wait for a provider that is down. {reasons}")
         if left:
             text += f" {left} wait for their next attempt, or for an open transaction."
+        if worker.recycled_for:
+            text += f" Ended to be started again: {worker.recycled_for}."
         if verbosity > 0:
             self.stdout.write(self.style.SUCCESS(text))
 

@@ -1,0 +1,95 @@
+"""The worker's port: what ``--listen`` means, and which pages are there."""
+
+from __future__ import annotations
+
+import argparse
+from http import HTTPStatus
+from typing import NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+from django.db import connections
+
+from pgembed_django import metrics
+from pgembed_django.management.command import CANNOT_START
+from pgembed_django.worker import Worker
+from pgembed_django.worker.readiness import Readiness
+from pgembed_django.worker.serving import Answer, Page, Server
+
+MAX_PORT = 65_535
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def address(value: str) -> Address:
+    """Parse ``9100``, ``0.0.0.0:9100`` or ``[::]:9100``."""
+    host, _, number = value.rpartition(":")
+    if not number.isdecimal() or int(number) > MAX_PORT or (":" in host and host[0] != "["):
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is no address. Write it like 9100, 0.0.0.0:9100 or [::]:9100"
+        )
+    return Address(host.strip("[]") or "127.0.0.1", int(number))
+
+
+def port(worker: Worker, listen: Address) -> Server:
+    """Return the server of a worker's pages, bound but not started.
+
+    Raises:
+        CommandError: there is no listening there.
+    """
+    readiness = Readiness(worker)
+    pages: dict[str, Page] = {
+        "/healthz": lambda _: _health(worker),
+        "/readyz": lambda _: _readiness(readiness),
+        "/metrics": _metrics(worker),
+    }
+    try:
+        return Server(*listen, pages)
+    except OSError as error:
+        raise CommandError(
+            f"Cannot listen on {listen}: {error.strerror}. Is another worker there? Give each "
+            "on one machine a port of its own with --listen.",
+            returncode=CANNOT_START,
+        ) from error
+
+
+def _health(worker: Worker) -> Answer:
+    stuck = worker.liveness.stuck()
+    if stuck is None:
+        return Answer("ok\n")
+    text = f"The loop has been stuck for {stuck.seconds:.0f} s in {stuck.where}\n"
+    return Answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _readiness(readiness: Readiness) -> Answer:
+    missing = readiness.missing()
+    if not missing:
+        return Answer("ready\n")
+    return Answer("\n".join([*missing, ""]), HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _metrics(worker: Worker) -> Page:
+    try:
+        exposition = metrics.of_worker(worker)
+    except ImproperlyConfigured as error:
+        text = f"{error}\n"
+        return lambda _: Answer(text, HTTPStatus.NOT_IMPLEMENTED)
+
+    def page(accept: str) -> Answer:
+        try:
+            body, content_type = exposition.render(accept)
+        finally:
+            # The thread ends with the request, and would leave its connection open.
+            connections[worker.using].close()
+        return Answer(body, content_type=content_type)
+
+    return page

@@ -1,0 +1,58 @@
+"""Prometheus metrics: of the queue, by SQL at the scrape, and of one worker.
+
+They need the extra ``[metrics]``. Without it this module can be imported all the same,
+and says what is missing when it is asked for numbers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from pgembed_django.models import Job
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
+    from pgembed_django.metrics.exposition import Exposition
+    from pgembed_django.worker import Worker
+
+__all__ = ["queue_collector", "view"]
+
+
+@never_cache
+@require_safe
+def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
+    """Answer a scrape of the web process with the queue's gauges.
+
+    It asks for no password: keep it off the internet, or wrap it.
+    """
+    exposition = _exposition().of_queue(using or router.db_for_write(Job))
+    body, content_type = exposition.render(request.headers.get("Accept", ""))
+    return HttpResponse(body, content_type=content_type)
+
+
+def queue_collector(*, using: str | None = None) -> Collector:
+    """Return the queue's gauges for a registry of your own: ``REGISTRY.register(...)``."""
+    return _exposition().queue_collector(using or router.db_for_write(Job))
+
+
+def of_worker(worker: Worker) -> Exposition:
+    """Return what a worker's port shows: its own counters, and the queue's gauges."""
+    return _exposition().of_worker(worker)
+
+
+def _exposition() -> type[Exposition]:
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ImproperlyConfigured(
+            "Metrics need prometheus-client. Install it: pip install 'pgembed-django[metrics]'."
+        )
+    from pgembed_django.metrics.exposition import Exposition
+
+    return Exposition

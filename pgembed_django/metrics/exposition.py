@@ -1,0 +1,58 @@
+"""What a scrape gets: a registry of our own, so that nothing of the application's is in it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from pgembed_django.metrics.counters import Counters
+from pgembed_django.metrics.queue import QueueCollector
+from pgembed_django.metrics.state import StateCollector
+
+if TYPE_CHECKING:
+    from pgembed_django.worker import Worker
+
+
+class Exposition:
+    """A registry, and what keeps its numbers."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters: Counters | None = None
+
+    @classmethod
+    def of_queue(cls, using: str) -> Exposition:
+        """Return the queue's gauges alone: a web process is one of many."""
+        exposition = cls()
+        exposition._registry.register(cls.queue_collector(using))
+        return exposition
+
+    @classmethod
+    def of_worker(cls, worker: Worker) -> Exposition:
+        """Return a worker's counters from now on, and the queue's gauges."""
+        exposition = cls()
+        # Held here: signals only hold their receivers weakly.
+        exposition._counters = Counters(exposition._registry, worker.specs)
+        exposition._registry.register(StateCollector(worker))
+        exposition._registry.register(cls.queue_collector(worker.using))
+        ProcessCollector(registry=exposition._registry)
+        return exposition
+
+    @staticmethod
+    def queue_collector(using: str) -> Collector:
+        """Return the collector that all scrapes of one database share, and so its memory."""
+        return _queue_collector(using)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the body and its content type, in the format that was asked for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+@functools.cache
+def _queue_collector(using: str) -> QueueCollector:
+    return QueueCollector(using=using)

@@ -1,0 +1,58 @@
+"""When a worker ends by itself, to be started again: so many rows, so much memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MIB = 1024 * 1024
+MEMORY_SECONDS = 1.0
+"""How often the memory is looked at, at the most."""
+
+STATM = Path("/proc/self/statm")
+
+
+class Limits:
+    """What a worker may use up before it is recycled. None: as much as it likes."""
+
+    def __init__(
+        self,
+        *,
+        max_jobs: int | None = None,
+        max_memory_mib: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_jobs = max_jobs
+        self.max_memory_mib = max_memory_mib
+        self._clock = clock
+        self._looked_at = float("-inf")
+
+    def reached(self, completed: int) -> str | None:
+        """Return why the worker is to end, or None."""
+        if self.max_jobs is not None and completed >= self.max_jobs:
+            return f"{completed} rows are fresh, --max-jobs is {self.max_jobs}"
+        if self.max_memory_mib is not None and self._is_time():
+            used = memory_bytes() / MIB
+            if used > self.max_memory_mib:
+                return f"it uses {used:.0f} MiB, --max-memory is {self.max_memory_mib}"
+        return None
+
+    def _is_time(self) -> bool:
+        now = self._clock()
+        if now < self._looked_at + MEMORY_SECONDS:
+            return False
+        self._looked_at = now
+        return True
+
+
+def memory_bytes() -> int:
+    """Return this process's resident memory: now, or its highest where only that is told."""
+    import resource
+
+    try:
+        return int(STATM.read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return highest if sys.platform == "darwin" else highest * 1024

@@ -1,0 +1,138 @@
+"""Whether this process is stuck: its loop does not come round, and waits for nobody.
+
+A database that is away, or holds a statement up, is waited for: a restart would not bring
+it back. Providers are asked by other threads, so the loop comes round meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from pgembed_django import events
+from pgembed_django.worker.rest import Rest
+
+DATABASE = ("psycopg", "psycopg_c", "psycopg_binary")
+LOOK_SECONDS = 5.0
+
+
+class Stuck(NamedTuple):
+    """For how long, and the line of code that the loop is at."""
+
+    seconds: float
+    where: str
+
+
+class Liveness:
+    """Knows when the loop came round last. Asked from other threads."""
+
+    def __init__(
+        self, *, stuck_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.stuck_seconds = stuck_seconds
+        self._clock = clock
+        self._ticked_at: float | None = None
+        self._loop: int | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """How long ago the loop came round last. Zero before it has begun, and after its end."""
+        ticked_at = self._ticked_at
+        return 0.0 if ticked_at is None else self._clock() - ticked_at
+
+    def tick(self) -> None:
+        """Note that the loop comes round. Called by its own thread."""
+        self._loop = threading.get_ident()
+        self._ticked_at = self._clock()
+
+    def end(self) -> None:
+        """Note that there is no loop any more."""
+        self._ticked_at = None
+
+    def stuck(self) -> Stuck | None:
+        """Tell where the loop is stuck, if it is."""
+        seconds = self.age_seconds
+        if not self.stuck_seconds or seconds <= self.stuck_seconds or self._loop is None:
+            return None
+        frames = list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
+        return None if _waits(frames) else Stuck(seconds, _where(frames))
+
+
+class Vigil:
+    """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not."""
+
+    def __init__(self, liveness: Liveness, *, file: Path | None = None) -> None:
+        self._liveness = liveness
+        self._file = file
+        self._is_stuck = False
+        self._is_file_lost = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgembed-vigil", daemon=True)
+
+    def __enter__(self) -> None:
+        self.look()
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+        if self._file:
+            with suppress(OSError):
+                self._file.unlink()
+
+    def look(self) -> None:
+        """Look once."""
+        stuck = self._liveness.stuck()
+        if stuck and not self._is_stuck:
+            events.tell(events.WORKER_STUCK, seconds=stuck.seconds, where=stuck.where)
+        elif self._is_stuck and not stuck:
+            events.tell(events.WORKER_MOVED)
+        self._is_stuck = stuck is not None
+        if self._file and not stuck:
+            self._touch(self._file)
+
+    def _touch(self, file: Path) -> None:
+        try:
+            file.touch()
+        except OSError as error:
+            # The probe will end this worker where it must. A full disk is no reason to.
+            if not self._is_file_lost:
+                events.tell(events.HEARTBEAT_FILE_LOST, path=str(file), error=str(error))
+            self._is_file_lost = True
+        else:
+            self._is_file_lost = False
+
+    def _run(self) -> None:
+        seconds = min(LOOK_SECONDS, self._liveness.stuck_seconds / 4 or LOOK_SECONDS)
+        while not self._ending.wait(seconds):
+            self.look()
+
+
+def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
+    while innermost is not None:
+        yield innermost
+        innermost = innermost.f_back
+
+
+def _waits(frames: list[FrameType]) -> bool:
+    """Tell whether the loop waits for jobs, or for the database."""
+    if not frames or frames[0].f_code is Rest.wait.__code__:
+        return True
+    return any(_module(frame).partition(".")[0] in DATABASE for frame in frames)
+
+
+def _where(frames: list[FrameType]) -> str:
+    """Return the innermost line that is not the standard library's."""
+    own = (f for f in frames if _module(f).partition(".")[0] not in sys.stdlib_module_names)
+    frame = next(own, frames[0])
+    return f"{_module(frame)}:{frame.f_lineno} in {frame.f_code.co_qualname}"
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

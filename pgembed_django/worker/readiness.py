@@ -1,0 +1,56 @@
+"""Whether a worker is at work: connected, listening, and on the tables it was written for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from django.db import DatabaseError, connections
+from django.db.migrations.executor import MigrationExecutor
+
+if TYPE_CHECKING:
+    from pgembed_django.worker.worker import Worker
+
+
+class Readiness:
+    """Asked from other threads, with a connection of their own."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._is_migrated = False
+
+    def missing(self) -> list[str]:
+        """Return why the worker is not ready, in words. Empty: it is."""
+        return list(self._missing())
+
+    def _missing(self) -> Iterator[str]:
+        worker = self._worker
+        if not worker.is_running:
+            yield "stopping" if worker.stops_asked else "starting"
+            return
+        if worker.liveness.stuck():
+            yield "stuck"
+        if worker.is_cut_off:
+            yield "the database is away"
+            return
+        if worker.is_deaf:
+            yield "not listening for notifications"
+        if not self._is_migrated:
+            unapplied = self._unapplied()
+            if unapplied:
+                yield f"migrations are not applied: {', '.join(unapplied)}"
+            self._is_migrated = not unapplied
+
+    def _unapplied(self) -> list[str]:
+        labels = {"pgembed"}
+        for spec in self._worker.specs.values():
+            labels |= {spec.model._meta.app_label, spec.embedding_model._meta.app_label}
+        connection = connections[self._worker.using]
+        try:
+            executor = MigrationExecutor(connection)
+            leaves = [key for key in executor.loader.graph.leaf_nodes() if key[0] in labels]
+            return [str(migration) for migration, _ in executor.migration_plan(leaves)]
+        except DatabaseError as error:
+            return [f"unknown ({type(error).__name__})"]
+        finally:
+            connection.close()

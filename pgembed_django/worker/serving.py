@@ -1,0 +1,111 @@
+"""A port for probes and metrics. Whatever is asked of it, the worker goes on.
+
+It is for the inside of a cluster: plain HTTP, no password, nothing that changes anything.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pgembed_django import events
+
+PATIENCE_SECONDS = 10.0
+"""How long a client may take over its request."""
+
+
+class Answer(NamedTuple):
+    """What is sent back."""
+
+    body: str | bytes
+    status: int = HTTPStatus.OK
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Page = Callable[[str], Answer]
+"""Called with the request's Accept header, in a thread of its own."""
+
+
+class Server:
+    """Serves pages by their path, from ``with`` on. Bound when it is made.
+
+    Raises:
+        OSError: the address is in use, or not this machine's.
+    """
+
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self._server = _Http(address, family, pages)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="pgembed-http", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also where any was asked for."""
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Http(ThreadingHTTPServer):
+    # Do not wait for a client that reads slowly when the worker ends.
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: Any, family: int, pages: Mapping[str, Page]) -> None:
+        self.address_family = family
+        self.pages = pages
+        super().__init__(address, _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Called by socketserver with what a request has raised."""
+        error = sys.exception()
+        events.tell(events.PAGE_FAILED, error=f"{type(error).__name__}: {error}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Http
+    timeout = PATIENCE_SECONDS
+
+    def do_GET(self) -> None:
+        """Answer."""
+        page = self.server.pages.get(urlsplit(self.path).path.rstrip("/") or "/")
+        if page is None:
+            paths = " ".join(self.server.pages)
+            self._send(Answer(f"There are: {paths}\n", HTTPStatus.NOT_FOUND))
+        else:
+            self._send(page(self.headers.get("Accept", "")))
+
+    do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+    def _send(self, answer: Answer) -> None:
+        body = answer.body.encode() if isinstance(answer.body, str) else answer.body
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """Say nothing of the interpreter."""
+        return "pgembed"
+
+    def log_message(self, *_: object) -> None:
+        """A probe every few seconds is not worth a line."""

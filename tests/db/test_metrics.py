@@ -1,0 +1,252 @@
+"""Metrics are an interface: their names, types and labels are those of the docs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from django.db import connection
+from django.test import Client
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from pgembed_django import events, metrics, rollups, specs, status
+from pgembed_django.metrics import exposition, queue
+from pgembed_django.metrics.counters import Counters
+from pgembed_django.metrics.exposition import Exposition
+from pgembed_django.metrics.queue import QueueCollector
+from pgembed_django.models import Job
+from pgembed_django.models import Worker as WorkerRow
+from pgembed_django.worker import Worker
+from tests.app.models import Article, Note
+from tests.db.test_status import make_failures
+from tests.unit.test_docs import table
+
+pytestmark = pytest.mark.django_db
+
+KEY = "app.ArticleEmbedding"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """The collector remembers for seconds, which is longer than a test."""
+    exposition._queue_collector.cache_clear()
+    yield
+    exposition._queue_collector.cache_clear()
+
+
+@pytest.fixture
+def shown() -> Iterator[Exposition]:
+    """What a worker shows. The jobs are run by the test, in this process."""
+    worker = Worker({spec.key: spec for spec in specs.all()}, using="default")
+    yield metrics.of_worker(worker)
+    worker._rest.close()
+
+
+def samples(shown: Exposition) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(shown.render("")[0].decode()):
+        yield from family.samples
+
+
+def scrape(shown: Exposition) -> Callable[..., float | None]:
+    """Return what looks a sample up by its name and labels."""
+    found = {(one.name, frozenset(one.labels.items())): one.value for one in samples(shown)}
+
+    def value(name: str, **labels: str) -> float | None:
+        return found.get((f"pgembed_{name}", frozenset(labels.items())))
+
+    return value
+
+
+def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
+    shown, provider, make_article, run_jobs
+):
+    make_article()
+    run_jobs()
+    WorkerRow.objects.create(host="here", pid=7, version="1", specs=[KEY])
+    tally = rollups.Tally()
+    tally.completed(KEY, embedded=1, reused=0, waited=1.0)
+    tally.flush(using="default")
+
+    documented = {
+        name: (cells[0], set(cells[1].replace("`", "").split()))
+        for name, cells in table("reference/metrics.md").items()
+        if len(cells) == 3
+    }
+    exported: dict[str, tuple[str, set[str]]] = {}
+    for family in text_string_to_metric_families(shown.render("")[0].decode()):
+        if not family.name.startswith("process_") and not family.name.endswith("_created"):
+            labels = {label for sample in family.samples for label in sample.labels}
+            name = family.name + "_total" * (family.type == "counter")
+            exported[name] = family.type, labels - {"le"}
+    assert exported == documented
+
+
+def test_a_workers_counters_tell_what_it_did(shown, provider, make_article, run_jobs):
+    make_article()
+    make_article(title="poison")
+    make_article(title="trouble")
+    before = scrape(shown)
+    run_jobs()
+    found = scrape(shown)
+
+    assert before("claimed_total", spec=KEY) == 0
+    assert found("claimed_total", spec=KEY) == 3
+    assert found("completed_total", spec=KEY) == 1
+    assert found("chunks_embedded_total", spec=KEY) == 1
+    assert found("failed_total", spec=KEY) == 1
+    assert found("retried_total", spec=KEY) == 1
+    assert found("wait_seconds_count", spec=KEY) == 1
+    assert found("provider_requests_total", provider="default", outcome="embedded") == 1
+    assert found("provider_tokens_total", provider="default") > 0
+    assert found("batch_fill_ratio_sum", provider="default") == 3 / 32
+    assert found("claimed_total", spec="app.NoteEmbedding") == 0
+
+
+def test_an_unchanged_text_is_counted_as_reused(shown, make_article, run_jobs):
+    article = make_article()
+    run_jobs()
+    before = scrape(shown)
+    Article.objects.filter(pk=article.pk).update(title="other")
+    Article.objects.filter(pk=article.pk).update(title=article.title)
+    run_jobs()
+
+    found = scrape(shown)
+    assert found("chunks_reused_total", spec=KEY) == before("chunks_reused_total", spec=KEY) + 1
+    assert found("chunks_embedded_total", spec=KEY) == before("chunks_embedded_total", spec=KEY)
+
+
+def test_an_outage_is_counted_by_provider(shown, provider, make_article, run_jobs):
+    provider.is_down = True
+    make_article()
+    run_jobs()
+
+    found = scrape(shown)
+    assert found("provider_requests_total", provider="default", outcome="unavailable") == 1
+    assert found("released_total", spec=KEY) == 1
+    assert found("failed_total", spec=KEY) == 0
+
+
+def test_a_lost_lease_is_counted(shown, make_worker, make_article):
+    worker = make_worker()
+    make_article()
+    worker.step()
+    Job.objects.update(claims=9)
+    worker.step()
+
+    assert scrape(shown)("leases_lost_total", spec=KEY) == 1
+
+
+def test_counters_end_with_the_last_reference_to_them():
+    counters = Counters(CollectorRegistry(), [KEY])
+    reference = weakref.ref(counters)
+
+    del counters
+    gc.collect()
+
+    assert reference() is None
+    assert not events.happened.has_listeners(events.JOBS_CLAIMED)
+
+
+def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    make_article()
+    make_failures(3)
+    Job.objects.create(
+        spec=KEY, source_pk="later", kind="reconciler", run_at="2100-01-01T00:00:00Z"
+    )
+
+    found = scrape(Exposition.of_queue("default"))
+
+    assert found("queue_up") == 1
+    assert found("jobs_ready", spec=KEY, kind="write") == 1
+    assert found("jobs_ready", spec=KEY, kind="reconciler") == 0
+    assert found("jobs_delayed", spec=KEY, kind="reconciler") == 1
+    assert found("open_failures", spec=KEY) == 3
+    assert found("rows", spec=KEY) == 2
+    assert found("coverage_ratio", spec=KEY, space="active") == 0.5
+    assert found("oldest_change_seconds", spec=KEY) >= 0
+    assert found("workers", spec=KEY) == 0
+    [spec] = [one for one in status.overview(using="default").specs if one.key == KEY]
+    states = {state: found("spec_state", spec=KEY, state=state) for state in queue.STATES}
+    assert states.pop(spec.verdict.state) == 1
+    assert set(states.values()) == {0}
+
+
+def test_failures_of_a_spec_that_is_gone_are_shown_too():
+    make_failures(2, spec="blog.Gone")
+
+    assert scrape(Exposition.of_queue("default"))("open_failures", spec="blog.Gone") == 2
+
+
+def test_a_spec_without_a_space_has_no_coverage_and_its_jobs_wait():
+    Note.objects.create(body="waits")
+    found = scrape(Exposition.of_queue("default"))
+
+    assert found("coverage_ratio", spec="app.NoteEmbedding", space="active") is None
+    assert found("jobs_ready", spec="app.NoteEmbedding", kind="write") == 1
+
+
+def test_scrapes_that_come_together_share_one_look(django_assert_num_queries, make_article):
+    now = [0.0]
+    collector = QueueCollector(using="default", clock=lambda: now[0])
+    first = collector.collect()
+    make_article()
+    with django_assert_num_queries(0):
+        assert collector.collect() is first
+
+    now[0] += 6
+    assert collector.collect() is not first
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_does_not_answer_in_time_is_told_and_no_error(
+    second_connection: psycopg.Connection, monkeypatch
+):
+    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.1)
+    second_connection.execute("LOCK TABLE pgembed_job IN ACCESS EXCLUSIVE MODE")
+    shown = Exposition.of_queue("default")
+
+    assert [(one.name, one.value) for one in samples(shown)] == [("pgembed_queue_up", 0)]
+
+    second_connection.rollback()
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW statement_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
+    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.05)
+    collector = QueueCollector(using="default")
+    collector.collect()
+    collector._lock.acquire()
+    seen = []
+    other = threading.Thread(target=lambda: seen.append(collector.collect()))
+
+    other.start()
+    other.join(timeout=10)
+
+    assert seen == [collector._families]
+
+
+def test_the_view_answers_prometheus(client: Client, make_article):
+    make_article()
+
+    answer = client.get("/metrics")
+
+    assert answer.status_code == 200
+    assert answer["Content-Type"].startswith("text/plain; version=")
+    assert f'pgembed_jobs_ready{{kind="write",spec="{KEY}"}} 1.0' in answer.content.decode()
+    assert "pgembed_claimed" not in answer.content.decode()
+    assert client.post("/metrics").status_code == 405
+
+
+def test_registering_the_collector_asks_nothing_of_the_database(django_assert_num_queries):
+    with django_assert_num_queries(0):
+        CollectorRegistry(auto_describe=True).register(metrics.queue_collector())

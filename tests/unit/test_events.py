@@ -1,0 +1,124 @@
+"""Events are an interface: their names, levels and fields are those of the docs."""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from pgembed_django import events
+from tests.unit.test_docs import DOCS, ROOT, table
+
+BY_CONSTANT = {
+    name: event for name, event in vars(events).items() if isinstance(event, events.Event)
+}
+
+LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def told() -> dict[str, set[str]]:
+    """Return the fields that the code tells of each event, by its name."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "pgembed_django").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "events.tell":
+                constant = ast.unparse(node.args[0]).removeprefix("events.")
+                fields = {str(keyword.arg) for keyword in node.keywords} - {"about"}
+                assert found.setdefault(BY_CONSTANT[constant].name, fields) == fields, path
+    return found
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    rows = table("reference/logs.md")
+    return {
+        name: (level, set(fields.replace("`", "").split()))
+        for name, (level, fields, _) in rows.items()
+    }
+
+
+def test_every_event_is_in_the_docs_with_its_level_and_its_fields_and_no_other() -> None:
+    levels = {event.name: logging.getLevelName(event.level) for event in events.ALL.values()}
+
+    assert documented() == {name: (levels[name], fields) for name, fields in told().items()}
+    assert set(levels) == set(told())
+
+
+def test_a_text_names_only_fields_of_its_event() -> None:
+    for name, fields in told().items():
+        text = events.ALL[name].text
+        text % dict.fromkeys(fields, 1)
+        assert "%" in text or not fields, name
+
+
+def test_nothing_is_logged_but_events() -> None:
+    for path in (ROOT / "pgembed_django").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                is_log = node.func.attr in LOGGING and "log" in ast.unparse(node.func.value)
+                assert not is_log or path.name == "events.py", path
+
+
+def test_a_record_has_its_values_in_the_text_and_as_fields(caplog) -> None:
+    with caplog.at_level(logging.INFO, logger="pgembed_django"):
+        events.tell(events.GAPS_FOUND, spec="blog.Thing", count=3)
+
+    [record] = caplog.records
+    assert record.getMessage() == "Found 3 gaps of blog.Thing"
+    assert record.msg == events.GAPS_FOUND.text
+    assert (record.event, record.spec, record.count) == ("pgembed.gaps_found", "blog.Thing", 3)
+    assert record.filename == Path(__file__).name
+
+
+def test_an_event_without_fields_is_written_as_it_stands(caplog) -> None:
+    with caplog.at_level(logging.INFO, logger="pgembed_django"):
+        events.tell(events.WORKER_STOPPING)
+
+    assert caplog.messages == ["Stopping: finishing what is in flight"]
+
+
+def test_a_listener_that_fails_harms_nobody(caplog) -> None:
+    heard = []
+
+    def broken(**_: object) -> None:
+        raise RuntimeError("a listener")
+
+    def sound(fields: dict[str, object], **_: object) -> None:
+        heard.append(fields)
+
+    events.happened.connect(broken, sender=events.GAPS_FOUND)
+    events.happened.connect(sound, sender=events.GAPS_FOUND)
+    try:
+        events.tell(events.GAPS_FOUND, spec="blog.Thing", count=3)
+        events.tell(events.WORKER_STOPPING)
+    finally:
+        events.happened.disconnect(broken, sender=events.GAPS_FOUND)
+        events.happened.disconnect(sound, sender=events.GAPS_FOUND)
+
+    assert heard == [{"spec": "blog.Thing", "count": 3}]
+    assert "a listener" in caplog.text
+
+
+@pytest.mark.parametrize("event", events.ALL.values(), ids=list(events.ALL))
+def test_a_field_never_hides_an_attribute_of_the_record(event: events.Event) -> None:
+    record = logging.makeLogRecord({})
+    fields = told()[event.name]
+
+    assert not fields & {*vars(record), "message", "asctime", "event"}
+
+
+def test_the_example_in_the_docs_is_an_event() -> None:
+    page = (DOCS / "reference/logs.md").read_text()
+    example = json.loads(page.partition("```json\n")[2].partition("\n```")[0])
+
+    event = events.ALL[example["event"]]
+    assert set(example) - {"message", "event"} == told()[event.name]
+    assert example["message"] == event.text % example
+
+
+def test_every_placeholder_has_a_name() -> None:
+    for event in events.ALL.values():
+        plain = event.text.replace("%%", "")
+        assert plain.count("%") == plain.count("%("), event.name
