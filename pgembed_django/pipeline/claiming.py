@@ -22,6 +22,9 @@ SPACES_SECONDS = 5.0
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
 
+SPECIAL_EVERY = 4
+"""While there is plenty to claim, one claim in so many looks for jobs that go alone first."""
+
 AHEAD_SECONDS = 2.0
 """How much work is claimed ahead: enough for the provider, and the rest is for the others."""
 
@@ -48,6 +51,7 @@ class Claiming:
         self._clock = clock
         self._claims = 0
         self._is_suspects_turn = False
+        self._had_special = False
         self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
@@ -102,21 +106,11 @@ class Claiming:
         held = list(self.holding.units.values())
         if any(unit.claim.crashes for unit in held):
             return []
-        # What was held when a worker died is claimed alone, by turns with the others: there
-        # may be hundreds of such jobs, and writes are not to wait for all of them.
-        self._is_suspects_turn = not self._is_suspects_turn
-        if self._is_suspects_turn:
-            if held and jobs.suspect_due(up, using=using):
-                self._is_suspects_turn = False  # still theirs, once the others have ended
-                return []
-            alone = jobs.claim_alone(up, worker_id=self.worker_id, lease_seconds=lease, using=using)
-            if alone:
-                return alone
-        doubtful = jobs.claim_doubtful(
-            up, worker_id=self.worker_id, lease_seconds=lease, using=using
-        )
-        if doubtful:
-            return doubtful
+        if not self.has_more or self._had_special or self._claims % SPECIAL_EVERY == 0:
+            special = self._claim_special(up, held)
+            self._had_special = special is not None
+            if special is not None:
+                return special
         self._claims += 1
         claims = jobs.claim(
             up,
@@ -137,6 +131,26 @@ class Claiming:
                 using=using,
             )
         return claims
+
+    def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
+        """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
+        using, lease = self.holding.using, self.holding.settings.lease_seconds
+        # What was held when a worker died is claimed alone, by turns with the others: there
+        # may be hundreds of such jobs, and writes are not to wait for all of them.
+        self._is_suspects_turn = not self._is_suspects_turn
+        if self._is_suspects_turn:
+            if held and jobs.suspect_due(specs, using=using):
+                self._is_suspects_turn = False  # still theirs, once the others have ended
+                return []
+            alone = jobs.claim_alone(
+                specs, worker_id=self.worker_id, lease_seconds=lease, using=using
+            )
+            if alone:
+                return alone
+        doubtful = jobs.claim_doubtful(
+            specs, worker_id=self.worker_id, lease_seconds=lease, using=using
+        )
+        return doubtful or None
 
     def _reachable(self) -> tuple[list[str], list[str]]:
         """Return the specs whose active provider can be asked now, and the others.
