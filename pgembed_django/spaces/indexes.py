@@ -7,9 +7,12 @@ Nearest neighbours by HNSW on the width's own expression, full text by GIN. Belo
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from django.db import connections
+import psycopg
+from django.db import ProgrammingError, connections
 from psycopg import sql
 
 from pgembed_django import conf, database, events
@@ -66,6 +69,10 @@ CREATE_FULLTEXT = """
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
+_refused: set[str] = set()
+"""What was told once. It is tried again every few seconds: the rights may be given meanwhile."""
+
+
 class VectorIndex(NamedTuple):
     """How a width is indexed: the expression, and the operator class of its distance."""
 
@@ -111,17 +118,30 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     """
     built = 0
     for name, statement in _wanted(spec, space, using=using):
-        if not _is_valid(spec, name, using=using) and _build_one(
-            spec, name, statement, using=using
-        ):
-            built += 1
+        if not _is_valid(spec, name, using=using):
+            with _told_if_refused(spec, name):
+                built += _build_one(spec, name, statement, using=using)
     return built
 
 
 def drop(spec: Spec, space: Space, *, using: str) -> None:
     """Drop the indexes of a space that nobody searches any more."""
     for name in (vector_name(space), fulltext_name(space)):
-        _run(using, DROP, name=_qualified(spec, name, using=using))
+        with _told_if_refused(spec, name):
+            _run(using, DROP, name=_qualified(spec, name, using=using))
+
+
+@contextmanager
+def _told_if_refused(spec: Spec, name: str) -> Iterator[None]:
+    """Go on without an index that only the table's owner may build: a search needs none."""
+    try:
+        yield
+    except ProgrammingError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise
+        if name not in _refused:
+            _refused.add(name)
+            events.tell(events.INDEX_REFUSED, spec=spec.key, index=name, error=str(error).strip())
 
 
 def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:

@@ -1,0 +1,96 @@
+-- Roles with no more rights than they need, for a project called mysite: replace that name.
+--
+--   mysite_web      saves rows, and searches
+--   mysite_staff    serves the admin pages of pgembed, too. Leave it out where nobody uses them
+--   mysite_worker   runs embed_worker and the other embed_ commands
+--
+-- Whoever owns the tables runs migrate, and gets no role here. Run this as a superuser, after
+-- migrate, and again after each migrate that adds a decorated model:
+--
+--   psql -v ON_ERROR_STOP=1 -f roles.sql mysite
+--
+-- Give the roles to those who log in: GRANT mysite_worker TO worker_login.
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['mysite_web', 'mysite_staff', 'mysite_worker'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I NOLOGIN', name);
+        END IF;
+    END LOOP;
+END
+$$;
+
+-- Saving rows takes no right on our tables: triggers call functions that have them. What
+-- mysite_web may do with your own tables is up to you. To search, it reads:
+GRANT SELECT ON pgembed_space TO mysite_web;
+-- Only for @embeddable(stale="hide"). No errors: those may quote what providers answered.
+GRANT SELECT (spec, source_pk, status, kind, settled_at) ON pgembed_job TO mysite_web;
+
+-- The admin pages read everything of ours. Retry, Dismiss and Pause write two tables; Re-embed
+-- forgets vectors that wait for the rest of their row.
+GRANT mysite_web TO mysite_staff;
+GRANT SELECT
+    ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
+       pgembed_space, pgembed_staging, pgembed_worker
+    TO mysite_staff;
+GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
+GRANT DELETE ON pgembed_staging TO mysite_staff;
+
+-- The worker's own tables.
+GRANT SELECT, INSERT, UPDATE, DELETE
+    ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
+       pgembed_space, pgembed_staging, pgembed_worker
+    TO mysite_worker;
+
+-- The functions run as the owner of our tables, who deletes vectors of rows that go.
+DO $$
+BEGIN
+    EXECUTE format(
+        'GRANT mysite_worker TO %I',
+        (SELECT relowner::regrole::name FROM pg_class WHERE oid = 'pgembed_job'::regclass)
+    );
+END
+$$;
+
+-- Tables that our triggers watch: the worker reads them, and nothing else. Where a text method
+-- reads other tables, grant SELECT on those as well.
+DO $$
+DECLARE
+    source record;
+BEGIN
+    FOR source IN
+        SELECT DISTINCT tgrelid::regclass AS name, relnamespace::regnamespace AS schema
+        FROM pg_trigger
+        JOIN pg_class ON pg_class.oid = tgrelid
+        WHERE tgname LIKE 'pgtrigger\_pgembed\_%'
+    LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO mysite_worker, mysite_web', source.schema);
+        EXECUTE format('GRANT SELECT ON %s TO mysite_worker, mysite_staff', source.name);
+    END LOOP;
+END
+$$;
+
+-- Tables of vectors: searches read them, and the worker owns them, to build their indexes.
+DO $$
+DECLARE
+    chunks record;
+BEGIN
+    FOR chunks IN
+        SELECT attrelid::regclass AS name, relnamespace::regnamespace AS schema
+        FROM pg_attribute
+        JOIN pg_class ON pg_class.oid = attrelid AND relkind = 'r'
+        WHERE attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+        GROUP BY attrelid, relnamespace
+        HAVING count(*) = 5
+    LOOP
+        EXECUTE format('GRANT CREATE ON SCHEMA %s TO mysite_worker', chunks.schema);
+        EXECUTE format('ALTER TABLE %s OWNER TO mysite_worker', chunks.name);
+        EXECUTE format('GRANT SELECT ON %s TO mysite_web', chunks.name);
+        -- To embed rows anew, it is noted that theirs are outdated.
+        EXECUTE format('GRANT UPDATE (chunk_digest) ON %s TO mysite_staff', chunks.name);
+    END LOOP;
+END
+$$;

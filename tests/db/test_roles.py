@@ -1,0 +1,285 @@
+"""docs/deploy/roles.sql, as it is written: each role does its work, with no more rights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pgtrigger
+import psycopg
+import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import ProgrammingError, connections, models
+from django.db.backends.signals import connection_created
+from django.test.utils import override_settings
+
+from pgembed_django import jobs, reembedding, search, similar_to, specs, status
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Job
+from pgembed_django.spaces import indexes
+from pgembed_django.testing import assert_embedding_pending, assert_fresh
+from tests.app.models import Article, ArticleEmbedding, Category, Page, PageExtra
+from tests.conftest import testing_url
+from tests.db.test_surroundings import binary
+
+ROLES = Path(__file__).resolve().parents[2] / "docs/deploy/roles.sql"
+PREFIX = f"mysite{os.getpid()}"
+ALIASES = ["owner", "web", "staff", "worker"]
+SOURCES = {"app_article", "app_category", "app_page", "app_pageextra"}
+CHUNKS = {"app_articleembedding", "app_pageembedding", "app_pageextraembedding"}
+OURS = {model._meta.db_table for model in apps.get_app_config("pgembed").get_models()}
+WRITES = ("INSERT", "UPDATE", "DELETE", "TRUNCATE")
+
+pytestmark = [
+    pytest.mark.django_db(databases=["default", *ALIASES], transaction=True),
+    pytest.mark.usefixtures("run_roles"),
+]
+
+
+class Project:
+    """Three models of the app, and ours. Only the owner migrates them, and empties them here."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        if db in ALIASES:
+            return db == "owner" and app_label in ("app", "pgembed")
+        return None
+
+
+@pytest.fixture(scope="module")
+def run_roles(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callable[[], None]]:
+    """A database whose tables belong to a role of their own; runs the file on it."""
+    url = testing_url()
+    default = connections.settings["default"]
+    name = f"{connections['default'].settings_dict['NAME']}_roles"
+    target = url.replace(connections["default"].settings_dict["NAME"], name)
+    routed = override_settings(DATABASE_ROUTERS=[f"{__name__}.Project"])
+
+    def run() -> None:
+        text = ROLES.read_text().replace("mysite", PREFIX)
+        subprocess.run(
+            [binary("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", target],
+            input=text,
+            text=True,
+            check=True,
+        )
+
+    with django_db_blocker.unblock(), routed, psycopg.connect(url, autocommit=True) as server:
+        server.execute(f"CREATE ROLE {PREFIX}_owner")
+        server.execute(f'CREATE DATABASE "{name}" OWNER {PREFIX}_owner TEMPLATE template0')
+        with psycopg.connect(target, autocommit=True) as connection:
+            connection.execute("CREATE EXTENSION vector")
+        for alias in ALIASES:
+            options = {**default["OPTIONS"], "options": f"-c role={PREFIX}_{alias}"}
+            connections.settings[alias] = {**default, "NAME": name, "OPTIONS": options}
+        migrate("owner")
+        run()
+        with connections["owner"].cursor() as cursor:
+            # What the project itself decides.
+            cursor.execute(f"GRANT ALL ON {', '.join(SOURCES)} TO {PREFIX}_web")
+        yield run
+        for alias in ALIASES:
+            connection_created.disconnect(dispatch_uid=f"pgembed-{alias}")
+            connections[alias].close()
+            del connections[alias], connections.settings[alias]
+        server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        for role in ("worker", "staff", "web", "owner"):
+            server.execute(f"DROP ROLE {PREFIX}_{role}")
+
+
+def migrate(using: str) -> None:
+    """Our own migration, and what a user's would do."""
+    call_command("migrate", "pgembed", database=using, verbosity=0)
+    decorated = (Article, Page, PageExtra)
+    with connections[using].schema_editor() as editor:
+        for model in (Category, *decorated):
+            editor.create_model(model)
+        for model in decorated:
+            [spec] = specs.of(model)
+            editor.create_model(spec.embedding_model)
+            for of, trigger in pgtrigger.registered():
+                if of is model:
+                    editor.execute(trigger.compile(model).install_sql, params=None)
+
+
+def make_article(**values: Any) -> Article:
+    given = {"title": "red wool", "published_time": "2026-01-01T00:00:00Z"}
+    return Article.objects.using("web").create(**{**given, **values})
+
+
+def drain(using: str = "worker") -> None:
+    call_command("embed_worker", "--drain", database=using, verbosity=0)
+
+
+def rights(role: str, tables: set[str], *privileges: str) -> set[tuple[str, str]]:
+    """Return what a role may do to tables, as a whole."""
+    with connections["owner"].cursor() as cursor:
+        cursor.execute(
+            """
+            SELECT relname, privilege
+            FROM unnest(%s::text[]) AS named(relname)
+            CROSS JOIN unnest(%s::text[]) AS asked(privilege)
+            WHERE has_table_privilege(%s, relname, privilege)
+            """,
+            [list(tables), list(privileges), f"{PREFIX}_{role}"],
+        )
+        return set(cursor.fetchall())
+
+
+class TestWeb:
+    def test_it_has_no_right_on_our_tables_but_to_read_what_a_search_reads(self):
+        assert rights("web", OURS | CHUNKS, *WRITES) == set()
+        assert rights("web", OURS | CHUNKS, "SELECT") == {
+            (table, "SELECT") for table in CHUNKS | {"pgembed_space"}
+        }
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            Job.objects.using("web").values_list("last_error").first()
+
+    def test_its_writes_leave_jobs_and_its_deletions_take_vectors_along(self):
+        article = make_article()
+        drain()
+        assert_fresh(article, using="owner")
+
+        article.title = "blue wool"
+        article.save()
+        assert_embedding_pending(article, using="owner")
+        with connections["web"].cursor() as cursor:
+            cursor.execute("DELETE FROM app_article")
+
+        assert not ArticleEmbedding.objects.using("owner").exists()
+
+    def test_it_may_truncate_its_own_tables(self):
+        make_article()
+        drain()
+
+        with connections["web"].cursor() as cursor:
+            cursor.execute("TRUNCATE app_article")
+
+        assert not ArticleEmbedding.objects.using("owner").exists()
+
+    def test_it_searches(self):
+        article, other = make_article(), make_article(title="blue wool")
+        page = Page.objects.using("web").create(slug="p", body="red wool")
+        extra = PageExtra.objects.using("web").create(page=page, summary="red wool")  # hides stale
+        drain()
+
+        assert next(hit.pk for hit in search(Article.objects.using("web"), "red")) == article.pk
+        assert [hit.pk for hit in similar_to(article)] == [other.pk]
+        assert [hit.pk for hit in search(PageExtra.objects.using("web"), "red")] == [extra.pk]
+
+
+class TestWorker:
+    def test_it_may_only_read_the_source_tables_and_write_ours(self):
+        assert rights("worker", SOURCES, *WRITES) == set()
+        watched = {(table, "SELECT") for table in SOURCES - {"app_category"}}
+        assert rights("worker", SOURCES, "SELECT") == watched
+        assert rights("worker", OURS, *WRITES[:3]) == {
+            (table, privilege) for table in OURS for privilege in WRITES[:3]
+        }
+
+    def test_it_embeds_builds_indexes_and_finds_gaps(self, settings):
+        settings.PGEMBED_INDEX_ROWS = 1
+        article = make_article()
+        drain()
+        assert_fresh(article, using="owner")
+        spec = specs.get("app.ArticleEmbedding")
+        [space] = spaces_of(spec)
+        assert indexes.is_complete(spec, space, using="worker")
+
+        indexes.drop(spec, space, using="worker")
+        assert reconcile.reconcile_once(spec, using="worker") == 0
+
+    def test_where_it_owns_no_vectors_it_goes_on_without_indexes_and_says_so_once(
+        self, settings, caplog
+    ):
+        settings.PGEMBED_INDEX_ROWS = 1
+        spec = specs.get("app.ArticleEmbedding")
+        with owned_by("owner"):
+            article = make_article()
+            drain()
+            drain()
+
+            assert_fresh(article, using="owner")
+            [space] = spaces_of(spec)
+            assert not indexes.is_complete(spec, space, using="worker")
+            told = [record for record in caplog.records if record.event == "pgembed.index_refused"]
+            assert {record.index for record in told} == {
+                indexes.vector_name(space),
+                indexes.fulltext_name(space),
+            }
+            assert len(told) == 2
+
+            drain("owner")
+            assert indexes.is_complete(spec, space, using="worker")
+            indexes.drop(spec, space, using="owner")
+
+
+@contextmanager
+def owned_by(role: str) -> Iterator[None]:
+    with connections["owner"].cursor() as cursor:
+        for table in CHUNKS:
+            cursor.execute(f"ALTER TABLE {table} OWNER TO {PREFIX}_{role}")
+            cursor.execute(f"GRANT ALL ON {table} TO {PREFIX}_worker")
+        try:
+            yield
+        finally:
+            for table in CHUNKS:
+                cursor.execute(f"ALTER TABLE {table} OWNER TO {PREFIX}_worker")
+
+
+def spaces_of(spec: specs.Spec) -> list[Any]:
+    from pgembed_django.models import Space
+
+    return list(Space.objects.using("owner").filter(spec=spec.key))
+
+
+class TestStaff:
+    def test_it_reads_the_overview_and_does_what_its_buttons_do(self):
+        article = make_article()
+        drain()
+        spec = specs.get("app.ArticleEmbedding")
+        keys = {one.key for one in status.overview(using="staff").specs}
+        assert spec.key in keys
+
+        assert jobs.pause("spec", spec.key, by="me", using="staff")
+        assert jobs.resume("spec", spec.key, using="staff")
+        done = reembedding.reembed(spec, [str(article.pk)], using="staff")
+        assert done.enqueued == 1
+        assert_embedding_pending(article, using="owner")
+
+        failed = {"status": "failed", "last_error": "no", "finished_at": models.functions.Now()}
+        pending = Job.objects.using("owner").filter(status="pending")
+        pending.update(**failed)
+        [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
+        assert jobs.retry_failed([job.pk], using="staff").retried == 1
+        pending.update(**failed)
+        [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
+        assert jobs.dismiss([job.pk], using="staff") == 1
+
+    def test_it_writes_no_more_than_that(self):
+        assert rights("staff", OURS, *WRITES) == {
+            (table, privilege)
+            for table in ("pgembed_job", "pgembed_pause")
+            for privilege in WRITES[:3]
+        } | {("pgembed_staging", "DELETE")}
+
+
+def test_the_owner_may_still_migrate_the_tables_of_vectors(run_roles):
+    with connections["owner"].cursor() as cursor:
+        cursor.execute("ALTER TABLE app_articleembedding ADD COLUMN later int")
+        cursor.execute("ALTER TABLE app_articleembedding DROP COLUMN later")
+
+
+def test_the_file_may_be_run_again(run_roles):
+    run_roles()
+    run_roles()
+
+
+def test_the_file_names_all_of_our_tables():
+    text = ROLES.read_text()
+
+    assert {table for table in OURS if text.count(table) < 2} == set()
