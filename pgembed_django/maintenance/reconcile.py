@@ -32,6 +32,19 @@ class Page(NamedTuple):
     is_last: bool
 
 
+class Refreshing(NamedTuple):
+    """How far a changed recipe has come. ``waiting`` is counted up to the backlog's bound."""
+
+    rows: int
+    compared: int
+    waiting: int
+
+    @property
+    def left(self) -> int:
+        """Rows to embed again, at the most."""
+        return self.rows - self.compared + self.waiting
+
+
 def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEEPS) -> int:
     """Go once over the spec's rows. Returns how many jobs were added.
 
@@ -119,6 +132,21 @@ def open_sweeps(spec: Spec, *, using: str) -> list[str]:
     stale = Q(sweep=Lap.Sweep.STALE)
     is_open = (~stale & Q(cursor__isnull=False)) | (stale & ~Q(finished_recipe=spec.recipe))
     return list(laps.filter(is_open).values_list("sweep", flat=True))
+
+
+def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
+    """Return how far the rows are compared with a changed recipe. None: all of them are.
+
+    Counts rows: for a person who asks.
+    """
+    lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
+    if lap is None or lap.finished_recipe == spec.recipe:
+        return None
+    rows = spec.rows(using)
+    compared = 0
+    if lap.recipe == spec.recipe and lap.cursor is not None:
+        compared = rows.filter(pk__lte=spec.parse_pk(lap.cursor)).count()
+    return Refreshing(rows.count(), compared, backlog(spec, using=using))
 
 
 def _look(

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from pgembed_django import spaces, specs
-from pgembed_django.models import Space
+from pgembed_django import rollups, spaces, specs
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Rollup, Space
 from tests.app.models import ArticleEmbedding
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,6 +40,45 @@ def test_the_list_shows_state_and_coverage(two_spaces):
 
     assert "active    bag-of-words, 64 dimensions, 1 of 1 rows (100.0%)" in told
     assert "building  another, 32 dimensions, 0 of 1 rows (0.0%)" in told
+
+
+def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
+    Rollup.objects.all().delete()
+    assert "0 of 1 rows (0.0%), none in the last minutes" in embed_spaces()
+
+    tally = rollups.Tally()
+    for _ in range(600):
+        tally.completed(KEY, embedded=1, reused=0, waited=None)
+    tally.flush(using="default")
+    told = embed_spaces()
+
+    pace = re.search(r"0 of 1 rows \(0\.0%\), ([\d.]+) rows a second, about (.+) to go", told)
+    assert pace
+    assert float(pace[1]) > 0
+    assert "1 of 1 rows (100.0%)\n" in told  # what is full has nothing to go
+
+
+def test_a_changed_recipe_is_listed_until_all_rows_are_compared(
+    make_article, run_jobs, monkeypatch
+):
+    for _ in range(3):
+        make_article()
+    run_jobs()
+    spec = specs.get(KEY)
+    reconcile.reconcile_once(spec, using="default", sweeps=["stale"])  # notes the recipe
+    assert "changed recipe" not in embed_spaces()
+
+    changed = dataclasses.replace(spec, fields=("contents", "title"))
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
+    monkeypatch.setitem(specs._registry, KEY, changed)
+    told = "for a changed recipe {} of 3 rows are compared, {} wait to be embedded again"
+    assert told.format(0, 0) in embed_spaces()
+
+    reconcile.reconcile_page(changed, "stale", using="default")
+    assert told.format(2, 2) in embed_spaces()
+
+    reconcile.reconcile_page(changed, "stale", using="default")
+    assert "changed recipe" not in embed_spaces()
 
 
 def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):

@@ -7,10 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance
+from pgembed_django import conf, spaces, specs, status
+from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 from pgembed_django.models import Space
+from pgembed_django.status.verdicts import duration
 
 
 class Command(EmbedCommand):
@@ -40,8 +41,10 @@ class Command(EmbedCommand):
         if options["action"] == "list" and options["space"] is not None:
             raise CommandError("list takes no number.", returncode=CANNOT_START)
         if options["action"] == "list":
+            found = status.overview(using=self.using, specs=list(chosen.values()))
+            rates = {one.key: one.units_per_second for one in found.specs}
             for spec in chosen.values():
-                self._list(spec)
+                self._list(spec, rates[spec.key])
         elif options["action"] == "prune" and options["space"] is None:
             self._prune(chosen, spaces.prunable(retired_for_seconds=0, using=self.using))
         else:
@@ -51,21 +54,29 @@ class Command(EmbedCommand):
             else:
                 self._act(options["action"], space)
 
-    def _list(self, spec: specs.Spec) -> None:
+    def _list(self, spec: specs.Spec, rate: float) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(spec.key))
         found = Space.objects.using(self.using).filter(spec=spec.key).order_by("pk")
         if not found:
             self.stdout.write("  no space yet: manage.py embed_worker opens the first one")
         for space in found:
-            self.stdout.write(f"  {space.pk:>4}  {space.state:<8}  {self._described(spec, space)}")
+            told = self._described(spec, space, rate)
+            self.stdout.write(f"  {space.pk:>4}  {space.state:<8}  {told}")
+        if again := reconcile.refreshing(spec, using=self.using):
+            self.stdout.write(
+                f"  for a changed recipe {again.compared:,} of {again.rows:,} rows are compared, "
+                f"{again.waiting:,} wait to be embedded again{_pace(again.left, rate)}"
+            )
 
-    def _described(self, spec: specs.Spec, space: Space) -> str:
+    def _described(self, spec: specs.Spec, space: Space, rate: float) -> str:
         digest = f" {space.model_digest[:12]}" if space.model_digest else ""
         model = f"{space.model}{digest}, {space.dimensions} dimensions"
         if space.pruned_at:
             return f"{model}, pruned"
         found = spaces.coverage(spec, space, using=self.using)
-        return f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
+        told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
+        is_live = space.state != Space.State.RETIRED
+        return told + (_pace(found.rows - found.covered, rate) if is_live else "")
 
     def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
@@ -116,3 +127,11 @@ class Command(EmbedCommand):
             if space.spec in chosen:
                 maintenance.prune_space(chosen[space.spec], space)
                 self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
+
+
+def _pace(left: int, rate: float) -> str:
+    if not left:
+        return ""
+    if not rate:
+        return ", none in the last minutes"
+    return f", {rate:.1f} rows a second, about {duration(left / rate)} to go"
