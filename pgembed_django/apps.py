@@ -14,4 +14,6 @@ class PgembedConfig(AppConfig):
 
     def ready(self) -> None:
         # Registers the system checks.
-        from pgembed_django import checks  # noqa: F401
+        from pgembed_django import checks, tracing  # noqa: F401
+
+        tracing.install()

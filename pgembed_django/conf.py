@@ -99,6 +99,9 @@ class Settings:
     Otherwise searches that cannot embed their query fall back to full text until it is full.
     """
 
+    tracing: bool = False
+    """Whether writes leave their trace on their jobs, and workers make spans (OpenTelemetry)."""
+
     worker_database: str | None = None
     """The alias that workers use where the application's goes through a pooler."""
 

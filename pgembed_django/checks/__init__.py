@@ -25,6 +25,7 @@ IDS = {
     "pgembed.E006": "The condition of an @embeddable cannot be written as SQL.",
     "pgembed.E007": "A primary key prints differently from one connection to the next.",
     "pgembed.E008": "A router keeps tables apart that an embeddable model needs in its database.",
+    "pgembed.E009": "PGEMBED_TRACING is on, and opentelemetry-api is not installed.",
     "pgembed.E010": "The database cannot be reached.",
     "pgembed.E011": "Django talks to PostgreSQL through psycopg 2.",
     "pgembed.E012": "The server is older than PostgreSQL 15.",

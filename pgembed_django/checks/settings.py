@@ -10,14 +10,14 @@ from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, providers
+from pgembed_django import conf, providers, tracing
 
 NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Return what is wrong with INSTALLED_APPS, ours and pgtrigger's settings."""
-    return [*_apps(), *_values(), *_providers(), *_pgtrigger()]
+    return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger()]
 
 
 def _apps() -> Iterator[CheckMessage]:
@@ -51,6 +51,11 @@ def _providers() -> Iterator[CheckMessage]:
             # Our messages say what happened, then in the last sentence what to do.
             what, _, remedy = str(error).rpartition(". ")
             yield Error(f"{what}." if what else remedy, hint=remedy, id="pgembed.E003")
+
+
+def _tracing() -> Iterator[CheckMessage]:
+    if conf.current().tracing and not tracing.is_installed():
+        yield Error(tracing.MISSING, hint=tracing.REMEDY, id="pgembed.E009")
 
 
 def _pgtrigger() -> Iterator[CheckMessage]:

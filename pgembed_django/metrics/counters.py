@@ -121,8 +121,9 @@ class Counters:
         if fields["refused"] == fields["chunks"]:
             self._came_back(about, "refused", fields["milliseconds"] / 1000)
 
-    def _on_paused(self, about: Batch, **_: object) -> None:
-        self._requests.labels(about.pool.provider.alias, "unavailable").inc()
+    def _on_paused(self, about: Batch, fields: dict[str, Any], **_: object) -> None:
+        if about.requests:
+            self._came_back(about, "unavailable", fields["milliseconds"] / 1000)
 
     def _came_back(self, batch: Batch, outcome: str, seconds: float) -> None:
         provider = batch.pool.provider

@@ -38,6 +38,7 @@ def tell(batch: Batch, *, seconds: float) -> None:
             provider=provider.alias,
             seconds=batch.pool.paused_seconds,
             error=batch.pool.reason,
+            milliseconds=seconds * 1000,
         )
         refused = 0
     elif len(found) > refused:

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.utils import autoreload
 
-from pgembed_django import conf, database
+from pgembed_django import conf, database, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
 from pgembed_django.management.port import Address, address, port
@@ -141,7 +141,11 @@ class Command(EmbedCommand):
                     returncode=CANNOT_START,
                 ) from error
         watches: list[AbstractContextManager[object]] = [Vigil(worker.liveness, file=file)]
-        return watches if listen is None else [*watches, port(worker, listen)]
+        if worker.settings.tracing:
+            watches.append(tracing.of_worker())
+        if listen is not None:
+            watches.append(port(worker, listen))
+        return watches
 
     def _report(self, worker: Worker, settled: int, verbosity: int) -> None:
         text = f"{settled} rows are fresh."

@@ -1,0 +1,164 @@
+"""A worker's spans, made of its events: a claim, a batch, what was stored, and each job.
+
+A job's span is in the trace of the write that asked for it. The others stand for many
+jobs, so they are traces of their own, with links.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pgembed_django import __version__, events
+from pgembed_django.jobs import Claim
+from pgembed_django.pipeline.storing import Completed
+from pgembed_django.pipeline.units import Batch
+
+MAX_LINKS = 128
+"""What the SDK keeps of a span unless it is told otherwise."""
+
+
+class Spans:
+    """Makes spans within ``with``. Jobs that are held at its end have theirs ended."""
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._tracer = trace.get_tracer("pgembed_django", __version__, provider)
+        self._jobs: dict[int, Span] = {}
+        self._receivers: dict[events.Event, Callable[..., None]] = {
+            events.JOBS_CLAIMED: self._on_claimed,
+            events.JOBS_COMPLETED: self._on_completed,
+            events.JOB_RETRIED: self._on_error,
+            events.JOB_FAILED: self._on_error,
+            events.JOB_RELEASED: self._on_released,
+            events.LEASES_LOST: self._on_lost,
+            events.BATCH_EMBEDDED: self._on_batch,
+            events.BATCH_FAILED: self._on_batch,
+            events.PROVIDER_PAUSED: self._on_batch,
+        }
+
+    def __enter__(self) -> Spans:
+        for event, receiver in self._receivers.items():
+            events.happened.connect(receiver, sender=event)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for event, receiver in self._receivers.items():
+            events.happened.disconnect(receiver, sender=event)
+        for job_id in list(self._jobs):
+            self._end(job_id, "released")
+
+    def _on_claimed(self, about: list[Claim], fields: dict[str, Any], **_: object) -> None:
+        for claim in about:
+            if claim.traceparent:
+                self._start(claim)
+        self._span("pgembed.claim", fields["milliseconds"], about, {"jobs": fields["count"]}).end()
+
+    def _on_batch(
+        self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
+    ) -> None:
+        if not about.requests or (sender is events.BATCH_FAILED and _is_partly(fields)):
+            return  # a plain word; or told already as one that was embedded
+        claims = {request.unit.claim for request in about.requests}
+        values = {
+            "provider": fields["provider"],
+            "chunks": len(about.requests),
+            "rows": len(claims),
+        }
+        span = self._span(
+            "pgembed.embed", fields["milliseconds"], claims, values, kind=SpanKind.CLIENT
+        )
+        span.set_attributes(
+            {
+                "gen_ai.operation.name": "embeddings",
+                "gen_ai.request.model": about.pool.provider.model,
+            }
+        )
+        if sender is not events.BATCH_EMBEDDED:
+            span.set_status(Status(StatusCode.ERROR, sender.name))
+        span.end()
+
+    def _on_completed(self, about: Completed, fields: dict[str, Any], **_: object) -> None:
+        claims = [unit.claim for unit in about.units]
+        values = {key: fields[key] for key in ("embedded", "reused")}
+        values["jobs"] = fields["count"]
+        self._span("pgembed.store", fields["milliseconds"], claims, values).end()
+        for unit in about.units:
+            waited = about.waited.get(unit.claim.id)
+            self._end(
+                unit.claim.id,
+                "completed",
+                embedded=unit.embedded,
+                reused=unit.reused,
+                **({} if waited is None else {"waited_seconds": waited}),
+            )
+
+    def _on_error(
+        self, sender: events.Event, about: Claim, fields: dict[str, Any], **_: object
+    ) -> None:
+        span = self._jobs.get(about.id)
+        if span is not None:
+            span.set_status(Status(StatusCode.ERROR, fields["signature"]))
+        self._end(about.id, "failed" if sender is events.JOB_FAILED else "retried")
+
+    def _on_released(self, about: Claim, fields: dict[str, Any], **_: object) -> None:
+        result = fields["result"]
+        self._end(about.id, "released" if result == "requeued" else result)
+
+    def _on_lost(self, about: list[Claim], **_: object) -> None:
+        for claim in about:
+            self._end(claim.id, "lost")
+
+    def _start(self, claim: Claim) -> None:
+        carrier = {"traceparent": claim.traceparent or ""}
+        span = self._tracer.start_span(
+            "pgembed.job",
+            # A bad traceparent is none: the span begins a trace of its own.
+            context=TraceContextTextMapPropagator().extract(carrier, Context()),
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "pgembed.spec": claim.spec,
+                "pgembed.source_pk": claim.source_pk,
+                "pgembed.job_id": claim.id,
+                "pgembed.attempts": claim.attempts,
+                "pgembed.crashes": claim.crashes,
+            },
+        )
+        if span.is_recording():
+            self._jobs[claim.id] = span
+
+    def _end(self, job_id: int, outcome: str, **values: float) -> None:
+        span = self._jobs.pop(job_id, None)
+        if span is not None:
+            span.set_attributes({f"pgembed.{name}": value for name, value in values.items()})
+            span.set_attribute("pgembed.outcome", outcome)
+            span.end()
+
+    def _span(
+        self,
+        name: str,
+        milliseconds: float,
+        claims: Iterable[Claim],
+        values: dict[str, Any],
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        """Return a span that began so long ago, linked to those of its jobs. To be ended now."""
+        spans = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
+        return self._tracer.start_span(
+            name,
+            context=Context(),
+            kind=kind,
+            attributes={f"pgembed.{key}": value for key, value in values.items()},
+            links=[Link(one.get_span_context()) for one in spans[:MAX_LINKS]],
+            start_time=time.time_ns() - int(milliseconds * 1e6),
+        )
+
+
+def _is_partly(fields: dict[str, Any]) -> bool:
+    return bool(fields["refused"] < fields["chunks"])
