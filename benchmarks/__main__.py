@@ -10,10 +10,15 @@ from types import ModuleType
 BENCHMARKS = {
     "idle": "What an idle transaction elsewhere costs the claim.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
+    "queue": "Jobs a second of one worker process, beside other queues.",
     "search-latency": "How long hybrid searches take, beside hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
+    "sizing": "Workers, batches, time-outs and disk, from milliseconds per text.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
+    "storage": "Disk of vectors and of their index, beside the formulas.",
     "swap": "Another model under load: what searches find meanwhile, and what it costs.",
+    "throughput": "How many rows a worker stores a second when embedding costs nothing.",
+    "write": "What a save costs its writer, beside other triggers.",
 }
 
 

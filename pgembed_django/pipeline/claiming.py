@@ -75,7 +75,7 @@ class Claiming:
             now = self._clock()
             self.embedding.look_at_quotas()
             started = time.perf_counter()
-            claims = self._claim(limit)
+            claims = self.take(limit)
             if claims:
                 milliseconds = (time.perf_counter() - started) * 1000
                 events.tell(
@@ -99,7 +99,8 @@ class Claiming:
         up, _ = self._reachable()
         return jobs.next_due_seconds(up, using=self.holding.using)
 
-    def _claim(self, limit: int) -> list[Claim]:
+    def take(self, limit: int) -> list[Claim]:
+        """Start due jobs: one that has to go alone, or up to ``limit`` others."""
         self._read_spaces()
         up, down = self._reachable()
         using, lease = self.holding.using, self.holding.settings.lease_seconds

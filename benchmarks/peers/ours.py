@@ -1,0 +1,63 @@
+"""Ours: ``embed_worker``'s loop, with the handler in place of the pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import django
+import psycopg
+
+from benchmarks.queue.handler import Handler
+
+if TYPE_CHECKING:
+    from pgembed_django.specs import Spec
+
+SETTINGS = {
+    "PGEMBED_RECONCILE_SECONDS": 0,
+    "PGEMBED_PROVIDERS": {
+        "default": {
+            "BACKEND": "pgembed_django.providers.deterministic.DeterministicProvider",
+            "MODEL": "none",
+            "DIMENSIONS": 1,
+        }
+    },
+}
+
+
+def fill(url: str, count: int) -> None:
+    """Add jobs."""
+    spec = _set_up()
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO pgembed_job (spec, source_pk) "
+            "SELECT %s, n::text FROM generate_series(1, %s) AS n",
+            [spec.key, count],
+        )
+        connection.execute("VACUUM ANALYZE pgembed_job")
+
+
+def drain(url: str, handler: Handler) -> None:
+    """Work."""
+    spec = _set_up()
+    from benchmarks.queue.stub import HandlingPipeline
+    from pgembed_django.worker import worker
+
+    HandlingPipeline.handler = handler
+    worker.Pipeline = HandlingPipeline
+    worker.Worker({spec.key: spec}, using="default").run()
+
+
+def _set_up() -> Spec:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+    os.environ["BENCHMARK_SETTINGS"] = json.dumps(SETTINGS)
+    django.setup()
+    from benchmarks.app.models import Article
+    from pgembed_django import specs
+
+    [spec] = specs.of(Article)
+    return spec

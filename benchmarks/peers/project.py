@@ -1,0 +1,36 @@
+"""The Django project of the peers that are task backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dj_database_url
+import django
+from django.conf import settings
+
+
+def set_up(url: str, *, apps: list[str], backend: str, **options: Any) -> None:
+    """Configure Django with one backend."""
+    settings.configure(
+        DATABASES={"default": {**dj_database_url.parse(url), "CONN_MAX_AGE": None}},
+        INSTALLED_APPS=apps,
+        TASKS={"default": {"BACKEND": backend, "QUEUES": [], "OPTIONS": options}},
+        USE_TZ=True,
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        LOGGING_CONFIG=None,
+    )
+    django.setup()
+
+
+def migrate() -> None:
+    """Create the tables."""
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+
+
+def analyse() -> None:
+    """Let the planner know them."""
+    from django.db import connection
+
+    connection.cursor().execute("VACUUM ANALYZE")

@@ -1,0 +1,50 @@
+"""Celery with Redis (append-only, fsync each second): 32 threads, late acknowledgements."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+from benchmarks.queue.handler import AT_ONCE, Handler
+
+MOST_JOBS = 20_000
+
+
+def fill(url: str, count: int) -> None:
+    """Add jobs, to an empty broker."""
+    app = _app()
+    app.control.purge()
+    with app.producer_or_acquire() as producer:
+        for number in range(count):
+            app.send_task("handle", (number,), producer=producer)
+
+
+def drain(url: str, handler: Handler) -> None:
+    """Work."""
+    app = _app()
+
+    @app.task(name="handle")
+    def handle(number: int) -> None:
+        handler(number)
+
+    app.Worker(
+        pool="threads",
+        concurrency=AT_ONCE,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="ERROR",
+        quiet=True,
+    ).start()
+
+
+def _app() -> Celery:
+    app = Celery("benchmark", broker=os.environ["BENCHMARK_REDIS"])
+    app.conf.update(
+        task_ignore_result=True,
+        task_acks_late=True,
+        worker_prefetch_multiplier=4,
+        worker_hijack_root_logger=False,
+    )
+    return app

@@ -1,0 +1,104 @@
+"""How many jobs a second one worker process gets through, beside other queues.
+
+100,000 jobs wait. The handler sleeps for 2 to 5 ms, 32 at once, or does nothing. Ours goes
+through the worker's own loop, with the handler where texts would be embedded. The peers run
+at their best known settings (``benchmarks/peers``), each in a database of its own on the
+same server. CPU is that of the worker process, WAL that of the whole server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import psycopg
+
+from benchmarks import compare, postgres
+from benchmarks.compare import Bar, Comparison, Figures
+from benchmarks.peers import redis
+from benchmarks.queue.handler import AT_ONCE, SLEEP_SECONDS
+
+JOBS = 100_000
+SECONDS = 8.0
+LIMIT = AT_ONCE / (sum(SLEEP_SECONDS) / 2)
+"""Jobs a second that the handlers alone allow."""
+
+CELERY = "Celery with Redis"
+OURS, BARE, NO_QUEUE = "ours", "bare claim and delete", "no queue: threads alone"
+PEERS = {
+    "pgqueuer": "pgqueuer",
+    "procrastinate": "procrastinate",
+    "django-ox": "django_ox",
+    "django-tasks-db": "django_tasks_db",
+    CELERY: "celery",
+}
+"""What a peer is called, and the package that it needs."""
+
+IN_POSTGRES = tuple(name for name in PEERS if name != CELERY)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the size, and whom to leave out."""
+    compare.add_arguments(parser)
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="How long each may take.")
+    parser.add_argument("--only", nargs="+", default=[*PEERS], help="These peers, no others.")
+    parser.add_argument("--handler", choices=["sleep", "noop", "both"], default="both")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure by turns. Returns zero where every bar was reached."""
+    peers = [name for name in options.only if importlib.util.find_spec(PEERS[name])]
+    for name in set(options.only) - set(peers):
+        print(f"{name} is left out: it is not installed (dependency group: peers).")
+    with postgres.database(), redis.running() as has_redis:
+        if CELERY in peers and not has_redis:
+            print(f"{CELERY} is left out: there is no redis-server.")
+            peers.remove(CELERY)
+        found = []
+        for handler in ("sleep", "noop") if options.handler == "both" else (options.handler,):
+            names = [OURS, BARE, *peers] + ([NO_QUEUE] if handler == "sleep" else [])
+            comparison = Comparison(f"Handler: {handler}", bars=_bars(handler, peers))
+            contenders = {name: functools.partial(drain, name, handler, options) for name in names}
+            comparison.alternate(contenders, runs=options.runs)
+            found.append(comparison)
+        return compare.report(found, options)
+
+
+def _bars(handler: str, peers: list[str]) -> list[Bar]:
+    if handler == "noop":
+        return [Bar("jobs/s", OURS, [BARE], least=0.5)]
+    in_postgres = [name for name in peers if name in IN_POSTGRES]
+    best = [Bar("jobs/s", OURS, in_postgres, least=1.25)] if in_postgres else []
+    return [*best, Bar("of the limit", OURS, [], least=0.6)]
+
+
+def drain(name: str, handler: str, options: argparse.Namespace) -> Figures:
+    """Fill a database of its own, and let one worker process at it."""
+    with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
+        environment = {**os.environ, "DATABASE_URL": url}
+        command = [sys.executable, "-m", "benchmarks.peers", name, handler]
+        sized = [*command, str(options.jobs), str(options.seconds)]
+        subprocess.run([*sized, "fill"], env=environment, check=True)
+        own.execute("CHECKPOINT")
+        [before] = own.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        told = subprocess.run(
+            [*sized, "drain"], env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+        [written] = own.execute(
+            "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)", [before]
+        ).fetchone()
+    found = json.loads(told.stdout.splitlines()[-1])
+    thousands = found["jobs"] / 1000
+    figures = {"jobs/s": found["jobs/s"]}
+    if handler == "sleep":
+        figures["of the limit"] = found["jobs/s"] / LIMIT
+    return figures | {
+        "CPU s per 1,000": found["CPU s"] / thousands,
+        "WAL kB per 1,000": float(written) / 1000 / thousands,
+    }

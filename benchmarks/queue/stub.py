@@ -1,0 +1,70 @@
+"""Our worker's own loop, with handlers where texts would be embedded."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from django.db import transaction
+
+from benchmarks.queue.handler import AT_ONCE, BATCH, Handler
+from pgembed_django import jobs
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.units import Unit
+
+SETTLE_SECONDS = 0.01
+"""How long a finished job waits at most for others to be settled with."""
+
+
+class HandlingPipeline(Pipeline):
+    """Claims as always, and settles as always: held, fenced, in one transaction."""
+
+    handler: Handler
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._wake = options["wake"]
+        self._todo: SimpleQueue[Unit] = SimpleQueue()
+        self._done: deque[Unit] = deque()
+        self._settled_at = 0.0
+        for _ in range(AT_ONCE):
+            Thread(target=self._work, daemon=True).start()
+
+    def step(self, *, claim: bool = True) -> bool:
+        """Settle what has been handled, and claim the next."""
+        moved = self._settle()
+        if claim and self._todo.qsize() < BATCH:
+            claims = self.claiming.take(BATCH)
+            self.claiming.has_more = len(claims) >= BATCH
+            now = time.monotonic()
+            units = [Unit(one, self.claiming.specs[one.spec], now) for one in claims]
+            self.holding.add(units)
+            for unit in units:
+                self._todo.put(unit)
+            moved |= bool(units)
+        return moved
+
+    def _work(self) -> None:
+        while True:
+            unit = self._todo.get()
+            self.handler(unit.claim.source_pk)
+            self._done.append(unit)
+            if len(self._done) >= BATCH or len(self._done) == len(self.holding.units):
+                self._wake()
+
+    def _settle(self) -> bool:
+        waited = time.monotonic() - self._settled_at
+        if not self._done or (len(self._done) < BATCH and waited < SETTLE_SECONDS):
+            return False
+        units = [self._done.popleft() for _ in range(len(self._done))]
+        using = self.holding.using
+        with transaction.atomic(using=using):
+            held = jobs.hold([unit.claim for unit in units], using=using)
+            jobs.complete(dict.fromkeys(held.ours, 1), keep_seconds=0, using=using)
+        self.holding.drop({unit.claim.id for unit in units})
+        self.completed += len(held.ours)
+        self._settled_at = time.monotonic()
+        return True
