@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "BatchTooLarge",
+    "InputRefused",
+    "InputTooLong",
+    "ModelMissing",
+    "PgembedError",
+    "ProviderError",
+    "ProviderLost",
+    "ProviderMisconfigured",
+    "ProviderTimeout",
+    "ProviderUnavailable",
+    "SearchError",
+]
+
 
 class PgembedError(Exception):
     """The base of all errors of this package."""
