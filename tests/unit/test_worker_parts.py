@@ -1,0 +1,223 @@
+"""The parts of a worker that need no database: liveness, limits, the port."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+
+from pgembed_django.management.port import Address, address
+from pgembed_django.worker import limits
+from pgembed_django.worker.limits import MIB, Limits
+from pgembed_django.worker.liveness import Liveness, Vigil
+from pgembed_django.worker.serving import Answer, Server
+
+
+class Loop:
+    """A thread that ticks once, and then stands where a test wants it to."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+        self._gate: SimpleQueue[None] = SimpleQueue()
+        self._stands = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        self._stands.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self._gate.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._liveness.tick()
+        self._stands.set()
+        self._gate.get()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def liveness(clock: Clock) -> Liveness:
+    return Liveness(stuck_seconds=60, clock=clock)
+
+
+def test_a_loop_is_stuck_from_its_time_on_and_not_before(liveness, clock):
+    with Loop(liveness):
+        clock.now += 60
+        assert liveness.stuck() is None
+        clock.now += 1
+        seconds, where = liveness.stuck()
+
+    assert seconds == 61
+    assert where.startswith("tests.unit.test_worker_parts:")
+    assert where.endswith(" in Loop._run")
+
+
+def test_what_has_not_begun_or_has_ended_is_not_stuck(liveness, clock):
+    assert liveness.stuck() is None
+    with Loop(liveness):
+        clock.now += 100
+        assert liveness.stuck()
+        liveness.end()
+        assert liveness.stuck() is None
+
+
+def test_zero_never_is_stuck(clock):
+    liveness = Liveness(stuck_seconds=0, clock=clock)
+    with Loop(liveness):
+        clock.now += 1e9
+        assert liveness.stuck() is None
+
+
+def test_the_vigil_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
+    liveness, clock, tmp_path, caplog
+):
+    file = tmp_path / "heartbeat"
+    vigil = Vigil(liveness, file=file)
+    with caplog.at_level("WARNING", logger="pgembed_django"):
+        with Loop(liveness):
+            clock.now += 61
+            vigil.look()
+            vigil.look()
+        assert not file.exists()
+        liveness.tick()
+        vigil.look()
+        vigil.look()
+
+    assert [record.event for record in caplog.records] == [
+        "pgembed.worker_stuck",
+        "pgembed.worker_moved",
+    ]
+    assert file.exists()
+
+
+def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path, caplog):
+    vigil = Vigil(liveness, file=tmp_path / "gone" / "heartbeat")
+    with caplog.at_level("WARNING", logger="pgembed_django"):
+        vigil.look()
+        vigil.look()
+
+    [record] = caplog.records
+    assert record.event == "pgembed.heartbeat_file_lost"
+    assert "gone" in record.path
+
+
+def test_memory_is_looked_at_once_a_second(monkeypatch, clock):
+    used = [90 * MIB]
+    looks = []
+    monkeypatch.setattr(limits, "memory_bytes", lambda: looks.append(1) or used[0])
+    some = Limits(max_memory_mib=100, clock=clock)
+
+    assert some.reached(0) is None
+    used[0] = 101 * MIB
+    assert some.reached(0) is None
+    clock.now += 1
+    assert some.reached(0) == "it uses 101 MiB, --max-memory is 100"
+    assert len(looks) == 2
+
+
+def test_without_limits_nothing_is_looked_at(monkeypatch):
+    monkeypatch.setattr(limits, "memory_bytes", lambda: pytest.fail("looked"))
+
+    assert Limits().reached(10**9) is None
+
+
+def test_the_memory_is_that_of_this_process(monkeypatch):
+    now = limits.memory_bytes()
+    assert 10 * MIB < now < 10_000 * MIB
+    monkeypatch.setattr(limits, "STATM", Path("/nowhere"))
+    # Where only the peak is known.
+    assert limits.memory_bytes() >= now // 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("9100", ("127.0.0.1", 9100)),
+        (":9100", ("127.0.0.1", 9100)),
+        ("0.0.0.0:9100", ("0.0.0.0", 9100)),
+        ("[::1]:9100", ("::1", 9100)),
+        ("worker.internal:80", ("worker.internal", 80)),
+    ],
+)
+def test_an_address_is_read(value, expected):
+    assert address(value) == Address(*expected)
+
+
+@pytest.mark.parametrize("value", ["", "host", "host:", "::1:9100", "99999", "1.5", "-1", "a:b"])
+def test_what_is_no_address_is_refused_with_the_value(value):
+    with pytest.raises(argparse.ArgumentTypeError, match="is no address"):
+        address(value)
+
+
+@pytest.fixture
+def server():
+    def broken(_: str) -> Answer:
+        raise RuntimeError("a page")
+
+    with Server("127.0.0.1", 0, {"/ok": lambda accept: Answer(accept), "/broken": broken}) as one:
+        yield one
+
+
+def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_page_gets_the_accept_header(server):
+    assert get(server, "/ok?a=b", Accept="text/x") == (200, "text/x")
+    assert get(server, "/ok/", Accept="text/y") == (200, "text/y")
+
+
+def test_another_path_names_those_there_are(server):
+    assert get(server, "/nothing") == (404, "There are: /ok /broken\n")
+
+
+def test_a_page_that_fails_is_told_and_the_next_one_answered(server, caplog):
+    with caplog.at_level("WARNING", logger="pgembed_django"):
+        with pytest.raises(OSError, match="closed connection"):
+            get(server, "/broken")
+        assert get(server, "/ok")[0] == 200
+
+    assert [record.event for record in caplog.records] == ["pgembed.page_failed"]
+    assert "RuntimeError: a page" in caplog.text
+
+
+def test_a_client_that_says_nothing_holds_nobody_up(server):
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert get(server, "/ok")[0] == 200
+
+
+def test_a_head_has_no_body(server):
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/ok", method="HEAD")
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert (answer.status, answer.read()) == (200, b"")
+
+
+def test_a_port_in_use_is_refused_when_the_server_is_made(server):
+    with pytest.raises(OSError, match="Address already in use"):
+        Server("127.0.0.1", server.port, {})
