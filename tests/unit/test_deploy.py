@@ -274,13 +274,43 @@ def test_keda_scales_the_worker_by_the_secret_that_is_there() -> None:
     assert float(trigger["metadata"]["targetQueryValue"]) > 0
 
 
+def test_probes_ask_the_port_that_the_worker_listens_on() -> None:
+    worker = containers()["Deployment/worker"]
+    [port] = worker["ports"]
+    listens = worker["command"][worker["command"].index("--listen") + 1]
+    page = (DEPLOY.parent / "reference" / "probes.md").read_text()
+
+    # All addresses: the kubelet comes from outside.
+    assert listens == f"0.0.0.0:{port['containerPort']}"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert worker[probe]["httpGet"]["port"] == port["name"]
+        assert f"| `{worker[probe]['httpGet']['path']}`" in page
+    # A worker that is not ready is left alone, one that is stuck is not.
+    assert worker["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert worker["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_a_worker_ends_by_itself_before_it_is_killed_for_its_memory() -> None:
+    worker = containers()["Deployment/worker"]
+    most = int(worker["command"][worker["command"].index("--max-memory") + 1])
+
+    assert most < int(worker["resources"]["limits"]["memory"].removesuffix("Mi"))
+
+
+def test_the_health_check_looks_at_the_file_that_the_worker_touches() -> None:
+    worker = compose()["services"]["worker"]
+    path = worker["command"][worker["command"].index("--heartbeat-file") + 1]
+
+    assert f"find {path} " in worker["healthcheck"]["test"][1]
+
+
 def test_the_service_is_one_that_systemd_reads(tmp_path: Path) -> None:
     known = {
         "Unit": {"Description", "Wants", "After"},
         "Install": {"WantedBy"},
         "Service": {
             *("User", "WorkingDirectory", "EnvironmentFile", "Environment", "ExecStart"),
-            *("Restart", "RestartSec", "RestartPreventExitStatus"),
+            *("Restart", "RestartSec", "RestartPreventExitStatus", "SuccessExitStatus"),
             *("KillMode", "KillSignal", "TimeoutStopSec"),
             *("NoNewPrivileges", "PrivateTmp", "ProtectHome", "ProtectSystem"),
         },
