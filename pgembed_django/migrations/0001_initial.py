@@ -98,7 +98,7 @@ class Migration(migrations.Migration):
                 'permissions': [('retry_job', 'Can retry failed jobs'), ('dismiss_job', 'Can dismiss failed jobs'), ('operate_job', 'Can re-embed, pause, resume, release and probe')],
                 'default_permissions': ['view'],
                 'indexes': [models.Index(models.F('spec'), models.OrderBy(models.F('priority'), descending=True), models.F('run_at'), models.F('id'), condition=models.Q(('status', 'pending')), name='pgembed_job_ready'), models.Index(condition=models.Q(('status', 'pending'), ('crashes__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_suspect'), models.Index(condition=models.Q(('status', 'pending'), ('outages__gt', 0)), fields=['spec', 'run_at'], name='pgembed_job_doubtful'), models.Index(models.OrderBy(models.F('finished_at'), descending=True), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('settled_at__isnull', True), ('status', 'failed')), name='pgembed_job_open_failure'), models.Index(models.F('spec'), models.F('signature'), models.OrderBy(models.F('finished_at'), descending=True), models.OrderBy(models.F('id'), descending=True), condition=models.Q(('settled_at__isnull', True), ('status', 'failed')), name='pgembed_job_failure_kind'), models.Index(condition=models.Q(('status', 'succeeded'), ('settled_at__isnull', False), _connector='OR'), fields=['finished_at'], name='pgembed_job_retention'), models.Index(condition=models.Q(('settled_at__isnull', True), ('status', 'dismissed')), fields=['run_at'], name='pgembed_job_dismissed')],
-                'constraints': [models.UniqueConstraint(condition=models.Q(('status', 'pending')), fields=('spec', 'source_pk'), name='pgembed_one_pending_per_unit'), models.UniqueConstraint(condition=models.Q(('status', 'running')), fields=('spec', 'source_pk'), name='pgembed_one_running_per_unit'), models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True), ('status__in', ['failed', 'dismissed'])), fields=('spec', 'source_pk'), name='pgembed_one_open_failure_per_unit'), models.CheckConstraint(condition=models.Q(('kind__in', ['write', 'reconciler', 'backfill', 'manual_retry']), ('status__in', ['pending', 'running', 'succeeded', 'failed', 'dismissed'])), name='pgembed_job_kind_and_status_known'), models.CheckConstraint(condition=models.Q(models.Q(('lease_expires_at__isnull', False), ('status', 'running'), ('worker_id__isnull', False)), models.Q(models.Q(('status', 'running'), _negated=True), ('lease_expires_at__isnull', True), ('worker_id__isnull', True)), _connector='OR'), name='pgembed_job_running_has_worker_and_lease'), models.CheckConstraint(condition=models.Q(models.Q(('finished_at__isnull', False), ('status__in', ['succeeded', 'failed', 'dismissed'])), models.Q(('finished_at__isnull', True), ('status__in', ['pending', 'running'])), _connector='OR'), name='pgembed_job_finished_has_time'), models.CheckConstraint(condition=models.Q(models.Q(('status', 'failed'), _negated=True), models.Q(('last_error', ''), _negated=True), _connector='OR'), name='pgembed_job_failed_has_error'), models.CheckConstraint(condition=models.Q(('status__in', ['failed', 'dismissed']), ('settled_at__isnull', True), _connector='OR'), name='pgembed_job_only_failures_settle'), models.CheckConstraint(condition=models.Q(('attempts__gte', 0), ('claims__gte', 0), ('crashes__gte', 0), ('outages__gte', 0), ('items_done__gte', 0), ('items_done__lte', models.F('items_total')), ('parkings__gte', 0)), name='pgembed_job_counts_are_counts')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('status', 'pending')), fields=('spec', 'source_pk'), name='pgembed_one_pending_per_unit'), models.UniqueConstraint(condition=models.Q(('status', 'running')), fields=('spec', 'source_pk'), name='pgembed_one_running_per_unit'), models.UniqueConstraint(condition=models.Q(('settled_at__isnull', True), ('status__in', ['failed', 'dismissed'])), fields=('spec', 'source_pk'), name='pgembed_one_open_failure_per_unit')],
             },
         ),
         migrations.CreateModel(
@@ -203,6 +203,13 @@ class Migration(migrations.Migration):
             )
             """,
             migrations.RunSQL.noop,
+        ),
+        migrations.RunSQL(
+            sql.text("job_is_possible_v1"),
+            """
+            ALTER TABLE pgembed_job DROP CONSTRAINT pgembed_job_is_possible;
+            DROP FUNCTION pgembed_job_is_possible_v1(pgembed_job);
+            """,
         ),
         migrations.RunPython(sql.install, sql.uninstall),
     ]

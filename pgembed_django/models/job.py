@@ -83,6 +83,7 @@ class Job(models.Model):
             ("dismiss_job", "Can dismiss failed jobs"),
             ("operate_job", "Can re-embed, pause, resume, release and probe"),
         ]
+        # What no single job can be is in sql/job_is_possible_v1.sql.
         constraints = [
             models.UniqueConstraint(
                 fields=["spec", "source_pk"],
@@ -98,38 +99,6 @@ class Job(models.Model):
                 fields=["spec", "source_pk"],
                 condition=UNSETTLED,
                 name="pgembed_one_open_failure_per_unit",
-            ),
-            models.CheckConstraint(
-                condition=Q(kind__in=["write", "reconciler", "backfill", "manual_retry"])
-                & Q(status__in=["pending", "running", "succeeded", "failed", "dismissed"]),
-                name="pgembed_job_kind_and_status_known",
-            ),
-            models.CheckConstraint(
-                condition=Q(
-                    status="running", worker_id__isnull=False, lease_expires_at__isnull=False
-                )
-                | (~RUNNING & Q(worker_id__isnull=True, lease_expires_at__isnull=True)),
-                name="pgembed_job_running_has_worker_and_lease",
-            ),
-            models.CheckConstraint(
-                condition=Q(
-                    status__in=["succeeded", "failed", "dismissed"], finished_at__isnull=False
-                )
-                | Q(status__in=["pending", "running"], finished_at__isnull=True),
-                name="pgembed_job_finished_has_time",
-            ),
-            models.CheckConstraint(
-                condition=~Q(status="failed") | ~Q(last_error=""),
-                name="pgembed_job_failed_has_error",
-            ),
-            models.CheckConstraint(
-                condition=Q(status__in=["failed", "dismissed"]) | Q(settled_at__isnull=True),
-                name="pgembed_job_only_failures_settle",
-            ),
-            models.CheckConstraint(
-                condition=Q(claims__gte=0, attempts__gte=0, crashes__gte=0, outages__gte=0)
-                & Q(parkings__gte=0, items_done__gte=0, items_done__lte=F("items_total")),
-                name="pgembed_job_counts_are_counts",
             ),
         ]
         indexes = [

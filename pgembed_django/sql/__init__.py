@@ -56,6 +56,11 @@ def is_in_one_schema() -> bool:
     return _functions_schema() is not None
 
 
+def text(name: str) -> str:
+    """Return the SQL of one file of this folder."""
+    return resources.files(__name__).joinpath(f"{name}.sql").read_text()
+
+
 def install(apps: Any, schema_editor: Any) -> None:
     """Create the functions. Called by our migration.
 
@@ -68,8 +73,7 @@ def install(apps: Any, schema_editor: Any) -> None:
         [tables] = cursor.fetchone()
         _refuse_others(cursor, tables)
     for name in FUNCTIONS:
-        file = resources.files(__name__).joinpath(f"{name.removeprefix('pgembed_')}.sql")
-        statement = sql.SQL(file.read_text()).format(
+        statement = sql.SQL(text(name.removeprefix("pgembed_"))).format(
             functions=sql.Identifier(_functions_schema() or tables),
             tables=sql.Identifier(tables),
         )
