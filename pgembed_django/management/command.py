@@ -73,7 +73,7 @@ class EmbedCommand(BaseCommand):
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
 
-    def database(self, alias: str | None) -> str:
+    def database(self, alias: str | None, *, writes: bool = True) -> str:
         """Return the alias that was asked for, once our tables are found there."""
         alias = alias or conf.current().worker_database or DEFAULT_DB_ALIAS
         if alias not in connections:
@@ -83,7 +83,10 @@ class EmbedCommand(BaseCommand):
             )
         try:
             with connections[alias].cursor() as cursor:
-                cursor.execute("SELECT 'pgembed_job'::regclass")
+                cursor.execute(
+                    "SELECT current_setting('transaction_read_only'), 'pgembed_job'::regclass"
+                )
+                [read_only, _] = cursor.fetchone()
         except OperationalError as error:
             raise CommandError(
                 f"Cannot reach the database {alias!r}: {str(error).strip()}\n"
@@ -95,6 +98,12 @@ class EmbedCommand(BaseCommand):
                 f"The database {alias!r} has no job table. Run {migrate(alias)}.",
                 returncode=CANNOT_START,
             ) from error
+        if writes and read_only == "on":
+            raise CommandError(
+                f"The database {alias!r} is read-only: a replica? Name the one that is written to "
+                "with --database.",
+                returncode=CANNOT_START,
+            )
         return alias
 
 

@@ -54,7 +54,7 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        self.using = self.database(options["database"])
+        self.using = self.database(options["database"], writes=False)
         try:
             self._look(options)
         except KeyboardInterrupt:
