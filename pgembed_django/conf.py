@@ -16,6 +16,8 @@ PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0}
 """Whole numbers that may be less than one."""
 
+CHOICES = {"index_type": ("auto", "vector", "halfvec", "binary")}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -84,11 +86,20 @@ class Settings:
     index_rows: int = 20_000
     """Chunks from which on a space gets its indexes. Zero builds none."""
 
+    index_type: str = "auto"
+    """What the index of vectors holds: ``vector``, ``halfvec`` or ``binary``, their signs.
+
+    ``auto`` is the first of them that takes vectors of the space's width.
+    """
+
     hnsw_m: int = 16
     """HNSW: neighbours of each vector."""
 
     hnsw_ef_construction: int = 64
     """HNSW: candidates looked at while an index is built."""
+
+    hnsw_ef_search: int = 100
+    """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
 
     retired_seconds: float = 86_400
     """How long a retired space can be gone back to, before its vectors are deleted."""
@@ -132,3 +143,5 @@ def problems() -> Iterator[tuple[str, str]]:
         elif setting.type == "int" and (value < LEAST.get(setting.name, 1) or value != int(value)):
             least = LEAST.get(setting.name, 1)
             yield f"{name} is {value!r}.", f"Set it to a whole number of {least} or more."
+        elif value not in CHOICES.get(setting.name, (value,)):
+            yield f"{name} is {value!r}.", f"Choose one of: {', '.join(CHOICES[setting.name])}."

@@ -67,16 +67,15 @@ class Arms:
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
         """Return the arm that finds the passages nearest in meaning."""
-        space = self.opened.space
         wanted = {"vector": "[" + ",".join(map(str, vector.tolist())) + "]"}
         text = statements.exact(self.target, among=self._among)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
         keys = self.target.keys if self.among else None
-        if routes.is_exact(keys, indexed_chunks=self.opened.indexed_chunks, taken=depth.rows):
+        index = self.opened.vector_index
+        if index is None or routes.is_exact(keys, chunks=self.opened.chunks, taken=depth.rows):
             return exact
-        text = statements.by_index(self.target, dimensions=space.dimensions, among=self._among)
-        spread = statements.spread(space.dimensions)
-        return Arm(SEMANTIC, text, exact.parameters, spread, exact)
+        text = statements.by_index(self.target, index=index, among=self._among)
+        return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> list[list[Found]]:
         """Return what each finds, best first, one chunk a row, with as few statements as wise."""

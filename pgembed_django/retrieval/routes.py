@@ -10,25 +10,24 @@ from typing import Any
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
+from pgembed_django import conf
+
 SCANNED_PER_READ = 5
 """An index visits a neighbour for the price of reading this many vectors one by one (ran)."""
 
-LEAST_CANDIDATES = 100
 MOST_CANDIDATES = 1000
 
 
-def is_exact(keys: QuerySet[Any, Any] | None, *, indexed_chunks: float | None, taken: int) -> bool:
+def is_exact(keys: QuerySet[Any, Any] | None, *, chunks: float, taken: int) -> bool:
     """Tell whether reading every vector of these rows is cheaper than the index.
 
     ``keys`` is None for all rows. Among few rows an index of all of them has to go far: to
     find ``taken`` of ``matching`` rows it visits about ``chunks * taken / matching``.
     """
-    if indexed_chunks is None:
-        return True
     if keys is None:
         return False
     matching = estimate(keys)
-    return matching * matching <= SCANNED_PER_READ * max(indexed_chunks, 1.0) * taken
+    return matching * matching <= SCANNED_PER_READ * max(chunks, 1.0) * taken
 
 
 def estimate(rows: QuerySet[Any, Any]) -> int:
@@ -41,7 +40,7 @@ def estimate(rows: QuerySet[Any, Any]) -> int:
 
 def candidates(taken: int) -> int:
     """Return how many neighbours the index keeps in view to return that many."""
-    return min(max(taken, LEAST_CANDIDATES), MOST_CANDIDATES)
+    return min(max(taken, conf.current().hnsw_ef_search), MOST_CANDIDATES)
 
 
 @contextmanager

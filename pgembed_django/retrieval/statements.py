@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces.kinds import VectorIndex
 
 # ts_rank, not ts_rank_cd: the latter asks how near to each other all the words are, and puts
 # passages that lack one last (measured on the tuning questions of benchmarks/judged). The 1:
@@ -164,33 +164,21 @@ def exact(target: Target[Any], *, among: str) -> str:
     return _fill(target, EXACT, among=sql.SQL(among))
 
 
-def by_index(target: Target[Any], *, dimensions: int, among: str) -> str:
-    """Return the arm that reads the index of a space of this width."""
-    expression = indexes.vector_index(dimensions).expression
-    wanted, operator = "%(vector)s", "<=>"
-    if dimensions > indexes.MAX_HALFVEC_DIMENSIONS:
-        wanted = expression.replace("embedding", "%(vector)s")
-        operator = "<~>"
+def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
+    """Return the arm that reads an index of vectors."""
     return _fill(
         target,
         BY_INDEX,
         among=sql.SQL(among),
-        stored=sql.SQL(f"({expression.replace('embedding', 'chunk.embedding')})"),
-        operator=sql.SQL(operator),
-        wanted=sql.SQL(wanted),
+        stored=sql.SQL(f"({index.of('chunk.embedding')})"),
+        operator=sql.SQL(index.kind.distance),
+        wanted=sql.SQL(index.wanted),
     )
 
 
 def passages(target: Target[Any]) -> str:
     """Return the statement that reads what is shown of chunks."""
     return sql.SQL(PASSAGES).format(table=_table(target)).as_string(None)
-
-
-def spread(dimensions: int) -> int:
-    """Return how many times as many are taken from an index that is less than exact."""
-    if dimensions <= indexes.MAX_VECTOR_DIMENSIONS:
-        return 1
-    return 2 if dimensions <= indexes.MAX_HALFVEC_DIMENSIONS else 8
 
 
 def _fill(target: Target[Any], text: str, **names: sql.Composable) -> str:

@@ -13,6 +13,7 @@ from pgembed_django import text as texts
 from pgembed_django.models import Space
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces import indexes
+from pgembed_django.spaces.kinds import VectorIndex
 
 MOST_CHARACTERS = 1000
 """What is read of a query. Whoever pastes a page is served by its meaning."""
@@ -81,12 +82,13 @@ class Words:
 class Opened(NamedTuple):
     """The space that is searched, and what a query's words are there.
 
-    ``indexed_chunks`` is about how many chunks its index of vectors holds, None without one.
+    ``vector_index`` is None where there is none, ``chunks`` about how many it would hold.
     """
 
     space: Space
     words: Words
-    indexed_chunks: float | None
+    vector_index: VectorIndex | None = None
+    chunks: float = 0.0
 
 
 def open_space(target: Target[Any], text: str) -> Opened | None:
@@ -104,9 +106,9 @@ def open_space(target: Target[Any], text: str) -> Opened | None:
     }
     for space in Space.objects.using(target.using).raw(OPEN, parameters):
         told = {name: vars(space).pop(name) for name in TOLD}
-        is_indexed = indexes.vector_name(space) in told["valid_indexes"]
+        index = indexes.found_among(told["valid_indexes"], space)
         words = _words(target.using, target.table, read, told)
-        return Opened(space, words, told["stored_chunks"] if is_indexed else None)
+        return Opened(space, words, index, told["stored_chunks"])
     return None
 
 

@@ -7,9 +7,9 @@ Nearest neighbours by HNSW on the width's own expression, full text by GIN. Belo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from django.db import ProgrammingError, connections
@@ -17,10 +17,8 @@ from psycopg import sql
 
 from pgembed_django import conf, database, events
 from pgembed_django.models import Space
+from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
 from pgembed_django.specs import Spec
-
-MAX_VECTOR_DIMENSIONS = 2000
-MAX_HALFVEC_DIMENSIONS = 4000
 
 # One builder among all workers: a session lock, which goes with the connection.
 TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, 0))"
@@ -73,32 +71,17 @@ _refused: set[str] = set()
 """What was told once. It is tried again every few seconds: the rights may be given meanwhile."""
 
 
-class VectorIndex(NamedTuple):
-    """How a width is indexed: the expression, and the operator class of its distance."""
-
-    expression: str
-    operators: str
+def vector_name(space: Space, kind: str = "") -> str:
+    """Return the name of a space's index for nearest neighbours: of the kind that is wanted."""
+    return f"pgembed_{space.pk}_{kind or _chosen(space).kind.name}"
 
 
-def vector_index(dimensions: int) -> VectorIndex:
-    """Return how vectors of this width are indexed.
-
-    Up to 2,000 as they are, up to 4,000 in half precision, above that by their signs:
-    the latter two are ranked again by the exact distance.
-    """
-    if dimensions <= MAX_VECTOR_DIMENSIONS:
-        return VectorIndex(f"embedding::vector({dimensions})", "vector_cosine_ops")
-    if dimensions <= MAX_HALFVEC_DIMENSIONS:
-        return VectorIndex(f"embedding::halfvec({dimensions})", "halfvec_cosine_ops")
-    return VectorIndex(
-        f"binary_quantize(embedding::vector({dimensions}))::bit({dimensions})",
-        "bit_hamming_ops",
-    )
-
-
-def vector_name(space: Space) -> str:
-    """Return the name of a space's index for nearest neighbours."""
-    return f"pgembed_{space.pk}_vector"
+def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
+    """Return the vector index that is there. While another kind is built, the one before."""
+    for chosen in (_chosen(space).kind.name, *KINDS):
+        if vector_name(space, chosen) in names:
+            return vector_index(space.dimensions, chosen=chosen)
+    return None
 
 
 def fulltext_name(space: Space) -> str:
@@ -121,12 +104,13 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
         if not _is_valid(spec, name, using=using):
             with _told_if_refused(spec, name):
                 built += _build_one(spec, name, statement, using=using)
+    _drop_other_kinds(spec, space, using=using)
     return built
 
 
 def drop(spec: Spec, space: Space, *, using: str) -> None:
     """Drop the indexes of a space that nobody searches any more."""
-    for name in (vector_name(space), fulltext_name(space)):
+    for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
         with _told_if_refused(spec, name):
             _run(using, DROP, name=_qualified(spec, name, using=using))
 
@@ -144,11 +128,25 @@ def _told_if_refused(spec: Spec, name: str) -> Iterator[None]:
             events.tell(events.INDEX_REFUSED, spec=spec.key, index=name, error=str(error).strip())
 
 
+def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
+    """Drop what the setting no longer asks for, once the index that it does ask for is there."""
+    if not _is_valid(spec, vector_name(space), using=using):
+        return
+    for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
+        if database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None)):
+            with _told_if_refused(spec, name):
+                _run(using, DROP, name=_qualified(spec, name, using=using))
+
+
+def _chosen(space: Space) -> VectorIndex:
+    return vector_index(space.dimensions, chosen=conf.current().index_type)
+
+
 def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
     settings = conf.current()
     if not settings.index_rows or not _has_rows(spec, space, settings.index_rows, using=using):
         return []
-    index = vector_index(space.dimensions)
+    index = _chosen(space)
     names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
     return [
         (
@@ -159,8 +157,8 @@ def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Comp
             vector_name(space),
             sql.SQL(CREATE_VECTOR).format(
                 name=sql.Identifier(vector_name(space)),
-                expression=sql.SQL(index.expression),
-                operators=sql.SQL(index.operators),
+                expression=sql.SQL(index.of("embedding")),
+                operators=sql.SQL(index.kind.operators),
                 m=sql.Literal(settings.hnsw_m),
                 ef_construction=sql.Literal(settings.hnsw_ef_construction),
                 **names,

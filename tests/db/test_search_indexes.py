@@ -15,9 +15,9 @@ from pgvector.django import CosineDistance
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
 from pgembed_django.retrieval import arms, queries, routes, targets
-from pgembed_django.retrieval import statements as statements_of
 from pgembed_django.retrieval.words import Opened, Words
 from pgembed_django.spaces import indexes
+from pgembed_django.spaces.kinds import vector_index
 from tests.app.models import Article, ArticleEmbedding
 
 pytestmark = pytest.mark.django_db
@@ -261,13 +261,23 @@ def test_the_estimate_runs_nothing(space):
 
 
 @pytest.mark.parametrize(
-    ("dimensions", "spread"), [(64, 1), (2000, 1), (2001, 2), (4000, 2), (4001, 8)]
+    ("dimensions", "chosen", "spread"),
+    [
+        (64, "auto", 1),
+        (2000, "auto", 1),
+        (2001, "auto", 2),
+        (4000, "auto", 2),
+        (4001, "auto", 8),
+        (64, "halfvec", 2),
+        (256, "binary", 8),
+        (2001, "vector", 2),  # as chosen is not possible
+    ],
 )
-def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, spread):
+def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, chosen, spread):
     wide = Space.objects.create(
         spec="another", fingerprint=str(dimensions), backend="", model="", dimensions=dimensions
     )
-    index = indexes.vector_index(dimensions)
+    index = vector_index(dimensions, chosen=chosen)
     numbers = np.random.default_rng(1).normal(size=(60, dimensions)).astype(np.float32)
     ArticleEmbedding.objects.bulk_create(
         ArticleEmbedding(
@@ -285,10 +295,10 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
     with connection.cursor() as cursor:
         cursor.execute(
             f"CREATE INDEX wide ON app_articleembedding USING hnsw "
-            f"(({index.expression}) {index.operators}) WHERE space_id = {wide.pk}"
+            f"(({index.of('embedding')}) {index.kind.operators}) WHERE space_id = {wide.pk}"
         )
         cursor.execute("SET LOCAL enable_sort = off")
-    opened = Opened(wide, Words(finding="", ranking=""), indexed_chunks=60.0)
+    opened = Opened(wide, Words(finding="", ranking=""), index, 60.0)
     both = arms.of(targets.of(Article, name=None), opened, within=False)
     depth = arms.Depth(results=10, rows=20)
 
@@ -299,4 +309,4 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
     assert "wide" in plan(statement)
     assert found[0].key == 8
     assert found[0].value == pytest.approx(1, abs=1e-6)
-    assert statements_of.spread(dimensions) == spread
+    assert index.kind.spread == spread

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
-from pgembed_django.retrieval import search
+from pgembed_django.retrieval import search, targets, words
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
 
@@ -180,13 +181,16 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
         spaces.ensure(spec, using="default")
         maintain().reconcile()
         run_jobs()
-        maintain(index_rows=1).build()
+        with override_settings(PGEMBED_INDEX_ROWS=1):
+            indexes.build(spec, old, using="default")
+        maintain().build()
 
         maintain(retired_seconds=3600).prune_spaces()
         assert ArticleEmbedding.objects.filter(space=old).exists()
         maintain(retired_seconds=0).prune_spaces()
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
+    assert vector_indexes(old) == []
     assert ArticleEmbedding.objects.exists()
     assert Space.objects.get(pk=old.pk).pruned_at is not None
     assert not spaces.reopen(old, using="default")
@@ -223,6 +227,142 @@ def test_an_index_that_a_crash_left_invalid_is_built_anew(spec, make_article, ru
 
     assert indexes.build(spec, space, using="default") == 1
     assert indexes.is_complete(spec, space, using="default")
+
+
+def vector_indexes(space: Space) -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT indexname FROM pg_indexes"
+            " WHERE indexdef LIKE '%%USING hnsw%%' AND starts_with(indexname, %s)",
+            [f"pgembed_{space.pk}_"],
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_an_index_of_another_type_takes_the_place_of_the_one_before(
+    spec, make_article, run_jobs, maintain
+):
+    article = make_article()
+    run_jobs()
+    maintain().build()
+    space = spaces.active(spec, using="default")
+    before = indexes.vector_name(space)
+
+    with override_settings(PGEMBED_INDEX_TYPE="halfvec"):
+        assert not indexes.is_complete(spec, space, using="default")
+        opened = words.open_space(targets.of(Article, name=None), "text")
+        assert opened.vector_index.kind.name == "vector"  # until the other is built
+
+        maintain().build()
+
+        assert indexes.vector_name(space) != before
+        assert vector_indexes(space) == [indexes.vector_name(space)]
+        opened = words.open_space(targets.of(Article, name=None), "text")
+        assert opened.vector_index.kind.name == "halfvec"
+        [found] = search(Article, article.title)
+        assert found == article
+    indexes.drop(spec, space, using="default")
+    assert vector_indexes(space) == []
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_a_build_that_has_to_wait_does_not_run_into_a_timeout(
+    spec, make_article, run_jobs, connect, second_connection
+):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+    second_connection.execute("UPDATE app_articleembedding SET was_cut = was_cut")
+    watching = connect()
+    watching.autocommit = True
+    waits_for_long = """
+        SELECT FROM pg_stat_activity
+        WHERE query LIKE '%CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'
+          AND query_start < clock_timestamp() - interval '300 ms'
+    """
+
+    def end_the_wait() -> None:
+        looks = (watching.execute(waits_for_long).rowcount for _ in range(100_000))
+        next(look for look in looks if look)
+        second_connection.commit()
+
+    thread = threading.Thread(target=end_the_wait)
+    thread.start()
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = '200ms'")
+    try:
+        assert indexes.build(spec, space, using="default") == 2
+    finally:
+        thread.join()
+        with connection.cursor() as cursor:
+            cursor.execute("RESET statement_timeout")
+        indexes.drop(spec, space, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_of_all_workers_one_builds_an_index(spec, make_article, run_jobs, second_connection):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+    for name in (indexes.vector_name(space), indexes.fulltext_name(space)):
+        second_connection.execute(indexes.TRY_LOCK, {"name": name})
+
+    assert indexes.build(spec, space, using="default") == 0
+
+    second_connection.execute("SELECT pg_advisory_unlock_all()")
+    assert indexes.build(spec, space, using="default") == 2
+    indexes.drop(spec, space, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_a_build_holds_the_oldest_snapshot_back_until_it_ends(spec, connect):
+    """As docs/how-it-works.md says. Should Postgres ever do better, the page is to be mended."""
+    [space] = spaces.ensure(spec, using="default")
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute(
+            """
+            INSERT INTO app_articleembedding (
+                source_id, space_id, position, start_offset, end_offset,
+                passage, chunk_digest, text_digest, embedding
+            )
+            SELECT n, %s, 0, 0, 1, '', '', '',
+                ARRAY(SELECT random() - 0.5 + 0 * n FROM generate_series(1, 64))::vector
+            FROM generate_series(1, 5000) AS n
+            """,
+            [space.pk],
+        )
+    watching = connect()
+    watching.autocommit = True
+    is_over = threading.Event()
+    held: list[bool] = []
+
+    def watch() -> None:
+        while not is_over.is_set():
+            held.extend(
+                has_snapshot
+                for (has_snapshot,) in watching.execute(
+                    "SELECT backend_xmin IS NOT NULL FROM pg_stat_activity"
+                    " WHERE query LIKE '%CREATE INDEX CONCURRENTLY%hnsw%' AND state = 'active'"
+                    " AND pid <> pg_backend_pid()"
+                )
+            )
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        indexes.build(spec, space, using="default")
+    finally:
+        is_over.set()
+        thread.join()
+        indexes.drop(spec, space, using="default")
+
+    assert sum(held) > len(held) / 2 > 0
 
 
 @pytest.mark.django_db

@@ -1,0 +1,64 @@
+"""The kinds of index that vectors can have, and which one a width gets. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+AUTO = "auto"
+
+
+class Kind(NamedTuple):
+    """A kind of HNSW index, up to the ``widest`` vectors that pgvector indexes so."""
+
+    name: str
+    widest: int
+    expression: str
+    operators: str
+    distance: str
+    """The operator that the index is ordered by."""
+    spread: int
+    """How many times as many are taken from it: what it leaves out is ranked by again."""
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("vector", 2000, "{column}::vector({width})", "vector_cosine_ops", "<=>", 1),
+        Kind("halfvec", 4000, "{column}::halfvec({width})", "halfvec_cosine_ops", "<=>", 2),
+        Kind(
+            "binary",
+            64_000,
+            "binary_quantize({column}::vector({width}))::bit({width})",
+            "bit_hamming_ops",
+            "<~>",
+            8,
+        ),
+    )
+}
+
+
+class VectorIndex(NamedTuple):
+    """How the vectors of one width are indexed."""
+
+    kind: Kind
+    width: int
+
+    def of(self, column: str) -> str:
+        """Return what is indexed, as SQL."""
+        return self.kind.expression.format(column=column, width=self.width)
+
+    @property
+    def wanted(self) -> str:
+        """What it is compared with, as SQL: only signs can be compared with signs."""
+        return self.of("%(vector)s") if self.kind.distance == "<~>" else "%(vector)s"
+
+
+def vector_index(width: int, *, chosen: str = AUTO) -> VectorIndex:
+    """Return how vectors of this width are indexed: as chosen, where the width allows it.
+
+    By itself up to 2,000 as they are, up to 4,000 in half precision, above that by their
+    signs. What the latter two find is ranked again by the exact distance.
+    """
+    fitting = [kind for kind in KINDS.values() if width <= kind.widest]
+    index = next((kind for kind in fitting if kind.name == chosen), fitting[0])
+    return VectorIndex(index, width)
