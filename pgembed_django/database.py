@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,15 @@ PREPARE_AFTER = 3
 """How often a worker sends a statement before it is prepared."""
 
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
+
+# A server that vanishes without a word (a failover, a firewall) is noticed within a minute:
+# a worker that waits for it would wait for hours. Idle, between, how often; milliseconds.
+SILENCE = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 50_000,
+}
 
 
 class Busy(Exception):
@@ -82,6 +93,18 @@ def is_lost_connection(error: Exception) -> bool:
     )
 
 
+def notice_silence(file: int) -> None:
+    """Let waiting on a TCP connection end when the other side is gone."""
+    with socket.socket(fileno=os.dup(file)) as wire:
+        if wire.family == socket.AF_UNIX:
+            return
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in SILENCE.items():
+            option = getattr(socket, name, None)  # as far as this system has it
+            if option is not None:
+                wire.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def settle_session(using: str, *, is_direct: bool = False) -> None:
     """Make a worker's connection, now and after each reconnect, what the queue counts on.
 
@@ -92,7 +115,10 @@ def settle_session(using: str, *, is_direct: bool = False) -> None:
     def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
         if connection.alias != using:
             return
+        options = connection.settings_dict.get("OPTIONS", {})
         connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if not any(option.startswith(("keepalive", "tcp_user")) for option in options):
+            notice_silence(connection.connection.fileno())
         if is_direct:
             connection.connection.prepare_threshold = PREPARE_AFTER
         with connection.cursor() as cursor:

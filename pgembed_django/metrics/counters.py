@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Sums
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -87,14 +88,17 @@ class Counters:
         self._claim_seconds.observe(fields["milliseconds"] / 1000)
 
     def _on_completed(self, about: Completed, fields: dict[str, Any], **_: object) -> None:
+        by_spec = defaultdict(list)
         for unit in about.units:
-            spec = unit.spec.key
-            self._completed.labels(spec).inc()
-            self._embedded.labels(spec).inc(unit.embedded)
-            self._reused.labels(spec).inc(unit.reused)
-            waited = about.waited.get(unit.claim.id)
-            if waited is not None:
-                self._waits.labels(spec).observe(waited)
+            by_spec[unit.claim.spec].append(unit)
+        for spec, units in by_spec.items():
+            self._completed.labels(spec).inc(len(units))
+            self._embedded.labels(spec).inc(sum(unit.embedded for unit in units))
+            self._reused.labels(spec).inc(sum(unit.reused for unit in units))
+            waits = self._waits.labels(spec)
+            for unit in units:
+                if unit.claim.id in about.waited:
+                    waits.observe(about.waited[unit.claim.id])
         self._store_seconds.observe(fields["milliseconds"] / 1000)
 
     def _on_retried(self, about: Claim, **_: object) -> None:

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pgembed_django import rollups
+from pgembed_django.metrics import exposition
 from pgembed_django.models import Job, Worker
 
 # Emptied afterwards, not rolled back: statistics are not, and other tests would meet them.
@@ -20,6 +21,7 @@ pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 KEY = "app.ArticleEmbedding"
 MAX_QUERIES = 12
 MAX_SECONDS = 0.3
+MAX_SCRAPE_SECONDS = 2.0
 LIST = "/admin/pgembed/job/"
 
 # 800,000 jobs that wait, run or have succeeded, and 200,000 failures of 20 kinds.
@@ -119,6 +121,14 @@ def test_every_page_takes_few_and_quick_queries(operator: Client) -> None:
         assert not [query for query in queries if "SELECT DISTINCT" in query["sql"]]
 
     assert not slow
+    # A scrape counts further than a page, and is bounded all the same.
+    exposition._queue_collector.cache_clear()
+    with CaptureQueriesContext(connection) as queries:
+        scraped = Client().get("/metrics").content.decode()
+    assert "pgembed_queue_up 1.0" in scraped
+    assert f'pgembed_jobs_ready{{kind="write",spec="{KEY}"}} 100000.0' in scraped
+    assert f'pgembed_open_failures{{spec="{KEY}"}} 100000.0' in scraped
+    assert sum(float(query["time"]) for query in queries) < MAX_SCRAPE_SECONDS
     # And so is a batch of a run over all of them.
     where = reverse("admin:pgembed_job_all", args=["dismiss"])
     started = time.monotonic()

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from pgembed_django import database
 from pgembed_django.management.port import Address, address
 from pgembed_django.worker import limits
 from pgembed_django.worker.limits import MIB, Limits
@@ -221,3 +222,23 @@ def test_a_head_has_no_body(server):
 def test_a_port_in_use_is_refused_when_the_server_is_made(server):
     with pytest.raises(OSError, match="Address already in use"):
         Server("127.0.0.1", server.port, {})
+
+
+def test_a_server_that_vanishes_is_noticed_within_a_minute():
+    with socket.socket() as wire:
+        database.notice_silence(wire.fileno())
+
+        def get(option: int) -> int:
+            return wire.getsockopt(socket.IPPROTO_TCP, option)
+
+        probes = get(socket.TCP_KEEPINTVL) * get(socket.TCP_KEEPCNT)
+        assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert get(socket.TCP_KEEPIDLE) + probes <= 60
+        assert 0 < get(socket.TCP_USER_TIMEOUT) <= 60_000
+
+
+def test_a_socket_in_the_file_system_needs_no_such_thing():
+    one, other = socket.socketpair()
+    with one, other:
+        database.notice_silence(one.fileno())
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
