@@ -1,0 +1,117 @@
+"""The application behind PgBouncer in transaction mode; its worker has a direct connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from django.db import connection, connections, transaction
+
+from pgembed_django import search, similar_to
+from pgembed_django.models import Job
+from pgembed_django.retrieval.results import Mode
+from pgembed_django.testing import run_jobs, without_triggers
+from tests.app.models import Article, ArticleEmbedding, Page, PageExtra
+from tests.conftest import wait_until
+from tests.live.conftest import is_asleep
+from tests.live.test_listening import databases, pooler, wire
+
+__all__ = ["pooler", "wire"]
+
+pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
+
+MODES: tuple[Mode, ...] = ("hybrid", "semantic", "lexical")
+
+
+@pytest.fixture
+def pooled(pooler) -> Iterator[str]:
+    """An alias as the docs write it."""
+    connections["pooled"] = connection.copy("pooled")
+    connections["pooled"].settings_dict |= {
+        **databases(HOST="127.0.0.1", PORT=pooler)["default"],
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+    }
+    yield "pooled"
+    connections["pooled"].close()
+    del connections["pooled"]
+
+
+def write(using: str, title: str) -> Article:
+    values = {"title": title, "published_time": "2026-01-01T00:00:00Z"}
+    return Article.objects.using(using).create(**values)
+
+
+def test_writes_through_it_leave_their_jobs_and_deletions_take_vectors_along(pooled):
+    article = write(pooled, "red wool")
+    run_jobs()
+    assert ArticleEmbedding.objects.count() == 1
+
+    article.title = "blue wool"
+    article.save()
+    assert Job.objects.filter(status="pending").count() == 1
+    article.delete()
+
+    assert not ArticleEmbedding.objects.exists()
+
+
+def test_searches_through_it_find_the_same(pooled):
+    first, second = write(pooled, "red wool"), write(pooled, "blue wool")
+    page = Page.objects.using(pooled).create(slug="p", body="red wool")
+    PageExtra.objects.using(pooled).create(page=page, summary="red wool")
+    run_jobs()
+
+    for mode in MODES:
+        rows = Article.objects.using(pooled)
+        assert next(iter(search(rows, "red wool", mode=mode))).pk == first.pk
+    assert [hit.pk for hit in similar_to(first)] == [second.pk]
+    assert len(search(PageExtra.objects.using(pooled), "red wool")) == 1  # hides what is stale
+
+
+def test_a_write_through_it_wakes_the_worker(pooled, start_worker):
+    start_worker(PGEMBED_POLL_SECONDS=60)
+    wait_until(is_asleep)
+
+    write(pooled, "red wool")
+
+    wait_until(lambda: ArticleEmbedding.objects.filter(embedding__isnull=False), seconds=5)
+
+
+def test_settings_of_one_search_are_not_left_to_the_next_client(pooled):
+    write(pooled, "red wool")
+    run_jobs()
+    asked = "SELECT current_setting('hnsw.ef_search', true), current_setting('lock_timeout')"
+    with connections[pooled].cursor() as cursor:
+        cursor.execute(asked)
+        before = cursor.fetchall()
+
+    search(Article.objects.using(pooled), "red wool")
+
+    with connections[pooled].cursor() as cursor:
+        cursor.execute(asked)
+        [(ef_search, lock_timeout)] = cursor.fetchall()
+    assert ef_search in (before[0][0], "40")  # what it is once the extension is loaded
+    assert lock_timeout == before[0][1]
+
+
+def test_within_one_transaction_triggers_are_off_for_this_client_alone(pooled):
+    with transaction.atomic(using=pooled), without_triggers(using=pooled):
+        write(pooled, "past the triggers")
+    write(pooled, "seen")
+
+    assert Job.objects.count() == 1
+
+
+def test_a_worker_has_four_connections(start_worker):
+    """As docs/how-to/poolers-and-replicas.md says, for whoever adds them up."""
+    start_worker()
+    wait_until(is_asleep)
+
+    def others() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            return cursor.fetchone()[0]
+
+    wait_until(lambda: others() == 4, seconds=5)
