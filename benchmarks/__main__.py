@@ -9,6 +9,7 @@ from types import ModuleType
 
 BENCHMARKS = {
     "idle": "What an idle transaction elsewhere costs the claim.",
+    "pipeline": "Rows a second from the table to their vectors, beside pgai and a script by hand.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
     "queue": "Jobs a second of one worker process, beside other queues.",
     "search-latency": "How long hybrid searches take, beside hand-written SQL.",
@@ -18,6 +19,7 @@ BENCHMARKS = {
     "storage": "Disk of vectors and of their index, beside the formulas.",
     "swap": "Another model under load: what searches find meanwhile, and what it costs.",
     "throughput": "How many rows a worker stores a second when embedding costs nothing.",
+    "workers": "One, two and four workers on a slow provider.",
     "write": "What a save costs its writer, beside other triggers.",
 }
 

@@ -1,0 +1,121 @@
+"""How much more two and four workers embed than one while the provider is the limit.
+
+A server in a process of its own sleeps 250 ms a request, so that it answers any number at once.
+Each worker is a real ``embed_worker`` with batches of 16, two at once: 128 rows a second at the
+most. As many rows for each worker; the time is that from the first vector to the last, so the
+end, when some have run out of work, counts. To reach: 0.9 of so many times one worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import compare, postgres, served
+from benchmarks.compare import Bar, Comparison, Figures
+from benchmarks.soak.processes import Workers
+
+REQUEST_SECONDS = 0.25
+BATCH, AT_ONCE = 16, 2
+LINEAR = 0.9
+FIGURE = "rows/s"
+STALL_SECONDS = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take how many rows and workers."""
+    compare.add_arguments(parser)
+    parser.add_argument("--rows", type=int, default=640, help="for each worker")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--counts-only", action="store_true", help="judge no speed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure. Returns zero where every bar was reached."""
+    limit = BATCH * AT_ONCE / REQUEST_SECONDS
+    comparison = Comparison(f"{options.rows} rows a worker, at most {limit:.0f}/s each")
+    provider = served.Server(request_seconds=REQUEST_SECONDS)
+    try:
+        with postgres.database(), TemporaryDirectory() as folder:
+            _prepare(provider)
+            contenders = {
+                _title(count): _measuring(count, options.rows, Path(folder))
+                for count in options.workers
+            }
+            comparison.alternate(contenders, runs=options.runs)
+    finally:
+        provider.stop()
+    if not options.counts_only:
+        first, *others = options.workers
+        comparison.bars += [
+            Bar(FIGURE, _title(count), [_title(first)], least=LINEAR * count / first)
+            for count in others
+        ]
+    return compare.report([comparison], options)
+
+
+def _prepare(provider: served.Server) -> None:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+    os.environ["BENCHMARK_SETTINGS"] = json.dumps(
+        {
+            "PGEMBED_PROVIDERS": {"default": provider.provider()},
+            "PGEMBED_BATCH_SIZE": BATCH,
+            "PGEMBED_CONCURRENCY": AT_ONCE,
+            "PGEMBED_INDEX_ROWS": 0,
+            "PGEMBED_RECONCILE_SECONDS": 0,
+        }
+    )
+    import django
+    from django.core.management import call_command
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+
+
+def _title(count: int) -> str:
+    return f"ours, {count} worker{'s' * (count > 1)}"
+
+
+def _measuring(count: int, rows: int, folder: Path) -> Callable[[], Figures]:
+    def measure() -> Figures:
+        workers = Workers(count, folder)
+        workers.tend()
+        try:
+            return _measure(workers, rows * count)
+        finally:
+            workers.stop()
+
+    return measure
+
+
+def _measure(workers: Workers, rows: int) -> Figures:
+    """Let all start, write the rows, and wait for the last vector."""
+    # Our models load only where Django is set up.
+    from benchmarks.app.models import Article, ArticleEmbedding
+    from pgembed_django.models import Job, Worker
+
+    for model in (Article, ArticleEmbedding, Job):
+        model.objects.all()._raw_delete("default")  # noqa: SLF001
+    stored = ArticleEmbedding.objects.filter(embedding__isnull=False)
+    _until(lambda: Worker.objects.count() == workers.count, "not all workers have started")
+    articles = [Article(title=f"Article {n}") for n in range(rows)]
+    Article.objects.bulk_create(articles)
+    _until(lambda: stored.count() > 0, "nothing is embedded")
+    first, began = stored.count(), time.perf_counter()
+    _until(lambda: not Job.objects.filter(status__in=["pending", "running"]).exists(), "stuck")
+    seconds = time.perf_counter() - began
+    found = stored.count()
+    assert found == rows, f"{found} vectors for {rows} rows"
+    return {FIGURE: (rows - first) / seconds}
+
+
+def _until(is_so: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + STALL_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)

@@ -1,0 +1,129 @@
+"""What a save costs its writer: rows saved one by one, in bulk, and past the watched fields.
+
+Peers: no trigger; a trigger that does one bare INSERT into our job table, never notifies and
+loses writes (see docs/how-it-works.md); pgai's trigger; and ours with a notification at each
+save. Single rows are saved by ``pgbench``, each in a transaction of its own, over a table of
+10,000; ours with no worker, with a real ``embed_worker`` that sleeps when the saves begin, and
+with one that is at work; its provider takes 200 ms. Every server setting is Postgres's own, so
+``fsync`` and ``synchronous_commit`` are on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks import compare, postgres, served
+from benchmarks.compare import Bar, Comparison
+
+LEAST_BUSY, LEAST_IDLE = 0.8, 0.6
+MOST_BARE, MOST_PGAI, MOST_UNWATCHED = 1.5, 1.0, 1.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the sizes."""
+    compare.add_arguments(parser)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--seconds", type=float, default=1, help="of single saves, in each run")
+    parser.add_argument("--rows", type=int, default=100_000, help="of a bulk write")
+    parser.add_argument("--only", choices=["single", "bulk"])
+    parser.add_argument("--counts-only", action="store_true", help="judge no speed")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure. Returns zero where every bar was reached."""
+    provider = served.Server(request_seconds=0.2)
+    try:
+        with postgres.database() as server, TemporaryDirectory() as folder:
+            _prepare(provider)
+            comparisons = _measure(options, server, Path(folder))
+    finally:
+        provider.stop()
+    if options.counts_only:
+        for comparison in comparisons:
+            comparison.bars.clear()
+    return compare.report(comparisons, options)
+
+
+def _prepare(provider: served.Server) -> None:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
+    os.environ["BENCHMARK_SETTINGS"] = json.dumps(
+        {
+            "PGEMBED_PROVIDERS": {"default": provider.provider()},
+            "PGEMBED_RECONCILE_SECONDS": 0,
+            "PGEMBED_KEEP_SUCCEEDED_SECONDS": 0,
+            "LOGGING_CONFIG": None,
+        }
+    )
+    import django
+    from django.core.management import call_command
+    from django.db import connections
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    connections.close_all()
+
+
+def _measure(
+    options: argparse.Namespace, server: postgres.Postgres, folder: Path
+) -> list[Comparison]:
+    # Our models load only where Django is set up.
+    from benchmarks.write import bulk, single
+    from benchmarks.write.table import Table
+
+    comparisons: list[Comparison] = []
+    with Table(server.url) as table:
+        if options.only != "bulk":
+            comparisons += [
+                _singles(single.Saves(table, folder, clients, options.seconds), options)
+                for clients in options.clients
+            ]
+        if options.only != "single":
+            writes = bulk.Writes(table, options.rows)
+            names = [name for name in ("none", "bare", "pgai", "ours") if table.has(name)]
+            comparison = Comparison(f"{options.rows:,} rows in one statement, seconds")
+            comparison.alternate(
+                {_TITLES[name]: writes.of(name) for name in names}, runs=options.runs
+            )
+            comparison.bars += _bulk_bars(names)
+            comparisons.append(comparison)
+    return comparisons
+
+
+def _singles(saves: Any, options: argparse.Namespace) -> Comparison:
+    comparison = Comparison(f"One row a transaction, {saves.clients} clients")
+    wanted = ("none", "bare", "pgai", "notify", "ours") if saves.clients > 1 else ("none", "ours")
+    names = [name for name in wanted if saves.table.has(name)]
+    contenders = {_TITLES[name]: saves.of(name) for name in names}
+    contenders["ours, worker idle"] = lambda: saves.beside_worker(is_busy=False)
+    contenders["ours, worker busy"] = lambda: saves.beside_worker(is_busy=True)
+    comparison.alternate(contenders, runs=options.runs)
+    if saves.clients >= 8:
+        comparison.bars += [
+            Bar("saves/s", "ours, worker busy", ["no trigger"], least=LEAST_BUSY),
+            Bar("saves/s", "ours, worker idle", ["no trigger"], least=LEAST_IDLE),
+        ]
+    return comparison
+
+
+def _bulk_bars(names: list[str]) -> list[Bar]:
+    ours, bars = "ours, no worker", []
+    for figure in ("INSERT", "UPDATE"):
+        bars.append(Bar(figure, ours, [_TITLES["bare"]], most=MOST_BARE))
+        if "pgai" in names:
+            bars.append(Bar(figure, ours, [_TITLES["pgai"]], most=MOST_PGAI))
+    bars.append(Bar("UPDATE of another field", ours, ["no trigger"], most=MOST_UNWATCHED))
+    return bars
+
+
+_TITLES = {
+    "none": "no trigger",
+    "bare": "a bare INSERT",
+    "pgai": "pgai's trigger",
+    "notify": "ours, and NOTIFY always",
+    "ours": "ours, no worker",
+}

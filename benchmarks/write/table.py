@@ -1,0 +1,117 @@
+"""The table that is written, and the triggers that can be on it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.soak.server import WIDTH
+
+NAMES = """
+    SELECT tgname
+    FROM pg_trigger
+    WHERE tgrelid = 'app_article'::regclass
+      AND NOT tgisinternal
+"""
+# With a key of its own each time: single saves meet the same row again before it is embedded,
+# and the job table takes one pending job per unit.
+BARE = """
+    CREATE SEQUENCE bare_key;
+    CREATE FUNCTION bare() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO pgembed_job (spec, source_pk)
+        VALUES ('app.ArticleEmbedding', nextval('bare_key')::text);
+        RETURN NULL;
+    END
+    $$;
+    CREATE TRIGGER bare AFTER INSERT OR UPDATE ON app_article
+    FOR EACH ROW EXECUTE FUNCTION bare();
+"""
+NOTIFY = """
+    CREATE FUNCTION always_notify() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_notify('another', '');
+        RETURN NULL;
+    END
+    $$;
+    CREATE TRIGGER always_notify AFTER INSERT OR UPDATE ON app_article
+    FOR EACH ROW EXECUTE FUNCTION always_notify();
+"""
+VECTORIZER = """
+    SELECT ai.create_vectorizer(
+        'app_article'::regclass,
+        loading => ai.loading_column('contents'),
+        destination => ai.destination_table('pgai_article'),
+        embedding => ai.embedding_ollama('served', {width}),
+        enqueue_existing => false
+    )
+"""
+FILL = """
+    INSERT INTO app_article (title, contents, is_public, views)
+    SELECT 'Article ' || n, repeat('Reading the whole table is cheaper. ', 8), true, 0
+    FROM generate_series(1, %s) AS n
+"""
+
+
+class Table:
+    """``app_article``, with one contender's triggers at a time. To be closed."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection = psycopg.connect(url, autocommit=True)
+        ours = self._names()
+        self._triggers = {"none": [], "ours": ours}
+        self._triggers["bare"] = self._added(BARE)
+        self._triggers["notify"] = [*ours, *self._added(NOTIFY)]
+        if _install_pgai(url):
+            self._triggers["pgai"] = self._added(sql.SQL(VECTORIZER).format(width=WIDTH))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.connection.close()
+
+    def has(self, name: str) -> bool:
+        """Tell whether a contender is installed."""
+        return name in self._triggers
+
+    def begin(self, name: str, *, rows: int = 0) -> None:
+        """Leave so many rows and no jobs, and one contender's triggers."""
+        queues = ["pgembed_job", *(["ai._vectorizer_q_1"] if self.has("pgai") else [])]
+        self.connection.execute("ALTER TABLE app_article DISABLE TRIGGER USER")
+        self.connection.execute("TRUNCATE app_article RESTART IDENTITY")
+        self.empty(queues)
+        if rows:
+            self.connection.execute(FILL, [rows])
+            self.connection.execute("VACUUM ANALYZE app_article")
+        for trigger in self._triggers[name]:
+            self.connection.execute(
+                sql.SQL("ALTER TABLE app_article ENABLE TRIGGER {}").format(sql.Identifier(trigger))
+            )
+        self.connection.execute("CHECKPOINT")
+
+    def empty(self, queues: list[str] | None = None) -> None:
+        """Leave no jobs."""
+        for queue in queues or ["pgembed_job"]:
+            self.connection.execute(f"TRUNCATE {queue}")
+
+    def _added(self, statement: str | sql.Composed) -> list[str]:
+        before = set(self._names())
+        self.connection.execute(statement)
+        return [name for name in self._names() if name not in before]
+
+    def _names(self) -> list[str]:
+        return [name for [name] in self.connection.execute(NAMES)]
+
+
+def _install_pgai(url: str) -> bool:
+    try:
+        import pgai
+    except ImportError:
+        print("pgai is not installed: left out")
+        return False
+    pgai.install(url)
+    return True
