@@ -23,6 +23,7 @@ README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(
     r"^(?P<indent> *)```(\w+)\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE
 )
@@ -192,6 +193,19 @@ def test_every_link_between_files_leads_to_one(page: Path) -> None:
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
             slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in slugs, link
+
+
+def test_every_address_elsewhere_is_on_the_list() -> None:
+    """No network here. To ask them all: ``xargs -n1 curl -sfLo /dev/null < external_links.txt``."""
+    listed = (Path(__file__).parent / "external_links.txt").read_text().splitlines()
+    found = {
+        link.partition("#")[0]
+        for page in PAGES
+        for link in LINK.findall(CODE.sub("", page.read_text()))
+        if "://" in link
+    }
+
+    assert sorted(found) == listed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
