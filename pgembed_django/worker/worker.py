@@ -226,6 +226,8 @@ class Worker:
         if self._has_reconciled and self.paused:
             return True  # what the reconciler finds again waits for the paused provider
         self._has_reconciled = True
+        # It reads whole tables, and is not being stuck meanwhile.
+        self.liveness.end()
         return not self.maintenance.once()
 
     def _report(self) -> None:

@@ -207,3 +207,20 @@ def test_a_worker_that_uses_too_much_memory_ends_to_be_started_again(start_worke
     assert worker.wait(timeout=60) == 3
     assert re.search(r"it uses \d+ MiB, --max-memory is 10", worker.log.read_text())
     assert not Worker.objects.exists()
+
+
+def test_a_worker_that_traces_needs_no_more_than_the_api(start_worker):
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('pgembed.traceparent', %s, false)",
+            ["00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"],
+        )
+        Note.objects.create(body="traced")
+        cursor.execute("RESET pgembed.traceparent")
+    assert Job.objects.get().traceparent
+
+    worker = start_worker("--drain", PGEMBED_TRACING=True)
+
+    assert worker.wait(timeout=60) == 0
+    assert Job.objects.get().status == "succeeded"
+    assert "Traceback" not in worker.log.read_text()
