@@ -247,6 +247,15 @@ def test_every_manifest_with_a_schema_is_validated() -> None:
     }
 
 
+def test_no_secret_gets_into_the_image() -> None:
+    said = (DEPLOY / "compose.yaml").read_text()
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+
+    assert "stand in .env" in said
+    assert "**/.env" in ignored
+    assert "COPY . ." in (DEPLOY / "Dockerfile").read_text()
+
+
 def test_what_a_manifest_refers_to_is_there() -> None:
     known = {of(one) for one in manifests()}
     for container in containers().values():
