@@ -12,6 +12,7 @@ BENCHMARKS = {
     "pipeline": "Rows a second from the table to their vectors, beside pgai and a script by hand.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
     "queue": "Jobs a second of one worker process, beside other queues.",
+    "scale": "Claims, reconciling, memory and locks, from a thousand rows to a million.",
     "search-latency": "How long hybrid searches take, beside hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
     "sizing": "Workers, batches, time-outs and disk, from milliseconds per text.",

