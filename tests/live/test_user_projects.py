@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from importlib import metadata
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,17 +64,26 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-def run_pytest(
-    folder: Path, *arguments: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run pytest with our plugin: by its entry point where the package is installed."""
-    installed = {point.value for point in metadata.entry_points(group="pytest11")}
-    plugin = [] if PLUGIN in installed else ["-p", PLUGIN]
-    return run(folder, "-m", "pytest", "-q", *plugin, *arguments, **environment)
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """What an installation leaves for pytest to find: our entry points, by pyproject.toml."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    folder = tmp_path / f"{project['name'].replace('-', '_')}-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n"
+    )
+    [(name, module)] = project["entry-points"]["pytest11"].items()
+    (folder / "entry_points.txt").write_text(f"[pytest11]\n{name} = {module}\n")
+    return tmp_path
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "pytest", "-q", *arguments)
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path, installed: Path) -> Path:
     """A small project, migrated by its own migration, with the tests of the page."""
     unittests, pytests = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     (tmp_path / "blog").mkdir()
@@ -99,15 +108,13 @@ def test_the_tests_of_the_page_pass_in_a_users_project(project):
     assert by_django.returncode == 0, by_django.stderr
     assert "Ran 3 tests" in by_django.stderr
 
-    by_pytest = run_pytest(
-        project, "-p", "django", "--ds=settings", "test_blog.py", "blog/tests.py"
-    )
+    by_pytest = run_pytest(project, "--ds=settings", "test_blog.py", "blog/tests.py")
     assert by_pytest.returncode == 0, by_pytest.stdout + by_pytest.stderr
     assert "5 passed" in by_pytest.stdout
 
 
-def test_the_plugin_leaves_a_project_without_django_alone(tmp_path):
-    (tmp_path / "test_plain.py").write_text(
+def test_the_plugin_leaves_a_project_without_django_alone(installed):
+    (installed / "test_plain.py").write_text(
         "import sys\n\n"
         "def test_it():\n"
         "    ours = [name for name in sys.modules if name.startswith('pgembed_django')]\n"
@@ -115,14 +122,10 @@ def test_the_plugin_leaves_a_project_without_django_alone(tmp_path):
         "    assert 'django' not in sys.modules\n"
     )
 
-    done = run_pytest(tmp_path, "-p", "no:django", "-W", "error")
-
+    done = run_pytest(installed, "-p", "no:django", "-W", "error")
     assert done.returncode == 0, done.stdout + done.stderr
-    listed = run_pytest(tmp_path, "-p", "no:django", "--fixtures")
+
+    listed = run_pytest(installed, "-p", "no:django", "--fixtures")
     assert "pgembed_run_jobs" in listed.stdout
-
-
-def test_the_entry_point_names_the_plugin():
-    text = (REPOSITORY / "pyproject.toml").read_text()
-
-    assert f'[project.entry-points.pytest11]\npgembed = "{PLUGIN}"\n' in text
+    without = run_pytest(installed, "-p", "no:django", "-p", "no:pgembed", "--fixtures")
+    assert "pgembed_run_jobs" not in without.stdout
