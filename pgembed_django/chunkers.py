@@ -184,6 +184,8 @@ class _Cutter:
 
     def _end(self, start: int, fresh: int, last: int) -> int | None:
         """Return where the chunk from ``start`` ends, or None if ``fresh`` does not fit."""
+        if last - start <= self.size and self.count in (len, estimate_tokens):
+            return last  # no character counts more than one
         far = reach(self.text, self.size, start=start, count=self.count)
         if far >= last:
             return last

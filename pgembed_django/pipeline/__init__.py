@@ -16,6 +16,9 @@ from pgembed_django.specs import Spec
 TEXT_AHEAD_SECONDS = 0.1
 """A unit whose vectors take longer than this has its text stored ahead of them."""
 
+MAX_TEXT_AHEAD_SECONDS = 1.0
+"""While answers keep coming, its turn will soon come: it would only be written twice."""
+
 
 class Pipeline:
     """Claims units, embeds their chunks in batches across units, stores what came back."""
@@ -44,6 +47,7 @@ class Pipeline:
         self._clock = clock
         self._rate_since = clock()
         self._rate_from = 0
+        self._answered_at = float("-inf")
 
     def step(self, *, claim: bool = True) -> bool:
         """Do one round, and tell whether anything moved.
@@ -53,6 +57,9 @@ class Pipeline:
         chunks compared with what is stored, and those that are new sent off in batches.
         """
         moved = self.embedding.take()
+        if moved:
+            self._answered_at = self._clock()
+            self.embedding.send()  # the provider goes on while the database is written to
         moved |= self._complete()
         self._stage()
         # Not before: what is given back resumes with what is staged.
@@ -93,12 +100,17 @@ class Pipeline:
 
     def text_due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        started = min((unit.started for unit in self._without_text()), default=None)
-        return None if started is None else started + TEXT_AHEAD_SECONDS - self._clock()
+        due_at = min(map(self._text_due_at, self._without_text()), default=None)
+        return None if due_at is None else due_at - self._clock()
+
+    def _text_due_at(self, unit: Unit) -> float:
+        flows_until = self._answered_at + TEXT_AHEAD_SECONDS
+        latest = unit.started + MAX_TEXT_AHEAD_SECONDS
+        return max(unit.started + TEXT_AHEAD_SECONDS, min(flows_until, latest))
 
     def _store_text_ahead(self) -> None:
-        before = self._clock() - TEXT_AHEAD_SECONDS
-        late = [unit for unit in self._without_text() if unit.started <= before]
+        now = self._clock()
+        late = [unit for unit in self._without_text() if self._text_due_at(unit) <= now]
         if late:
             storing.store_text(self.holding, late)
 

@@ -25,8 +25,11 @@ LOWEST_LANE_EVERY = 8
 SPECIAL_EVERY = 4
 """While there is plenty to claim, one claim in so many looks for jobs that go alone first."""
 
-AHEAD_SECONDS = 2.0
-"""How much work is claimed ahead: enough for the provider, and the rest is for the others."""
+AHEAD_SECONDS = 0.7
+"""How much work is claimed ahead: enough for the provider, and the rest is for the others.
+
+Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be written twice.
+"""
 
 
 class Claiming:

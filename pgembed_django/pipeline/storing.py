@@ -147,11 +147,11 @@ def _planned_without_a_space(units: Sequence[Unit], *, using: str) -> list[Unit]
     To complete them would leave a gap, or a stale text, in a space that may be searched
     by now. Where it is opened after this look, the reconciler has yet to fill it.
     """
-    live = {
-        spec: {space.pk for space in spaces.live(spec, using=using)} for spec in _by_spec(units)
-    }
+    live = spaces.live_ids({unit.spec for unit in units}, using=using)
     return [
-        unit for unit in units if not unit.is_gone and not live[unit.spec] <= unit.planned_spaces
+        unit
+        for unit in units
+        if not unit.is_gone and not live[unit.spec.key] <= unit.planned_spaces
     ]
 
 

@@ -1,7 +1,7 @@
 """The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
 
 from pgembed_django.spaces.coverage import Coverage, coverage, covered, has_gap
-from pgembed_django.spaces.living import active, live, provider_of
+from pgembed_django.spaces.living import active, live, live_ids, provider_of
 from pgembed_django.spaces.opening import ensure
 from pgembed_django.spaces.switching import (
     activate,
@@ -22,6 +22,7 @@ __all__ = [
     "ensure",
     "has_gap",
     "live",
+    "live_ids",
     "mark_pruned",
     "note_full",
     "provider_of",

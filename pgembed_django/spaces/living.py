@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import defaultdict
+from collections.abc import Iterable
 
 from pgembed_django import conf, providers
 from pgembed_django.models import Space
@@ -16,6 +18,16 @@ LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 def live(spec: Spec, *, using: str) -> list[Space]:
     """Return the spaces that are kept fresh, the active one first."""
     return list(Space.objects.using(using).filter(spec=spec.key, state__in=LIVE).order_by("state"))
+
+
+def live_ids(specs: Iterable[Spec], *, using: str) -> defaultdict[str, set[int]]:
+    """Return the ids of the spaces that are kept fresh, by the key of their spec."""
+    keys = [spec.key for spec in specs]
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    rows = Space.objects.using(using).filter(spec__in=keys, state__in=LIVE)
+    for key, space_id in rows.values_list("spec", "pk"):
+        found[key].add(space_id)
+    return found
 
 
 def active(spec: Spec, *, using: str) -> Space | None:

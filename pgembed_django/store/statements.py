@@ -56,7 +56,7 @@ INSERT = """
         %(passages)s::text[],
         %(chunk_digests)s::bytea[],
         %(text_digests)s::bytea[],
-        %(embeddings)s::vector[],
+        %(embeddings)b::vector[],
         %(was_cut)s::bool[]
     ) AS new(
         source_pk, space_id, position, start_offset, end_offset,
@@ -153,7 +153,7 @@ STAGE = """
         %(source_pks)s::text[],
         %(space_ids)s::bigint[],
         %(chunk_digests)s::bytea[],
-        %(embeddings)s::vector[],
+        %(embeddings)b::vector[],
         %(was_cut)s::bool[]
     ) AS staged(source_pk, space_id, chunk_digest, embedding, was_cut)
     ON CONFLICT DO NOTHING

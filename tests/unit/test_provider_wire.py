@@ -17,6 +17,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
+from pgembed_django.providers import wire
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -199,3 +200,25 @@ def test_a_forked_child_does_not_share_its_parents_connection(make_provider: Mak
     provider._wire._local.pid = os.getpid() + 1  # as a child sees it
 
     assert provider._wire._session() is not session
+
+
+BODIES = {
+    "numbers": (b'{"embeddings": [[0.1, -2e-05, 3]]}', {"embeddings": [[0.1, -2e-05, 3]]}),
+    "what is no JSON by the book": (b"[Infinity]", [float("inf")]),
+    "a number beyond float64": (b"[1e999]", [float("inf")]),
+    "a page": (b"<html>", None),
+    "nothing": (b"", None),
+    "no UTF-8": (b'"\xff"', None),
+    "too deep": (b"[" * 100_000, None),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("is_installed", [True, False], ids=["orjson", "json"])
+def test_an_answer_is_read_alike_with_orjson_and_without(name, is_installed, monkeypatch):
+    assert wire.orjson is not None
+    if not is_installed:
+        monkeypatch.setattr(wire, "orjson", None)
+    body, value = BODIES[name]
+
+    assert wire.Answer(200, {}, body).json() == value

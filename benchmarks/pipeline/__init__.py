@@ -1,0 +1,122 @@
+"""How many rows a second get from the table to their vectors, beside what else does that.
+
+20,000 rows of about 300 characters, in batches of 32, with an embedding server that answers
+at once; after 20 ms and 0.5 ms a text; after 200 ms a batch; the latter two four at a time.
+Peers: pgai's vectorizer worker, at its defaults and tuned; a script by hand that reads, asks
+four at once and COPYs, and does nothing else. Timed from the first request until the last
+vector is visible to another connection; who is not done by ``--seconds`` is stopped there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+import psycopg
+
+from benchmarks import compare, postgres
+from benchmarks.compare import Bar, Comparison, Figures
+from benchmarks.pipeline.server import Delay, Server
+
+ROWS = 20_000
+BATCH = 32
+SECONDS = 40.0
+DELAYS = {
+    "0 ms": Delay(),
+    "20 ms + 0.5 ms a text": Delay(0.02, 0.0005, 4),
+    "200 ms a batch": Delay(0.2, 0.0, 4),
+}
+OURS, SCRIPT, PGAI, TUNED = "ours", "script by hand", "pgai", "pgai, tuned"
+CONTENDERS = {OURS: "ours", SCRIPT: "script", PGAI: "pgai", TUNED: "pgai_tuned"}
+START_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the size, and what to leave out."""
+    compare.add_arguments(parser)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--widths", type=int, nargs="+", default=[256, 768])
+    parser.add_argument("--delays", nargs="+", choices=DELAYS, default=[*DELAYS])
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure by turns. Returns zero where every bar was reached."""
+    names = list(options.only)
+    if not importlib.util.find_spec("pgai"):
+        print("pgai is left out: it is not installed (dependency group: peers).")
+        names = [name for name in names if name not in {PGAI, TUNED}]
+    found = []
+    with postgres.database():
+        for width in options.widths:
+            for title in options.delays:
+                server = Server(DELAYS[title], width=width)
+                comparison = Comparison(f"{title}, {width} wide", bars=_bars(title, width, names))
+                contenders = {
+                    name: functools.partial(embed, name, title, server, options)
+                    for name in names
+                    # Without delay is where the peers differ from us by themselves.
+                    if title == "0 ms" or name in {OURS, SCRIPT}
+                }
+                comparison.alternate(contenders, runs=options.runs)
+                server.stop()
+                found.append(comparison)
+    return compare.report(found, options)
+
+
+def _bars(title: str, width: int, names: list[str]) -> list[Bar]:
+    if width != 256:
+        return []
+    if title != "0 ms":
+        return [Bar("of the server's", OURS, [], least=0.9)]
+    bars = [Bar("rows/s", OURS, [SCRIPT], least=0.6)] if SCRIPT in names else []
+    pgai = [name for name in names if name in {PGAI, TUNED}]
+    return bars + ([Bar("rows/s", OURS, pgai, least=8)] if pgai else [])
+
+
+def embed(name: str, title: str, server: Server, options: argparse.Namespace) -> Figures:
+    """Embed all rows, in a database of its own."""
+    with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
+        command = [sys.executable, "-m", "benchmarks.pipeline", CONTENDERS[name]]
+        asked = [*command, server.url, str(server.width), str(options.rows)]
+        environment = {**os.environ, "DATABASE_URL": url}
+        subprocess.run([*asked, "fill"], env=environment, check=True)
+        own.execute("CHECKPOINT")
+        server.first_asked_at()  # forget who asked before
+        worker = subprocess.Popen([*asked, "embed"], env=environment, stderr=subprocess.DEVNULL)
+        try:
+            done, seconds = _watch(own, server, worker, options)
+        finally:
+            worker.kill()
+            worker.wait()
+    figures = {"rows/s": done / seconds}
+    limit = DELAYS[title].texts_per_second(BATCH)
+    return figures | ({"of the server's": done / seconds / limit} if title != "0 ms" else {})
+
+
+def _watch(
+    own: psycopg.Connection,
+    server: Server,
+    worker: subprocess.Popen[bytes],
+    options: argparse.Namespace,
+) -> tuple[int, float]:
+    """Return how many rows have got their vectors, and in what time from the first request."""
+    first = None
+    give_up = time.monotonic() + START_SECONDS
+    while first is None:
+        if worker.poll() is not None or time.monotonic() > give_up:
+            raise SystemExit(f"Nothing was asked of the server: {worker.args}")
+        time.sleep(0.01)
+        first = server.first_asked_at()
+    while True:
+        [[done]] = own.execute("SELECT count(*) FROM embedded").fetchall()
+        now = time.monotonic()
+        if done >= options.rows or now - first > options.seconds:
+            return done, now - first
+        time.sleep(0.02)
