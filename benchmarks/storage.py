@@ -42,7 +42,7 @@ FILL = """
     )
     SELECT
         n, %(space)s, 0, 0, length(passage), passage,
-        sha256(passage::bytea), sha256(passage::bytea),
+        sha256(convert_to(passage, 'UTF8')), sha256(convert_to(passage, 'UTF8')),
         (SELECT array_agg(random() - 0.5) FROM generate_series(1, %(dimensions)s + 0 * n))::vector,
         to_tsvector('english', passage)
     FROM unnest(%(passages)s::text[]) WITH ORDINALITY AS given (passage, n)

@@ -3,7 +3,6 @@
 import os
 
 import dj_database_url
-
 from mysite.settings import *  # noqa: F403
 
 DEBUG = False

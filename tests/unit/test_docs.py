@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import shlex
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -105,6 +106,27 @@ def test_every_option_of_a_command_is_in_the_docs(name: str) -> None:
 
     for word in sorted(own - common):
         assert f"`{word}" in section
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Return our commands with their arguments, as the shell blocks of all pages have them."""
+    return [
+        (page.name, line)
+        for page in PAGES
+        for language in ("sh", "text")
+        for block in blocks(page, language)
+        for line in re.findall(r"manage\.py (embed_\w+[^&|\n]*)", block.replace("\\\n", " "))
+        if language == "sh" or f"$ python manage.py {line}" in block
+    ]
+
+
+@pytest.mark.parametrize(("page", "line"), command_lines())
+def test_every_command_line_of_ours_is_one(page: str, line: str) -> None:
+    name, *arguments = shlex.split(line, comments=True)
+
+    load_command_class("pgembed_django", name).create_parser("manage.py", name).parse_args(
+        arguments
+    )
 
 
 def words(parser: CommandParser) -> set[str]:
