@@ -294,6 +294,9 @@ def test_probes_ask_the_port_that_the_worker_listens_on() -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert worker[probe]["httpGet"]["port"] == port["name"]
         assert f"| `{worker[probe]['httpGet']['path']}`" in page
+    annotations = manifest("Deployment", "worker")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/port"] == str(port["containerPort"])
+    assert "pgembed-django[metrics]" in (DEPLOY / "requirements.txt").read_text()
     # A worker that is not ready is left alone, one that is stuck is not.
     assert worker["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert worker["readinessProbe"]["httpGet"]["path"] == "/readyz"
