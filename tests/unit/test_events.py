@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ BY_CONSTANT = {
 LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 
 
+@functools.cache
 def told() -> dict[str, set[str]]:
     """Return the fields that the code tells of each event, by its name."""
     found: dict[str, set[str]] = {}
@@ -122,3 +126,27 @@ def test_every_placeholder_has_a_name() -> None:
     for event in events.ALL.values():
         plain = event.text.replace("%%", "")
         assert plain.count("%") == plain.count("%("), event.name
+
+
+def test_the_json_formatter_in_the_docs_writes_the_event_and_its_fields() -> None:
+    """With the library that the page names, in a process of its own: logging is global."""
+    page = (DOCS / "reference/logs.md").read_text()
+    settings = page.partition("```python\n")[2].partition("\n```")[0]
+    program = f"""
+import logging.config
+{settings}
+LOGGING["handlers"]["console"]["stream"] = "ext://sys.stdout"
+logging.config.dictConfig(LOGGING)
+from pgembed_django import events
+events.tell(events.GAPS_FOUND, spec="blog.Thing", count=3)
+"""
+    answer = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert json.loads(answer.stdout) == {
+        "message": "Found 3 gaps of blog.Thing",
+        "event": "pgembed.gaps_found",
+        "spec": "blog.Thing",
+        "count": 3,
+    }
