@@ -17,6 +17,7 @@ BUSIEST = 0.7
 QUERY_SECONDS = 2.0
 """PGEMBED_QUERY_SECONDS. Half of it may pass behind batches that are in flight."""
 
+LEAST_WORKERS = 2
 LEAST_TIMEOUT_SECONDS = 60
 LEAST_GRACE_SECONDS = 20
 MAINTENANCE_SECONDS = 60
@@ -28,6 +29,7 @@ class Load:
     """What was measured, and what is asked for.
 
     ``parallel``: how many requests one server answers at once without getting slower.
+    ``rows_per_worker``: how many one worker stores a second, by the benchmark throughput.
     """
 
     milliseconds_per_text: float
@@ -38,7 +40,7 @@ class Load:
     chunks_per_row: float = 1.0
     characters_per_chunk: int = 800
     parallel: int = 1
-    workers: int = 2
+    rows_per_worker: float = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,7 @@ class Plan:
     texts_per_second: float
     busy: float
     fill_seconds: float
+    workers: int
     concurrency: int
     batch_size: int
     request_seconds: float
@@ -66,10 +69,13 @@ def plan(load: Load) -> Plan:
     one_server = load.parallel * 1000 / load.milliseconds_per_text
     servers = max(1, math.ceil(changed_texts / one_server / BUSIEST))
     texts_per_second = servers * one_server
+    rows_per_second = texts_per_second / load.chunks_per_row
+    # One may die. More, where the servers embed more than so many store.
+    workers = max(LEAST_WORKERS, math.ceil(rows_per_second / load.rows_per_worker))
     # One request in the works in each of the servers' places, and one more waiting per worker.
-    concurrency = math.ceil(servers * load.parallel / load.workers) + 1
+    concurrency = math.ceil(servers * load.parallel / workers) + 1
     # A search that comes now is answered after what is in flight.
-    in_flight = load.workers * concurrency
+    in_flight = workers * concurrency
     longest = QUERY_SECONDS / 2 * texts_per_second / in_flight
     batch_size = max(1, min(load.batch_size, int(longest)))
     search_wait = in_flight * batch_size / texts_per_second
@@ -80,6 +86,7 @@ def plan(load: Load) -> Plan:
         texts_per_second=texts_per_second,
         busy=changed_texts / texts_per_second,
         fill_seconds=chunks / (texts_per_second - changed_texts),
+        workers=workers,
         concurrency=concurrency,
         batch_size=batch_size,
         request_seconds=batch_size * load.milliseconds_per_text / 1000,
@@ -99,7 +106,7 @@ def lines(load: Load) -> list[str]:
         ("embedding servers", f"{found.servers:,}"),
         ("texts a second", f"{found.texts_per_second:,.0f}, {found.busy:.0%} of it for changes"),
         ("the first fill", duration(found.fill_seconds)),
-        ("workers", f"{load.workers}"),
+        ("workers", f"{found.workers}"),
         ("PGEMBED_CONCURRENCY", f"{found.concurrency}"),
         ("PGEMBED_BATCH_SIZE", f"{found.batch_size}"),
         ("a request", f"{found.request_seconds:.2f} s"),
@@ -140,7 +147,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--chunks", type=float, default=1.0, help="Per row: embed_backfill --dry-run counts them.")
     add("--characters", type=int, default=800, help="Per chunk.")
     add("--parallel", type=int, default=1, help="Requests that one server answers at once.")
-    add("--workers", type=int, default=2)
+    add("--worker", type=float, default=400.0, help="Rows that one stores, by throughput.")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
         chunks_per_row=options.chunks,
         characters_per_chunk=options.characters,
         parallel=options.parallel,
-        workers=options.workers,
+        rows_per_worker=options.worker,
     )
     print("\n".join(lines(load)))
     return 0

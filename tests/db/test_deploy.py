@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.db import connection
 
 from pgembed_django.models import Job
-from tests.unit.test_deploy import manifest
+from tests.unit.test_deploy import DEPLOY, manifest
 
 pytestmark = pytest.mark.django_db
 
@@ -40,3 +42,17 @@ def test_keda_reads_an_index_however_many_jobs_there_are():
         plan = "\n".join(row[0] for row in cursor.fetchall())
 
     assert "Seq Scan on pgembed_job" not in plan
+
+
+def test_the_page_on_size_sets_what_a_table_has():
+    page = (DEPLOY.parent / "past-one-machine.md").read_text()
+    [statement] = re.findall(r"```sql\n(ALTER TABLE blog_articleembedding .+?)```", page, re.DOTALL)
+
+    with connection.cursor() as cursor:
+        cursor.execute(statement.replace("blog_articleembedding", "app_articleembedding"))
+        cursor.execute(
+            "SELECT reloptions FROM pg_class WHERE oid = 'app_articleembedding'::regclass"
+        )
+        [[options]] = cursor.fetchall()
+
+    assert "autovacuum_vacuum_scale_factor=0.02" in options

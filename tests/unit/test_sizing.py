@@ -69,9 +69,17 @@ def test_servers_are_added_before_the_queue_grows() -> None:
 
 
 def test_every_place_of_every_server_has_a_request_and_each_worker_one_in_hand() -> None:
-    wide = dataclasses.replace(LOAD, parallel=8, workers=2)
+    wide = plan(dataclasses.replace(LOAD, parallel=8))
 
-    assert plan(wide).concurrency * 2 == 8 + 2
+    assert wide.workers * wide.concurrency == 8 + wide.workers
+
+
+def test_workers_are_two_or_as_many_as_store_what_is_embedded() -> None:
+    fast = dataclasses.replace(LOAD, milliseconds_per_text=0.5, rows_per_worker=400)
+
+    assert plan(LOAD).workers == 2
+    assert plan(fast).workers == 5
+    assert plan(dataclasses.replace(fast, chunks_per_row=2)).workers == 3
 
 
 def test_nobody_is_killed_while_it_finishes() -> None:
