@@ -24,7 +24,11 @@ REMEDY = "Install it: pip install 'pgembed-django[opentelemetry]'."
 
 def is_installed() -> bool:
     """Tell whether the extra is there."""
-    return importlib.util.find_spec("opentelemetry") is not None
+    try:
+        # Other packages share the namespace, so that one alone says nothing.
+        return importlib.util.find_spec("opentelemetry.trace") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def install() -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pgembed_django import events
 from pgembed_django.worker.rest import Rest
 
-DATABASE = ("psycopg", "psycopg_c", "psycopg_binary")
+DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
 LOOK_SECONDS = 5.0
 
 

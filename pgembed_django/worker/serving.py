@@ -45,7 +45,7 @@ class Server:
         )
         self._server = _Http(address, family, pages)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="pgembed-http", daemon=True
+            target=self._server.serve_forever, args=(0.1,), name="pgembed-http", daemon=True
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -264,3 +265,9 @@ def test_tracing_without_the_extra_is_an_error_of_the_settings(settings, monkeyp
         call_command("check")
     with pytest.raises(Exception, match=r"pip install 'pgembed-django\[opentelemetry\]'"):
         tracing.of_worker()
+
+
+def test_the_extra_is_looked_for_and_not_its_namespace(monkeypatch):
+    assert tracing.is_installed()
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    assert not tracing.is_installed()
