@@ -154,10 +154,15 @@ def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
 def _functions(connection: Any) -> Iterator[CheckMessage]:
     if database.rows(connection.alias, "SELECT to_regclass('pgembed_job')") == [(None,)]:
         return
-    for name, schema in sql.misplaced(connection.alias).items():
-        what = f"writes to the tables in schema {schema!r}" if schema else "is missing"
+    try:
+        with transaction.atomic(using=connection.alias):
+            misplaced = sql.misplaced(connection.alias)
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    for name, schema in misplaced.items():
         yield Error(
-            f"The function {name} in database {connection.alias!r} {what}.",
+            f"The function {name} in database {connection.alias!r} writes to the tables in schema "
+            f"{schema!r}.",
             hint="It was left behind when the schema was copied or renamed. Install the functions "
             "and triggers again: see 'A schema per tenant' in the documentation.",
             id="pgembed.E016",

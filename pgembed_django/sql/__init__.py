@@ -88,15 +88,15 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
 
 
 def misplaced(using: str) -> dict[str, str]:
-    """Return the functions that are missing, or write to other tables than those found here.
+    """Return the functions that write to other tables than those found here, and to which schema.
 
-    Each with the schema it writes to, or with nothing where there is none.
+    Not those that are missing: the next migrate brings them.
     """
     names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
     with connections[using].cursor() as cursor:
         cursor.execute(WRITES_TO, {"names": names})
         found = {name: schema for name, schema, tables in cursor.fetchall() if schema != tables}
-    return {name.partition("(")[0]: schema or "" for name, schema in found.items()}
+    return {name.partition("(")[0]: schema for name, schema in found.items() if schema}
 
 
 def _refuse_others(cursor: Any, tables: str) -> None:

@@ -4,6 +4,7 @@ import pytest
 from django.db import connection
 from django.db.backends.postgresql import psycopg_any
 
+from pgembed_django import sql
 from pgembed_django.checks import check_databases, databases
 
 pytestmark = pytest.mark.django_db
@@ -98,3 +99,20 @@ def test_a_text_search_configuration_may_be_qualified(settings, name):
     settings.PGEMBED_TEXT_SEARCH_CONFIG = name
 
     assert ids() == []
+
+
+def test_functions_that_the_next_migrate_brings_do_not_stop_it(monkeypatch):
+    monkeypatch.setitem(sql.FUNCTIONS, "pgembed_enqueue_v99", "text, text, integer")
+
+    assert ids() == []
+
+
+def test_functions_that_write_to_another_schema_are_told():
+    execute("ALTER FUNCTION pgembed_forget_v1 SET search_path = archive, pg_temp")
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E016"
+    assert "pgembed_forget_v1 in database 'default' writes to the tables in schema 'archive'" in (
+        message.msg.replace('"public".', "")
+    )
