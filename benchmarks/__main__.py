@@ -8,7 +8,9 @@ from importlib import import_module
 from types import ModuleType
 
 BENCHMARKS = {
+    "chaos": "Kills and races: what is lost, stale, orphaned or stuck, beside peers.",
     "idle": "What an idle transaction elsewhere costs the claim.",
+    "latency": "From a commit to its vector, beside a loop by hand and pgai.",
     "pipeline": "Rows a second from the table to their vectors, beside pgai and a script by hand.",
     "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
     "queue": "Jobs a second of one worker process, beside other queues.",

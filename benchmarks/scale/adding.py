@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import psycopg
 from django.db import connections
+from django.db.migrations import Migration
 from django.db.migrations.loader import MigrationLoader
-from django.db.migrations.state import ProjectState
 
 from benchmarks.compare import Figures
 
@@ -69,29 +68,28 @@ def waits(using: str, url: str, *, is_added: bool) -> Callable[[], Figures]:
 def _remove(using: str) -> None:
     """Leave the table as it was before it was decorated."""
     with connections[using].schema_editor() as editor:
-        for trigger, _, _ in _operations(is_trigger=True):
-            editor.execute(trigger.trigger.uninstall_sql, params=None)
+        for operation in _migration().operations:
+            if hasattr(operation, "trigger"):
+                editor.execute(operation.trigger.uninstall_sql, params=None)
         editor.execute("DROP TABLE app_articleembedding")
 
 
 def _add(using: str) -> None:
-    with connections[using].schema_editor() as editor:
-        for operation, before, after in _operations():
-            operation.database_forwards(APP, editor, before, after)
+    """Do what ``migrate`` does, in one transaction, with Django's own work in between."""
+    state = MigrationLoader(None).project_state([("app", "0001_initial")])
+    state.remove_model(APP, CHUNKS)
+    state.models[APP, TABLE].options.pop("triggers")
+    migration = _migration()
+    with connections[using].schema_editor(atomic=True) as editor:
+        migration.apply(state, editor)
 
 
-def _operations(*, is_trigger: bool = False) -> Iterator[tuple[Any, ProjectState, ProjectState]]:
-    """Yield what the decorator has put into the migration, with the states around it."""
-    loader = MigrationLoader(None)
-    migration = loader.get_migration(APP, "0001_initial")
-    state = loader.project_state([("pgembed", "0001_initial")])
-    for operation in migration.operations:
-        before = state.clone()
-        operation.state_forwards(APP, state)
+def _migration() -> Migration:
+    """Return what the decorator has put into the app's migration, in its order."""
+    whole = MigrationLoader(None).get_migration(APP, "0001_initial")
+    migration = Migration("decorated", APP)
+    for operation in whole.operations:
         model = (getattr(operation, "model_name", None) or operation.name).lower()
-        if hasattr(operation, "trigger"):
-            is_wanted = model == TABLE
-        else:
-            is_wanted = model == CHUNKS and not is_trigger
-        if is_wanted:
-            yield operation, before, state.clone()
+        if model == (TABLE if hasattr(operation, "trigger") else CHUNKS):
+            migration.operations.append(operation)
+    return migration

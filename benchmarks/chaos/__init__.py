@@ -1,0 +1,116 @@
+"""Kills and races, beside queues that a handler was written for by hand, and pgai.
+
+First 2,000 rows are embedded by two worker processes of which 20 are killed with SIGKILL on the
+way, each followed by another. Then rows are updated, deleted and added for 25 s while the server
+takes 150 ms an answer. After each the queue drains; then is counted, over all rows:
+
+- lost: rows without a vector;
+- stale: rows whose vector is that of another text;
+- orphaned: vectors without a row;
+- stuck: jobs that never end, or were given up.
+
+All contenders run at once, each in a database of its own: these are counts, not speeds. The peers'
+handlers do what their users' would: read the row, embed its text, store the vector by its key, with
+a foreign key that cascades; jobs are added in the writer's transaction. Their settings are in
+``contenders``: retries are on, and dead workers are found within seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psycopg
+from psycopg import sql
+
+from benchmarks import compare, postgres, served
+from benchmarks.chaos.contenders import MODULES, is_installed
+from benchmarks.compare import Comparison, Figures
+
+REQUEST_SECONDS = 0.15
+COUNTS = ("lost", "stale", "orphaned", "stuck")
+OURS = "ours"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take how rough it is to be."""
+    compare.add_arguments(parser, runs=1)
+    parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=25, help="of updates and deletes")
+    parser.add_argument("--contenders", nargs="+", default=list(MODULES))
+    parser.add_argument("--logs", type=Path, help="a folder for the workers' logs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Count. Returns zero where all of ours is zero."""
+    names = [name for name in options.contenders if is_installed(name)]
+    titles = (f"{options.kills} kills in {options.rows:,} jobs", f"{options.seconds:g} s of races")
+    comparisons = [Comparison(title) for title in titles]
+    provider = served.Server(request_seconds=REQUEST_SECONDS)
+    try:
+        with postgres.database() as server, TemporaryDirectory() as temporary:
+            logs = options.logs or Path(temporary)
+            for number in range(options.runs):
+                rounds = _run(names, number, options, server.url, provider, logs)
+                for name, [kills, races] in rounds.items():
+                    comparisons[0].found.setdefault(name, []).append(kills)
+                    comparisons[1].found.setdefault(name, []).append(races)
+    finally:
+        provider.stop()
+    status = compare.report(comparisons, options)
+    wrong = [one for one in comparisons if any(map(partial(_most, one), COUNTS))]
+    print(f"\nours, to be zero: {'**missed**' if wrong else 'all zero'}")
+    return status or int(bool(wrong))
+
+
+def _most(comparison: Comparison, count: str) -> float:
+    return max(run[count] for run in comparison.found.get(OURS, [{count: 0.0}]))
+
+
+def _run(
+    names: list[str],
+    number: int,
+    options: argparse.Namespace,
+    url: str,
+    provider: served.Server,
+    logs: Path,
+) -> dict[str, list[Figures]]:
+    """Let all run at once, and return what each has counted."""
+    running = {}
+    with databases(url, [f"chaos_{number}_{place}" for place, _ in enumerate(names)]) as urls:
+        for name, own in zip(names, urls, strict=True):
+            folder = logs / f"{MODULES[name]}-{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            sizes = (str(options.rows), str(options.kills), str(options.seconds))
+            running[name] = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.chaos", name, *sizes, str(folder)],
+                env={**os.environ, "DATABASE_URL": own, "CHAOS_SERVER": provider.url},
+                stdout=subprocess.PIPE,
+            )
+        told = {name: process.communicate()[0] for name, process in running.items()}
+        for name, process in running.items():
+            assert process.returncode == 0, f"{name} has ended with {process.returncode}"
+    return {name: json.loads(text.splitlines()[-1]) for name, text in told.items()}
+
+
+@contextmanager
+def databases(url: str, names: Sequence[str]) -> Iterator[list[str]]:
+    """Create empty databases, and drop them in the end."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in names:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            yield [postgres.with_name(url, name) for name in names]
+        finally:
+            for name in names:
+                drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+                connection.execute(drop)
