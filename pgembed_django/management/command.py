@@ -17,8 +17,8 @@ INTERRUPTED = 130
 """The exit status of a command that was stopped by Ctrl-C, like a shell's."""
 
 
-class EmbedCommand(BaseCommand):
-    """A command on some specs in one database."""
+class StoppableCommand(BaseCommand):
+    """A command that a person may stop."""
 
     stopped = "Stopped."
     """What to say after Ctrl-C."""
@@ -29,6 +29,10 @@ class EmbedCommand(BaseCommand):
             return super().execute(*args, **options)
         except KeyboardInterrupt:
             raise CommandError(self.stopped, returncode=INTERRUPTED) from None
+
+
+class EmbedCommand(StoppableCommand):
+    """A command on some specs in one database."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from django.core.management import (
+    CommandError,
     ManagementUtility,
+    call_command,
     get_commands,
     load_command_class,
 )
@@ -37,6 +39,20 @@ def test_each_command_says_what_its_exit_status_means(name: str) -> None:
 
     assert "Exit status: 0" in description
     assert "2 " in description.partition("Exit status:")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_ctrl_c_is_an_answer_and_no_traceback(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = load_command_class("pgembed_django", name)
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "handle", interrupted)
+    with pytest.raises(CommandError, match=r"^Stopped\.") as caught:
+        call_command(command)
+
+    assert caught.value.returncode == 130
 
 
 @pytest.mark.parametrize("name", COMMANDS)

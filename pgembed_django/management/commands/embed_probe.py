@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, providers
+from pgembed_django.management.command import CANNOT_START, StoppableCommand
 from pgembed_django.providers import Report
 
 
-class Command(BaseCommand):
+class Command(StoppableCommand):
     help = (
         "Asks providers to embed a word and then batches: is the server reached, does it have "
-        "the model, how wide are its vectors, how fast is it? "
+        "the model, how wide are its vectors, how fast is it? The milliseconds per text are what "
+        "batches, time-outs and the number of workers follow from: see the page on sizing. "
         "Exit status: 0 well, 1 at least one is not, 2 no such provider, or an unusable one."
     )
 
@@ -29,11 +31,11 @@ class Command(BaseCommand):
     def handle(self, **options: Any) -> None:
         aliases = options["provider"] or list(conf.current().providers)
         if not aliases:
-            raise CommandError("PGEMBED_PROVIDERS is empty: set it.", returncode=2)
+            raise CommandError("PGEMBED_PROVIDERS is empty: set it.", returncode=CANNOT_START)
         try:
             asked = {alias: providers.get(alias) for alias in aliases}
         except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=2) from error
+            raise CommandError(str(error), returncode=CANNOT_START) from error
         unwell = []
         for alias, provider in asked.items():
             report = providers.report(provider)
