@@ -59,6 +59,13 @@ class Shelves:
         return (model_name in NOTES) == (db == "other")
 
 
+class Watched(Shelves):
+    """The same, with our admin pages for "other"."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "other" if model._meta.app_label == "pgembed" else super().db_for_read(model)
+
+
 class Alone(Shelves):
     """The same, and our tables are forgotten."""
 
@@ -311,6 +318,16 @@ class TestAdmin:
         assert ">app.ArticleEmbedding</h2>" in page
         assert ">app.NoteEmbedding</h2>" not in page
         assert "app.NoteEmbedding is in the database other: see manage.py embed_status" in page
+
+    def test_a_router_chooses_the_database_that_our_pages_show(self, client):
+        with routed(Watched):
+            page = client.get("/admin/pgembed/").content.decode()
+            listed = client.get("/admin/pgembed/job/").status_code
+
+        assert ">app.NoteEmbedding</h2>" in page
+        assert ">app.ArticleEmbedding</h2>" not in page
+        assert "app.ArticleEmbedding is in the database default: see manage.py" in page
+        assert listed == 200
 
     def test_a_rows_own_page_retries_it_in_its_own_database(self, client, other):
         note = Note.objects.create(body="a note")
