@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from django.db import connections
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -44,8 +45,8 @@ class Exposition:
 
     @staticmethod
     def queue_collector(using: str) -> Collector:
-        """Return the collector that all scrapes of one database share, and so its memory."""
-        return _queue_collector(using)
+        """Return the collector that all scrapes of one queue share, and so its memory."""
+        return _queue_collector(using, getattr(connections[using], "schema_name", None))
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the body and its content type, in the format that was asked for."""
@@ -54,5 +55,6 @@ class Exposition:
 
 
 @functools.cache
-def _queue_collector(using: str) -> QueueCollector:
+def _queue_collector(using: str, schema: str | None) -> QueueCollector:
+    """``schema``: of the tenant, as django-tenants notes it on the connection."""
     return QueueCollector(using=using)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -250,3 +250,14 @@ def test_the_view_answers_prometheus(client: Client, make_article):
 def test_registering_the_collector_asks_nothing_of_the_database(django_assert_num_queries):
     with django_assert_num_queries(0):
         CollectorRegistry(auto_describe=True).register(metrics.queue_collector())
+
+
+def test_the_queues_of_two_tenants_are_not_mixed_up(monkeypatch, make_article):
+    wrapper = connections["default"]
+    monkeypatch.setattr(wrapper, "schema_name", "one", raising=False)
+    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+    make_article()
+    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+
+    monkeypatch.setattr(wrapper, "schema_name", "two")
+    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 1
