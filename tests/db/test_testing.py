@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 
+import pgtrigger
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
@@ -198,6 +199,18 @@ class TestWithoutTriggers:
             async with without_triggers():
                 await Note.objects.acreate(body="a")
             await Note.objects.acreate(body="b")
+
+        write()
+
+        assert Job.objects.count() == 1
+
+    def test_pgtriggers_own_switch_does_not_reach_the_thread_of_async_writes(self):
+        """Which is why there is one of ours, and why the page says so."""
+
+        @async_to_sync
+        async def write() -> None:
+            with pgtrigger.ignore():
+                await Note.objects.acreate(body="a")
 
         write()
 
