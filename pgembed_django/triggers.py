@@ -82,12 +82,22 @@ class CompiledTrigger(compiler.Trigger):
     # with none: its job belongs beside it all the same.
     PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
 
+    # pgtrigger finds out that nothing is ignored by an error that it catches, and each row
+    # pays for that. Where the setting is empty there is nothing to ask.
+    ASKED: ClassVar[re.Pattern[str]] = re.compile(
+        r"IF \((\S*_pgtrigger_should_ignore\(TG_NAME\)) IS TRUE\)"
+    )
+    ASKED_WHERE_SET: ClassVar[str] = (
+        r"IF (COALESCE(current_setting('pgtrigger.ignore', true), '') <> '' AND \1 IS TRUE)"
+    )
+
     @property
     def install_sql(self) -> str:
         """Create the function and the trigger."""
         table = _literal(conditions.quoted_name(self.sql.table))
         pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
-        return self.MISSING.replace("{table}", table) + super().install_sql + pin
+        install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
+        return self.MISSING.replace("{table}", table) + install + pin
 
     @property
     def uninstall_sql(self) -> str:

@@ -422,6 +422,15 @@ def test_each_of_two_declarations_watches_its_own_fields():
     assert Job.objects.get().priority == -100
 
 
+def test_a_row_pays_for_no_error_that_pgtrigger_catches():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT prosrc FROM pg_proc WHERE proname LIKE 'pgtrigger_pgembed_%%'")
+        bodies = [body for [body] in cursor.fetchall()]
+
+    assert bodies
+    assert all("current_setting('pgtrigger.ignore', true)" in body for body in bodies)
+
+
 def test_pgtrigger_ignore_still_ignores():
     with pgtrigger.ignore("app.Article:pgembed_insert_ArticleEmbedding"):
         row = Article.objects.create(title="a", published_time=NOW)
