@@ -15,7 +15,7 @@ from benchmarks.chaos.contenders.base import Contender, is_of
 from benchmarks.compare import Figures
 
 WORKERS = 2
-STALL_SECONDS = 30.0
+STALL_SECONDS = 60.0
 """The queue stands still when no job has ended for so long. Not before the first: workers load."""
 
 START_SECONDS = 120.0
