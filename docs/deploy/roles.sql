@@ -4,8 +4,9 @@
 --   mysite_staff    serves the admin pages of pgembed, too. Leave it out where nobody uses them
 --   mysite_worker   runs embed_worker and the other embed_ commands
 --
--- Whoever owns the tables runs migrate, and gets no role here. Run this as a superuser, after
--- migrate, and again after each migrate that adds a decorated model:
+-- Whoever owns the tables runs migrate, and gets no role here. Run this as a superuser, or as
+-- that owner with CREATEROLE and the database its own, after migrate, and again after each
+-- migrate that adds a decorated model:
 --
 --   psql -v ON_ERROR_STOP=1 -f roles.sql mysite
 --

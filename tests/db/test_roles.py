@@ -51,7 +51,7 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def run_roles(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callable[[], None]]:
+def run_roles(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callable[..., None]]:
     """A database whose tables belong to a role of their own; runs the file on it."""
     url = testing_url()
     default = connections.settings["default"]
@@ -59,8 +59,8 @@ def run_roles(django_db_setup: None, django_db_blocker: Any) -> Iterator[Callabl
     target = url.replace(connections["default"].settings_dict["NAME"], name)
     routed = override_settings(DATABASE_ROUTERS=[f"{__name__}.Project"])
 
-    def run() -> None:
-        text = ROLES.read_text().replace("mysite", PREFIX)
+    def run(prefix: str = PREFIX, *, before: str = "", after: str = "") -> None:
+        text = before + ROLES.read_text().replace("mysite", prefix) + after
         subprocess.run(
             [binary("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", target],
             input=text,
@@ -277,6 +277,16 @@ def test_the_owner_may_still_migrate_the_tables_of_vectors(run_roles):
 def test_the_file_may_be_run_again(run_roles):
     run_roles()
     run_roles()
+
+
+def test_the_owner_may_run_the_file_where_it_may_create_roles(run_roles):
+    """As on a managed server, where nobody is a superuser."""
+    owner = f"{PREFIX}_owner"
+    run_roles(
+        f"{PREFIX}_other",
+        before=f"BEGIN; ALTER ROLE {owner} CREATEROLE; SET ROLE {owner};\n",
+        after="\nROLLBACK;",
+    )
 
 
 def test_the_file_names_all_of_our_tables():
