@@ -10,7 +10,7 @@ from django.test import override_settings
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
-from pgembed_django.retrieval import search, targets, words
+from pgembed_django.retrieval import answering, search, targets, words
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
 
@@ -452,11 +452,13 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
             hasty.build()
         assert states()[-1] == ("another", "active")
         assert spaces.active(spec, using="default").is_partial
+        assert search(Article, "title").note == answering.PARTIAL
 
         hasty.reconcile()
         run_jobs()
         hasty.build()
         assert not spaces.active(spec, using="default").is_partial
+        assert search(Article, "title").note == ""
 
 
 @pytest.mark.django_db
