@@ -154,6 +154,11 @@ SPEC_RENAMED = _event(
 )
 INDEX_STARTED = _event("index_started", INFO, "Building the index %(index)s")
 INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(seconds).0f s")
+INDEX_POSTPONED = _event(
+    "index_postponed",
+    WARNING,
+    "An index is built or dropped later, something was in its way: %(error)s",
+)
 INDEX_REFUSED = _event(
     "index_refused",
     WARNING,

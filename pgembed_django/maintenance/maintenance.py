@@ -175,15 +175,20 @@ class Maintenance:
                 self.prune_space(by_key[space.spec], space)
         return 0
 
-    def prune_space(self, spec: Spec, space: Space) -> None:
-        """Delete all of a retired space: its indexes, then its vectors."""
-        indexes.drop(spec, space, using=self.using)
+    def prune_space(self, spec: Spec, space: Space) -> bool:
+        """Delete all of a retired space: its indexes, then its vectors.
+
+        Tells whether it did: not while another worker builds an index.
+        """
+        if not indexes.drop(spec, space, using=self.using):
+            return False
         last: int | None = 0
         while last is not None and not self._builder.stopping.is_set():
             last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
         if last is None:
             spaces.mark_pruned(space, using=self.using)
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
+        return last is None
 
     def _switch(self, spec: Spec, space: Space) -> None:
         complete = indexes.is_complete(spec, space, using=self.using)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import ProgrammingError, connections
+from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
 from pgembed_django import conf, database, events
@@ -20,9 +20,11 @@ from pgembed_django.models import Space
 from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
 from pgembed_django.specs import Spec
 
-# One builder among all workers: a session lock, which goes with the connection.
-TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, 0))"
-UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, 0))"
+# One builder among all workers, whatever the index: of two on one table, each would wait for
+# the other. A session lock, which goes with the connection. Whoever waits for it in Postgres
+# would hold a snapshot that the builder waits for: so it is only ever tried.
+TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_index_builder', 0))"
+UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('pgembed_index_builder', 0))"
 
 STATE = """
     SELECT indisvalid AND indisready
@@ -102,17 +104,41 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     built = 0
     for name, statement in _wanted(spec, space, using=using):
         if not _is_valid(spec, name, using=using):
-            with _told_if_refused(spec, name):
-                built += _build_one(spec, name, statement, using=using)
+            with _as_builder(using) as is_builder, _told_if_refused(spec, name):
+                built += is_builder and _build_one(spec, name, statement, using=using)
     _drop_other_kinds(spec, space, using=using)
     return built
 
 
-def drop(spec: Spec, space: Space, *, using: str) -> None:
-    """Drop the indexes of a space that nobody searches any more."""
-    for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
-        with _told_if_refused(spec, name):
-            _run(using, DROP, name=_qualified(spec, name, using=using))
+def drop(spec: Spec, space: Space, *, using: str) -> bool:
+    """Drop the indexes of a space that nobody searches any more.
+
+    Tells whether it did: not while another worker builds one.
+    """
+    is_done = False
+    with _as_builder(using) as is_builder:
+        if is_builder:
+            for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
+                with _told_if_refused(spec, name):
+                    _run(using, DROP, name=_qualified(spec, name, using=using))
+            is_done = True
+    return is_done
+
+
+@contextmanager
+def _as_builder(using: str) -> Iterator[bool]:
+    """Be the one builder, if there is no other. A build that gave way is tried again later."""
+    [[is_builder]] = database.rows(using, TRY_LOCK)
+    try:
+        yield is_builder
+    except OperationalError as error:
+        # Somebody else's VACUUM or CREATE INDEX on the same table, and Postgres chose us.
+        if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
+            raise
+        events.tell(events.INDEX_POSTPONED, error=str(error).strip())
+    finally:
+        if is_builder:
+            database.rows(using, UNLOCK)
 
 
 @contextmanager
@@ -134,8 +160,9 @@ def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
         return
     for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
         if database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None)):
-            with _told_if_refused(spec, name):
-                _run(using, DROP, name=_qualified(spec, name, using=using))
+            with _as_builder(using) as is_builder, _told_if_refused(spec, name):
+                if is_builder:
+                    _run(using, DROP, name=_qualified(spec, name, using=using))
 
 
 def _chosen(space: Space) -> VectorIndex:
@@ -168,24 +195,18 @@ def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Comp
 
 
 def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) -> bool:
-    [[is_builder]] = database.rows(using, TRY_LOCK, name=name)
-    if not is_builder:
+    if _is_valid(spec, name, using=using):
         return False
-    try:
-        if _is_valid(spec, name, using=using):
-            return False
-        # A build takes as long as it takes; it waits for older transactions, not for rows.
-        database.execute(using, "SET statement_timeout = 0")
-        database.execute(using, "SET lock_timeout = 0")
-        _run(using, DROP, name=_qualified(spec, name, using=using))
-        events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
-        started = time.monotonic()
-        _run(using, statement)
-        seconds = time.monotonic() - started
-        events.tell(events.INDEX_BUILT, spec=spec.key, index=name, seconds=seconds)
-        return True
-    finally:
-        database.rows(using, UNLOCK, name=name)
+    # A build takes as long as it takes; it waits for older transactions, not for rows.
+    database.execute(using, "SET statement_timeout = 0")
+    database.execute(using, "SET lock_timeout = 0")
+    _run(using, DROP, name=_qualified(spec, name, using=using))
+    events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
+    started = time.monotonic()
+    _run(using, statement)
+    seconds = time.monotonic() - started
+    events.tell(events.INDEX_BUILT, spec=spec.key, index=name, seconds=seconds)
+    return True
 
 
 def _has_rows(spec: Spec, space: Space, rows: int, *, using: str) -> bool:

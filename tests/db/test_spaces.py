@@ -308,13 +308,55 @@ def test_of_all_workers_one_builds_an_index(spec, make_article, run_jobs, second
     make_article()
     run_jobs()
     space = spaces.active(spec, using="default")
-    for name in (indexes.vector_name(space), indexes.fulltext_name(space)):
-        second_connection.execute(indexes.TRY_LOCK, {"name": name})
+    second_connection.execute(indexes.TRY_LOCK)
 
     assert indexes.build(spec, space, using="default") == 0
+    assert not indexes.drop(spec, space, using="default")
 
     second_connection.execute("SELECT pg_advisory_unlock_all()")
+    second_connection.commit()
     assert indexes.build(spec, space, using="default") == 2
+    indexes.drop(spec, space, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_a_build_that_loses_a_deadlock_is_tried_again(
+    spec, make_article, run_jobs, connect, second_connection
+):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+    table = "app_articleembedding"
+    # It waits for this writer, which then wants the table that it holds.
+    second_connection.execute(f"UPDATE {table} SET was_cut = was_cut")
+    second_connection.execute("SET deadlock_timeout = '1h'")  # the other one finds it
+    watching = connect()
+    watching.autocommit = True
+    is_waiting = """
+        SELECT FROM pg_stat_activity
+        WHERE query LIKE '%CREATE INDEX CONCURRENTLY%' AND wait_event_type = 'Lock'
+    """
+
+    def want_the_table() -> None:
+        looks = (watching.execute(is_waiting).rowcount for _ in range(100_000))
+        next(look for look in looks if look)
+        second_connection.execute(f"LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE")
+        second_connection.commit()
+
+    thread = threading.Thread(target=want_the_table)
+    thread.start()
+    with connection.cursor() as cursor:
+        cursor.execute("SET deadlock_timeout = '500ms'")
+    try:
+        assert indexes.build(spec, space, using="default") < 2
+    finally:
+        thread.join()
+        with connection.cursor() as cursor:
+            cursor.execute("RESET deadlock_timeout")
+
+    indexes.build(spec, space, using="default")
+    assert indexes.is_complete(spec, space, using="default")
     indexes.drop(spec, space, using="default")
 
 

@@ -125,7 +125,10 @@ class Command(EmbedCommand):
         )
         for space in retired:
             if space.spec in chosen:
-                maintenance.prune_space(chosen[space.spec], space)
+                if not maintenance.prune_space(chosen[space.spec], space):
+                    raise CommandError(
+                        f"Not pruned {space}: a worker builds an index. Try again when it is done."
+                    )
                 self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 
 
