@@ -95,10 +95,10 @@ class Settings:
     hnsw_m: int = 16
     """HNSW: neighbours of each vector."""
 
-    hnsw_ef_construction: int = 64
+    hnsw_ef_construction: int = 128
     """HNSW: candidates looked at while an index is built."""
 
-    hnsw_ef_search: int = 100
+    hnsw_ef_search: int = 200
     """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
 
     retired_seconds: float = 86_400
