@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -54,12 +54,10 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[tuple[Any, .
     wrapper = connections[using]
     wrapper.ensure_connection()
     if wrapper.connection.prepare_threshold is None or wrapper.queries_logged:
-        with wrapper.cursor() as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+        return rows(using, statement, **parameters)
     with wrapper.wrap_database_errors, psycopg.Cursor(wrapper.connection) as own:
         own.execute(statement, parameters)
-        return own.fetchall() if own.description else []
+        return own.fetchall()
 
 
 def execute(using: str, statement: str, **parameters: Any) -> int:
@@ -70,10 +68,14 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 
 @contextmanager
-def giving_way(using: str, *, wait: str = "100ms") -> Iterator[None]:
-    """Run a transaction that waits for no writer: raises ``Busy`` instead."""
+def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> Iterator[None]:
+    """Run a transaction that waits for no writer: raises ``Busy`` instead.
+
+    ``in_one_go``: statements without rows to fetch travel together with the next that has
+    some. What is wrong with them is raised there, or at the end.
+    """
     try:
-        with transaction.atomic(using=using):
+        with transaction.atomic(using=using), _in_one_go(using) if in_one_go else nullcontext():
             execute(using, GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
@@ -81,6 +83,16 @@ def giving_way(using: str, *, wait: str = "100ms") -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) in {"55P03", "40P01"}:
             raise Busy from error
         raise
+
+
+@contextmanager
+def _in_one_go(using: str) -> Iterator[None]:
+    wrapper = connections[using]
+    if not psycopg.Pipeline.is_supported():
+        yield
+        return
+    with wrapper.wrap_database_errors, wrapper.connection.pipeline():
+        yield
 
 
 def is_lost_connection(error: Exception) -> bool:

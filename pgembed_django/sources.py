@@ -33,7 +33,7 @@ def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
         .annotate(pgembed_source_pk=Cast("pk", models.TextField()))
     )
     try:
-        with database.giving_way(using):
+        with database.giving_way(using, in_one_go=True):
             found = list(rows)
     except database.Busy:
         return Loaded(is_locked=True)

@@ -11,7 +11,12 @@ import psycopg
 
 from benchmarks.pipeline import texts
 
-VIEW = "CREATE VIEW embedded AS SELECT 1 FROM app_articleembedding WHERE embedding IS NOT NULL"
+VIEW = """
+    CREATE VIEW embedded AS
+    SELECT source_id AS source
+    FROM app_articleembedding
+    WHERE embedding IS NOT NULL
+"""
 
 
 def fill(database: str, url: str, width: int, rows: int) -> None:

@@ -6,6 +6,11 @@ import psycopg
 
 from benchmarks.pipeline import texts
 
+TABLE = """
+    CREATE TABLE article (
+        id bigserial PRIMARY KEY, title text, contents text, is_public bool, views int
+    )
+"""
 PROCESSING = "ai.processing_default()"
 CREATE = """
     SELECT ai.create_vectorizer(
@@ -27,7 +32,7 @@ def fill(database: str, url: str, width: int, rows: int, *, processing: str = PR
 
     pgai.install(database)
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("CREATE TABLE article (id bigserial PRIMARY KEY, contents text)")
+        connection.execute(TABLE)
         with (
             connection.cursor() as cursor,
             cursor.copy("COPY article (contents) FROM STDIN") as copy,
@@ -35,7 +40,9 @@ def fill(database: str, url: str, width: int, rows: int, *, processing: str = PR
             for text in texts.texts(rows):
                 copy.write_row((text,))
         connection.execute(CREATE.format(width=width, url=url, processing=processing))
-        connection.execute("CREATE VIEW embedded AS SELECT 1 FROM article_embedding_store")
+        connection.execute(
+            "CREATE VIEW embedded AS SELECT id AS source FROM article_embedding_store"
+        )
         connection.execute("VACUUM ANALYZE")
 
 

@@ -27,7 +27,7 @@ def fill(database: str, url: str, width: int, rows: int) -> None:
         connection.execute("CREATE EXTENSION vector")
         connection.execute("CREATE TABLE article (id bigserial PRIMARY KEY, contents text)")
         connection.execute("CREATE TABLE vectors (id bigint PRIMARY KEY, embedding vector)")
-        connection.execute("CREATE VIEW embedded AS SELECT 1 FROM vectors")
+        connection.execute("CREATE VIEW embedded AS SELECT id AS source FROM vectors")
         with (
             connection.cursor() as cursor,
             cursor.copy("COPY article (contents) FROM STDIN") as copy,

@@ -8,10 +8,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from django.db import transaction
-
 from benchmarks.queue.handler import AT_ONCE, BATCH, Handler
-from pgembed_django import jobs
+from pgembed_django import database, jobs
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.units import Unit
 
@@ -61,7 +59,7 @@ class HandlingPipeline(Pipeline):
             return False
         units = [self._done.popleft() for _ in range(len(self._done))]
         using = self.holding.using
-        with transaction.atomic(using=using):
+        with database.giving_way(using, in_one_go=True):
             held = jobs.hold([unit.claim for unit in units], using=using)
             jobs.complete(dict.fromkeys(held.ours, 1), keep_seconds=0, using=using)
         self.holding.drop({unit.claim.id for unit in units})

@@ -262,7 +262,7 @@ def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> H
     """Renew the leases. Those that an open writer has locked are left to the next heartbeat."""
     with transaction.atomic(using=using):
         found = hold(held, using=using)
-        database.prepared(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
     return found
 
 

@@ -23,7 +23,7 @@ LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
 
 SPECIAL_EVERY = 4
-"""While there is plenty to claim, one claim in so many looks for jobs that go alone first."""
+"""One claim in so many looks for jobs that go alone first; the others, where they find nothing."""
 
 AHEAD_SECONDS = 0.7
 """How much work is claimed ahead: enough for the provider, and the rest is for the others.
@@ -110,9 +110,8 @@ class Claiming:
         held = list(self.holding.units.values())
         if any(unit.claim.crashes for unit in held):
             return []
-        if not self.has_more or self._had_special or self._claims % SPECIAL_EVERY == 0:
+        if self._had_special or self._claims % SPECIAL_EVERY == 0:
             special = self._claim_special(up, held)
-            self._had_special = special is not None
             if special is not None:
                 return special
         self._claims += 1
@@ -134,7 +133,7 @@ class Claiming:
                 only_new=True,
                 using=using,
             )
-        return claims
+        return claims or self._claim_special(up, held) or []
 
     def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
         """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
@@ -142,6 +141,7 @@ class Claiming:
         # What was held when a worker died is claimed alone, by turns with the others: there
         # may be hundreds of such jobs, and writes are not to wait for all of them.
         self._is_suspects_turn = not self._is_suspects_turn
+        self._had_special = True
         if self._is_suspects_turn:
             if held and jobs.suspect_due(specs, using=using):
                 self._is_suspects_turn = False  # still theirs, once the others have ended
@@ -154,6 +154,7 @@ class Claiming:
         doubtful = jobs.claim_doubtful(
             specs, worker_id=self.worker_id, lease_seconds=lease, using=using
         )
+        self._had_special = bool(doubtful)
         return doubtful or None
 
     def _reachable(self) -> tuple[list[str], list[str]]:

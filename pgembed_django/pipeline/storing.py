@@ -34,7 +34,7 @@ def complete(holding: Holding, units: Sequence[Unit]) -> int:
     using = holding.using
     started = time.perf_counter()
     try:
-        with database.giving_way(using):
+        with database.giving_way(using, in_one_go=True):
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
             outdated = _planned_without_a_space(ours, using=using)

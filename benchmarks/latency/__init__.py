@@ -1,0 +1,146 @@
+"""How long a committed row waits until another connection sees its vector.
+
+One row at a time to an idle worker, then 20, 200 and 500 saves a second, with an embedding
+server that answers at once. Peers: a loop by hand (LISTEN, claim, ask, store) with nothing
+else in it, and pgai's vectorizer worker, which looks once a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+from psycopg import sql
+
+from benchmarks import compare, postgres
+from benchmarks.compare import Bar, Comparison, Figures
+from benchmarks.pipeline.server import Delay, Server
+
+WIDTH = 256
+SECONDS = 5.0
+IDLE_EVERY_SECONDS = 0.4
+"""A worker goes to sleep well within this."""
+
+IDLE_SAVES = 20
+RATES = {"idle": 0, "20/s": 20, "200/s": 200, "500/s": 500}
+OURS, LOOP, PGAI = "ours", "loop by hand", "pgai"
+CONTENDERS = {
+    OURS: ("benchmarks.pipeline", "ours", "app_article (title, contents, is_public, views)"),
+    LOOP: ("benchmarks.latency", "loop", "article (title, contents, is_public, views)"),
+    PGAI: ("benchmarks.pipeline", "pgai", "article (title, contents, is_public, views)"),
+}
+"""Where each is made and run, and what its rows are inserted into."""
+
+WARM_UP_SAVES = 40
+LOST_SECONDS = 20.0
+TEXT = "a row of about three hundred characters that says nothing of note, again and again. " * 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take the rates, and whom to leave out."""
+    compare.add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="How long each rate lasts.")
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=[*RATES])
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=[*CONTENDERS])
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure by turns. Returns zero where every bar was reached."""
+    names = list(options.only)
+    if PGAI in names and not importlib.util.find_spec("pgai"):
+        print("pgai is left out: it is not installed (dependency group: peers).")
+        names.remove(PGAI)
+    server = Server(Delay(), width=WIDTH)
+    comparisons = {
+        rate: Comparison(f"Saves: {rate}", bars=_bars(names) if LOOP in names else [])
+        for rate in options.rates
+    }
+    with postgres.database():
+        for number in range(options.runs):
+            for name in names if number % 2 == 0 else reversed(names):
+                for rate, figures in _measure(name, server, options).items():
+                    comparisons[rate].found.setdefault(name, []).append(figures)
+    server.stop()
+    return compare.report([*comparisons.values()], options)
+
+
+def _bars(names: list[str]) -> list[Bar]:
+    return [Bar(figure, OURS, [LOOP], most=2) for figure in ("p50 ms", "p99 ms")]
+
+
+def _measure(name: str, server: Server, options: argparse.Namespace) -> dict[str, Figures]:
+    """Start one contender's worker, and save at each rate in turn."""
+    package, module, table = CONTENDERS[name]
+    with postgres.fresh_database() as url:
+        asked = [sys.executable, "-m", package, module, server.url, str(WIDTH), "0"]
+        environment = {**os.environ, "DATABASE_URL": url}
+        subprocess.run([*asked, "fill"], env=environment, check=True)
+        worker = subprocess.Popen([*asked, "embed"], env=environment, stderr=subprocess.DEVNULL)
+        try:
+            saving = functools.partial(save, url, table)
+            saving(pause=0.02, count=WARM_UP_SAVES)
+            return {rate: saving(**_pace(RATES[rate], options.seconds)) for rate in options.rates}
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def _pace(per_second: int, seconds: float) -> dict[str, float | int]:
+    if not per_second:
+        return {"pause": IDLE_EVERY_SECONDS, "count": IDLE_SAVES}
+    return {"pause": 1 / per_second, "count": int(per_second * seconds)}
+
+
+def save(url: str, table: str, *, pause: float, count: int) -> Figures:
+    """Save rows, one a transaction, so far apart, and wait for the vector of each."""
+    committed: dict[int, float] = {}
+    thread = threading.Thread(target=_write, args=(url, table, pause, count, committed))
+    thread.start()
+    waits = _watch(url, committed, count)
+    thread.join()
+    milliseconds = sorted(seconds * 1000 for seconds in waits)
+    return {
+        "p50 ms": statistics.median(milliseconds),
+        "p99 ms": milliseconds[int(len(milliseconds) * 0.99)],
+    }
+
+
+def _write(url: str, table: str, pause: float, count: int, committed: dict[int, float]) -> None:
+    insert = sql.SQL("INSERT INTO {} VALUES (%s, %s, true, 0) RETURNING id").format(sql.SQL(table))
+    with psycopg.connect(url, autocommit=True) as connection:
+        due = time.monotonic()
+        for number in range(count):
+            due += pause
+            time.sleep(max(0.0, due - time.monotonic()))
+            [[key]] = connection.execute(insert, [f"{number}", f"{number}: {TEXT}"]).fetchall()
+            committed[key] = time.monotonic()
+
+
+def _watch(url: str, committed: dict[int, float], count: int) -> list[float]:
+    """Return how long each row has waited, in the order in which their vectors came."""
+    waits: list[float] = []
+    seen: set[int] = set()
+    give_up = time.monotonic() + LOST_SECONDS
+    with psycopg.connect(url, autocommit=True) as connection:
+        while len(waits) < count:
+            missing = [key for key in list(committed) if key not in seen]
+            found = connection.execute(
+                "SELECT source FROM embedded WHERE source = ANY(%s)", [missing]
+            ).fetchall()
+            now = time.monotonic()
+            waits += [now - committed[key] for [key] in found]
+            seen.update(key for [key] in found)
+            if found:
+                give_up = now + LOST_SECONDS
+            elif now > give_up:
+                raise SystemExit(f"{count - len(waits)} rows have no vectors.")
+            time.sleep(0.001)
+    return waits
