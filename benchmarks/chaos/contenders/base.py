@@ -18,6 +18,7 @@ LEASE_SECONDS = 4
 """After so long without a sign of life a worker's jobs are taken over, where that can be set."""
 
 AT_ONCE = 16
+"""Texts that a worker has at the server at once, so that all drains take about as long."""
 
 TABLES = f"""
     CREATE EXTENSION IF NOT EXISTS vector;

@@ -1,4 +1,4 @@
-"""Ours: a decorated model and ``embed_worker``, with a short lease and everything else default."""
+"""Ours: a decorated model and ``embed_worker``, with a short lease and without the reconciler."""
 
 from __future__ import annotations
 
@@ -46,6 +46,9 @@ class Contender(base.Contender):
                     "OPTIONS": {"base_url": os.environ["CHAOS_SERVER"]},
                 }
             },
+            # As many texts at once as the others.
+            "PGEMBED_BATCH_SIZE": base.AT_ONCE // 2,
+            "PGEMBED_CONCURRENCY": 2,
             "PGEMBED_LEASE_SECONDS": base.LEASE_SECONDS,
             "PGEMBED_REAP_SECONDS": 1,
             # The queue alone has to do it.

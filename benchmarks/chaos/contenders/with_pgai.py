@@ -1,4 +1,4 @@
-"""pgai's vectorizer worker, polling each second, four at once. Its own triggers and tables."""
+"""pgai's vectorizer worker, polling each second. Its own triggers and tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VECTORIZER = """
         destination => ai.destination_table('embedded'),
         chunking => ai.chunking_none(),
         embedding => ai.embedding_ollama({model}, {width}, base_url => {url}),
-        processing => ai.processing_default(batch_size => 50, concurrency => 4)
+        processing => ai.processing_default(batch_size => {at_once}, concurrency => 1)
     )
 """
 
@@ -37,6 +37,7 @@ class Contender(base.Contender):
             sql.SQL(VECTORIZER).format(
                 model=sql.Literal(MODEL),
                 width=sql.Literal(WIDTH),
+                at_once=sql.Literal(base.AT_ONCE),
                 url=sql.Literal(os.environ["CHAOS_SERVER"]),
             )
         )

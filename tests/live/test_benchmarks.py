@@ -1,0 +1,79 @@
+"""Short forms of the benchmarks: that they run and count right, not how fast anything is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import postgres
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.live
+
+
+def run(name: str, *options: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Run one, and return the runs of each contender by the title of the comparison."""
+    figures = folder / "figures.json"
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks", name, *options, "--runs", "1", "--json", figures],
+        cwd=REPOSITORY,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
+    comparisons = json.loads(figures.read_text())["comparisons"]
+    return {comparison["title"]: comparison["runs"] for comparison in comparisons}
+
+
+def _environment() -> dict[str, str]:
+    """Without the address of these tests' own server."""
+    others = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    return {**others, "DATABASE_URL": postgres.GIVEN} if postgres.GIVEN else others
+
+
+def test_write(tmp_path: Path) -> None:
+    found = run("write", "--counts-only", "--clients", "2", "--rows", "500", folder=tmp_path)
+
+    assert list(found) == ["One row a transaction, 2 clients", "500 rows in one statement, seconds"]
+    single, bulk = found.values()
+    assert {"no trigger", "a bare INSERT", "ours, no worker", "ours, worker idle"} <= single.keys()
+    assert all(one["saves/s"] > 0 for runs in single.values() for one in runs)
+    # How many jobs there are is asserted in the benchmark.
+    assert bulk["ours, no worker"][0].keys() == bulk["no trigger"][0].keys()
+
+
+def test_scale(tmp_path: Path) -> None:
+    sizes = ("--sizes", "300", "1000", "--worked", "100")
+
+    found = run("scale", "--counts-only", *sizes, folder=tmp_path)
+
+    cost, memory, added = found.values()
+    assert list(cost) == ["300", "1,000"]
+    assert memory["1,000 rows"][0]["rows stored"] >= 100
+    assert added["the migration"][0]["longest wait of a writer"] > 0
+
+
+def test_workers(tmp_path: Path) -> None:
+    found = run("workers", "--counts-only", "--rows", "64", "--workers", "1", "2", folder=tmp_path)
+
+    [rates] = found.values()
+    assert all(rate["rows/s"] > 0 for [rate] in rates.values())
+
+
+def test_chaos(tmp_path: Path) -> None:
+    rough = ("--rows", "200", "--kills", "2", "--seconds", "2", "--contenders", "ours")
+
+    kills, races = run("chaos", *rough, folder=tmp_path).values()
+
+    zero = {"lost": 0, "stale": 0, "orphaned": 0, "stuck": 0}
+    assert kills["ours"][0].items() >= zero.items()
+    assert kills["ours"][0]["kills"] > 0
+    assert races["ours"][0].items() >= zero.items()
+    assert races["ours"][0]["writes"] > 0
