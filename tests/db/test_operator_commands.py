@@ -19,6 +19,7 @@ from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Space, Worker
 from tests.app.models import Article, ArticleEmbedding
+from tests.db.conftest import claim
 from tests.db.test_status import make_failures
 
 pytestmark = pytest.mark.django_db
@@ -350,6 +351,25 @@ def test_a_backfill_waits_until_all_is_embedded_and_keeps_to_its_rate(run_jobs, 
     assert waits == [1.0, 0.5]
     assert "4 rows looked at, 4 embedded, or failed" in told
     assert ArticleEmbedding.objects.count() == 4
+
+
+def test_a_backfill_waits_for_what_is_at_work_too(run_jobs, monkeypatch):
+    run_jobs()
+    make_gaps(2)
+    held, waits = [], []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if not held:
+            held.extend(claim(limit=2))
+        else:
+            Job.objects.filter(pk__in=[one.id for one in held]).delete()
+
+    patience(monkeypatch, "embed_backfill", sleep)
+
+    run("embed_backfill", KEY)
+
+    assert len(waits) == 2  # while they wait, and while they are at work
 
 
 def test_ctrl_c_leaves_what_is_queued(run_jobs, monkeypatch):

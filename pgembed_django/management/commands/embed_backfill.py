@@ -148,13 +148,14 @@ class Command(EmbedCommand):
                 step = backfill.step(limit=limit)
                 if step:
                     looked_at, queued = looked_at + step.rows, queued + step.enqueued
-                progress.show(looked_at - backfill.waiting)
+                progress.show(looked_at - backfill.unfinished)
                 if step and step.is_last:
                     break
                 self._rest(step.enqueued / rate if step and rate else 0 if step else LOOK_SECONDS)
             self._warn(backfill, options)
-            while not options["no_wait"] and (waiting := backfill.waiting):
-                progress.show(looked_at - waiting)
+            # Also those that are at work: a worker in this process would end before they do.
+            while not options["no_wait"] and (unfinished := backfill.unfinished):
+                progress.show(looked_at - unfinished)
                 self._rest(LOOK_SECONDS)
             progress.show(looked_at)
         how = "queued" if options["no_wait"] else "embedded, or failed (see embed_status)"
