@@ -91,7 +91,7 @@ class Arms:
 
     @property
     def _among(self) -> str:
-        return self.among.text if self.among else ""
+        return statements.AMONG if self.among else ""
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -109,7 +109,9 @@ class Arms:
             if arm.exact:
                 parameters["candidates"] = routes.candidates(most)
         with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
-            rows = database.rows(using, "UNION ALL".join(arm.text for arm in arms), **parameters)
+            text = "UNION ALL".join(arm.text for arm in arms)
+            keys = self.among.text if self.among else ""
+            rows = database.rows(using, keys + text, **parameters)
         looks: dict[str, list[Found]] = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)
         for name, key, *found in rows:
@@ -143,7 +145,7 @@ def of(target: Target[Any], opened: Opened, *, within: bool) -> Arms | None:
     ``within``: whether rows are ranked only if they are in the queryset.
     """
     try:
-        return Arms(target, opened, statements.among(target) if within else None)
+        return Arms(target, opened, statements.keys(target) if within else None)
     except EmptyResultSet:
         return None
 

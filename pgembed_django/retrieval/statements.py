@@ -75,7 +75,10 @@ BY_INDEX = """(
     LIMIT %(semantic_taken)s
 )"""
 
-AMONG = "AND chunk.source_id IN ({keys})"
+# The rows of the queryset. Named once: two arms in one statement share what it finds, and
+# where there is one, Postgres plans it as if it stood in its place.
+KEYS = "WITH pgembed_keys (pk) AS ({keys}) "
+AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
 
 # One test for each of the job table's partial indexes. Without a vector the text was stored
 # a moment ago: it is not an older one. And not for the reconciler's jobs: while another
@@ -139,8 +142,8 @@ class Statement(NamedTuple):
     parameters: dict[str, Any]
 
 
-def among(target: Target[Any]) -> Statement:
-    """Return the condition that a chunk's row is in the queryset.
+def keys(target: Target[Any]) -> Statement:
+    """Return the keys of the rows that are in the queryset, to be put before the arms.
 
     Raises:
         EmptyResultSet: no row can be.
@@ -151,7 +154,7 @@ def among(target: Target[Any]) -> Statement:
     names = iter(parameters)
     # Named like all the others. A doubled % is one of the query's own.
     named = re.sub("%%|%s", lambda found: found[0] if found[0] == "%%" else _next(names), text)
-    return Statement(AMONG.format(keys=named), parameters)
+    return Statement(KEYS.format(keys=named), parameters)
 
 
 def lexical(target: Target[Any], *, among: str) -> str:
