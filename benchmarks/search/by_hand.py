@@ -13,7 +13,7 @@ from django.db import connection
 SESSION = """
     SELECT
         set_config('hnsw.iterative_scan', 'relaxed_order', false),
-        set_config('hnsw.ef_search', '150', false)
+        set_config('hnsw.ef_search', '200', false)
 """
 
 FILTER = """
