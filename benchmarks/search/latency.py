@@ -155,7 +155,8 @@ def _compare(
             started = time.perf_counter()
             found[side] = sides[side]()
             seconds[side].append(time.perf_counter() - started)
-        same.append(len(set(found["ours"]) & set(found["theirs"])) / max(len(found["ours"]), 1))
+        mine, others = set(found["ours"]), set(found["theirs"])
+        same.append(len(mine & others) / len(mine | others) if mine | others else 1.0)
     ours, theirs = seconds["ours"], seconds["theirs"]
     line = {
         "ours p50": statistics.median(ours),
