@@ -21,6 +21,9 @@ STALL_SECONDS = 60.0
 START_SECONDS = 120.0
 
 RACED_ROWS = 200
+HOT_ROWS = 10
+"""Half of the writes go to these: they are written again while they are embedded."""
+
 BREATH_SECONDS = 0.01
 
 
@@ -101,7 +104,7 @@ def raced(contender: Contender, workers: Workers, seconds: float) -> Figures:
         workers.tend()
         writes += 1
         what = draw.random()
-        place = draw.randrange(len(keys))
+        place = draw.randrange(HOT_ROWS if draw.random() < 0.5 else len(keys))
         if what < 0.7:
             contender.write(keys[place], f"row {keys[place]}, written {writes}")
         elif what < 0.85:
