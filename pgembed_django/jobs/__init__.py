@@ -3,11 +3,8 @@
 from pgembed_django.jobs.attempts import prune_attempts
 from pgembed_django.jobs.claims import (
     Claim,
-    Held,
     claim,
     claim_alone,
-    heartbeat,
-    hold,
     next_due_seconds,
     suspect_due,
 )
@@ -21,6 +18,7 @@ from pgembed_django.jobs.entries import (
     prune,
 )
 from pgembed_django.jobs.failing import fail
+from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.triage import (
     Released,

@@ -6,12 +6,9 @@ does the maintenance on a connection of its own; when that one dies, the worker 
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -25,26 +22,13 @@ from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
 from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
+from pgembed_django.worker.signals import stopped_by_signals
+from pgembed_django.worker.timer import Timer
 
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
 MAX_OUTAGE_SECONDS = 30.0
-
-
-@dataclass(slots=True)
-class Timer:
-    """Calls ``tick`` every ``seconds``, never where that is zero."""
-
-    seconds: float
-    tick: Callable[[], object]
-    due_at: float
-
-    def run(self, now: float) -> None:
-        if self.seconds and now >= self.due_at:
-            self.tick()
-            # Only now: a tick that met a lost database is tried again at once.
-            self.due_at = now + self.seconds
 
 
 class Worker:
@@ -82,7 +66,7 @@ class Worker:
         Raises:
             MaintenanceDied: the maintenance thread ended with an error.
         """
-        with self._signals():
+        with stopped_by_signals(self.stop):
             self._start()
             try:
                 self._loop()
@@ -285,18 +269,3 @@ class Worker:
         self.maintenance.stop()
         self._rest.close()
         events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            number: signal.signal(number, lambda *_: self.stop())
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

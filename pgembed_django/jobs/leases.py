@@ -1,0 +1,58 @@
+"""Keep the leases of claimed jobs, and prove that they are still ours.
+
+Rows are locked with SKIP LOCKED: nothing here waits for anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from django.db import transaction
+
+from pgembed_django import database
+from pgembed_django.jobs.claims import Claim
+
+STILL_OURS = """
+    SELECT job.id
+    FROM pgembed_job AS job
+    JOIN unnest(%(ids)s::bigint[], %(tokens)s::int[]) AS held(id, token)
+      ON job.id = held.id
+     AND job.claims = held.token
+    WHERE status = 'running'
+"""
+
+HOLD = STILL_OURS + "FOR UPDATE OF job SKIP LOCKED"
+
+HEARTBEAT = """
+    UPDATE pgembed_job
+    SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+    WHERE id = ANY(%(ids)s)
+"""
+
+
+class Held(NamedTuple):
+    """What became of claims, as job ids: ours; ours, but locked by an open writer; lost."""
+
+    ours: frozenset[int]
+    locked: frozenset[int]
+    lost: frozenset[int]
+
+
+def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
+    """Renew the leases. Those that an open writer has locked are left to the next heartbeat."""
+    with transaction.atomic(using=using):
+        found = hold(held, using=using)
+        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+    return found
+
+
+def hold(held: Collection[Claim], *, using: str) -> Held:
+    """Lock the jobs that are still ours, without waiting, until the transaction ends."""
+    tokens = {"ids": [claim.id for claim in held], "tokens": [claim.token for claim in held]}
+    every = frozenset(tokens["ids"])
+    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **tokens))
+    if ours == every:
+        return Held(ours, frozenset(), frozenset())
+    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **tokens))
+    return Held(ours, still - ours, every - still - ours)

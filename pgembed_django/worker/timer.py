@@ -1,0 +1,21 @@
+"""A tick that is due every so many seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Timer:
+    """Calls ``tick`` every ``seconds``, never where that is zero."""
+
+    seconds: float
+    tick: Callable[[], object]
+    due_at: float
+
+    def run(self, now: float) -> None:
+        if self.seconds and now >= self.due_at:
+            self.tick()
+            # Only now: a tick that met a lost database is tried again at once.
+            self.due_at = now + self.seconds
