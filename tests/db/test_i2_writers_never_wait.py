@@ -8,7 +8,6 @@ import time
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
-from django.db.backends.signals import connection_created
 
 from pgembed_django import database, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
@@ -47,11 +46,6 @@ def articles(count: int) -> list[Article]:
 @pytest.fixture
 def live_space(transactional_db):
     return spaces.ensure(spec(), using="default")
-
-
-def unsettle_session() -> None:
-    """Give the tests' own connection back as it was."""
-    connection_created.disconnect(dispatch_uid="pgembed-default")
 
 
 def spec() -> specs.Spec:
@@ -308,7 +302,7 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
         assert database.is_lost_connection(caught.value)
     finally:
         connection.close()
-        unsettle_session()
+        database.unsettle_sessions("default")
     writer.connection.commit()
     assert not Article.objects.exists()
 
@@ -327,7 +321,7 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     finally:
         connection.close()
         connection.settings_dict["OPTIONS"] = before
-        unsettle_session()
+        database.unsettle_sessions("default")
 
 
 def test_no_function_of_ours_costs_a_subtransaction_a_row():
