@@ -117,6 +117,11 @@ def notice_silence(file: int) -> None:
                 wire.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def unsettle_sessions(using: str) -> None:
+    """Leave the connections that are opened from now on as they are: the worker has ended."""
+    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+
+
 def settle_session(using: str, *, is_direct: bool = False) -> None:
     """Make a worker's connection, now and after each reconnect, what the queue counts on.
 
@@ -139,7 +144,7 @@ def settle_session(using: str, *, is_direct: bool = False) -> None:
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
 
-    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+    unsettle_sessions(using)
     connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
     wrapper = connections[using]
     if wrapper.connection is not None:

@@ -61,7 +61,6 @@ class Chores:
 
     def _run(self) -> None:
         try:
-            database.settle_session(self.using)
             self._loop()
         except BaseException as error:  # noqa: BLE001 - raised again by check(), in the worker
             self._error = error

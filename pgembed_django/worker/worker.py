@@ -268,4 +268,5 @@ class Worker:
         self.listener.close()
         self.maintenance.stop()
         self._rest.close()
+        database.unsettle_sessions(self.using)
         events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)
