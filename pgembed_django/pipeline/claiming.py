@@ -22,7 +22,7 @@ SPACES_SECONDS = 5.0
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
 
-SPECIAL_EVERY = 4
+SPECIAL_EVERY = 8
 """One claim in so many looks for jobs that go alone first; the others, where they find nothing."""
 
 AHEAD_SECONDS = 0.7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 from pgembed_django import conf
@@ -11,8 +12,11 @@ from pgembed_django.listener import Listener
 from pgembed_django.pipeline import Pipeline
 
 FIRST_LOOK_SECONDS = 0.001
-LAST_LOOK_SECONDS = 0.064
+LAST_LOOK_SECONDS = 0.008
 """An awake worker looks again and again, ever more slowly, before it goes on watch."""
+
+ASKING_LOOK_SECONDS = 0.004
+"""How soon it looks for jobs while a provider has some: the answer wakes it anyway."""
 
 BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 0.8
@@ -38,9 +42,9 @@ class Rest:
         with suppress(BlockingIOError, OSError):
             self._sender.send(b"!")
 
-    def moved(self) -> None:
+    def moved(self, *, is_asking: bool) -> None:
         """Begin anew: there was something to do."""
-        self._look_seconds = FIRST_LOOK_SECONDS
+        self._look_seconds = ASKING_LOOK_SECONDS if is_asking else FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
 
     def busy_look(self) -> float:
@@ -49,8 +53,19 @@ class Rest:
         self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
         return seconds
 
-    def sleep(self, pipeline: Pipeline, listener: Listener, *, timeout: float) -> None:
-        """Wait for new jobs, or for anything else that may have moved, up to ``timeout``."""
+    def sleep(
+        self,
+        pipeline: Pipeline,
+        listener: Listener,
+        *,
+        step: Callable[[], bool],
+        timeout: float,
+    ) -> bool:
+        """Wait for new jobs, or for anything else that may have moved, up to ``timeout``.
+
+        Tells whether a ``step`` on watch has moved something already.
+        """
+        moved = False
         if self._look_seconds <= LAST_LOOK_SECONDS:
             self.wait(listener, min(timeout, self._look_seconds))
             self._look_seconds *= 2
@@ -62,12 +77,16 @@ class Rest:
             listener.unwatch()
         else:
             # On watch now: who commits from here on notifies. One last look for the others.
-            if not pipeline.step() and not listener.drain():
+            moved = step()
+            if not moved and not listener.drain():
                 if listener.is_standby:
                     # Nobody notifies once the one on watch is awake, or gone.
                     timeout = min(timeout, STANDBY_SECONDS)
                 self.wait(listener, min(timeout, self._due_seconds(pipeline)))
+                # What it was nudged for is on its way before the watch ends.
+                moved = step()
             listener.unwatch()
+        return moved
 
     def wait(self, listener: Listener, seconds: float) -> None:
         """Wait until woken or nudged."""

@@ -59,6 +59,7 @@ class Worker:
         self._outage_seconds = 0.0
         self._recruited_at = 0.0
         self._has_reconciled = False
+        self._awaits_answer = False
 
     def run(self) -> int:
         """Work. Returns how many units were settled.
@@ -147,23 +148,32 @@ class Worker:
         now = time.monotonic()
         for timer in self._timers:
             timer.run(now)
-        moved = self.pipeline.step(claim=not self.stops_asked)
+        # With the last jobs at the provider, its answer comes first: the row waits for that.
+        moved = self._step(claim=not self._awaits_answer)
         if self._outage_seconds:
             self._outage_seconds = 0.0
             events.tell(events.DATABASE_BACK)
+        if not moved and not (self.drain and self.pipeline.holding.is_empty):
+            moved = self._sleep()
+        is_asking = any(pool.in_flight for pool in self.pipeline.embedding.pools)
+        self._awaits_answer = moved and is_asking and not self.pipeline.claiming.has_more
         if moved:
-            self._rest.moved()
+            self._rest.moved(is_asking=is_asking)
             self._recruit(now)
-        elif not (self.drain and self.pipeline.holding.is_empty):
-            self._sleep()
 
-    def _sleep(self) -> None:
-        """Wait until something may have moved: an answer, a nudge, a timer, a signal."""
+    def _sleep(self) -> bool:
+        """Wait until something may have moved: an answer, a nudge, a timer, a signal.
+
+        Tells whether something has been moved already.
+        """
         timeout = self._timeout()
         if self.stops_asked or not self.pipeline.claiming.wanted:
             self._rest.wait(self.listener, timeout)
-        else:
-            self._rest.sleep(self.pipeline, self.listener, timeout=timeout)
+            return False
+        return self._rest.sleep(self.pipeline, self.listener, step=self._step, timeout=timeout)
+
+    def _step(self, *, claim: bool = True) -> bool:
+        return self.pipeline.step(claim=claim and not self.stops_asked)
 
     def _timeout(self) -> float:
         now = time.monotonic()
