@@ -114,6 +114,7 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser, *, runs: int = RUNS) -> None:
     """Take what every comparison takes."""
     parser.add_argument("--runs", type=int, default=runs, help="The median of so many is told.")
+    parser.add_argument("--counts-only", action="store_true", help="Judge no speed.")
     parser.add_argument("--json", type=Path, help="Write every run to this file.")
     parser.add_argument("--picture", type=Path, help="Draw the medians (needs matplotlib).")
 
@@ -121,6 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, runs: int = RUNS) -> None:
 def report(comparisons: Sequence[Comparison], options: argparse.Namespace) -> int:
     """Print, write and draw. Returns zero where every bar was reached."""
     for comparison in comparisons:
+        if options.counts_only:
+            comparison.bars.clear()
         print(f"\n{comparison.table()}", flush=True)
     if options.json:
         result = {

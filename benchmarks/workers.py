@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_arguments(parser)
     parser.add_argument("--rows", type=int, default=640, help="for each worker")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--counts-only", action="store_true", help="judge no speed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,12 +49,11 @@ def run(options: argparse.Namespace) -> int:
             comparison.alternate(contenders, runs=options.runs)
     finally:
         provider.stop()
-    if not options.counts_only:
-        first, *others = options.workers
-        comparison.bars += [
-            Bar(FIGURE, _title(count), [_title(first)], least=LINEAR * count / first)
-            for count in others
-        ]
+    first, *others = options.workers
+    comparison.bars += [
+        Bar(FIGURE, _title(count), [_title(first)], least=LINEAR * count / first)
+        for count in others
+    ]
     return compare.report([comparison], options)
 
 

@@ -32,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_arguments(parser)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 1_000_000])
     parser.add_argument("--worked", type=int, default=4_000, help="rows that the worker stores")
-    parser.add_argument("--counts-only", action="store_true", help="judge no speed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,9 +58,6 @@ def run(options: argparse.Namespace) -> int:
             for size, name in names.items():
                 worlds.fill(name, size)
             comparisons = _measure(options, names, urls, settings)
-    if options.counts_only:
-        for comparison in comparisons:
-            comparison.bars.clear()
     return compare.report(comparisons, options)
 
 

@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=1, help="of single saves, in each run")
     parser.add_argument("--rows", type=int, default=100_000, help="of a bulk write")
     parser.add_argument("--only", choices=["single", "bulk"])
-    parser.add_argument("--counts-only", action="store_true", help="judge no speed")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,9 +42,6 @@ def run(options: argparse.Namespace) -> int:
             comparisons = _measure(options, server, Path(folder))
     finally:
         provider.stop()
-    if options.counts_only:
-        for comparison in comparisons:
-            comparison.bars.clear()
     return compare.report(comparisons, options)
 
 

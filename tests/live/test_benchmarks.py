@@ -77,3 +77,41 @@ def test_chaos(tmp_path: Path) -> None:
     assert kills["ours"][0]["kills"] > 0
     assert races["ours"][0].items() >= zero.items()
     assert races["ours"][0]["writes"] > 0
+
+
+def test_queue(tmp_path: Path) -> None:
+    few = ("--jobs", "300", "--seconds", "2", "--only")
+
+    sleeping, idle = run("queue", "--counts-only", *few, folder=tmp_path).values()
+
+    assert {"ours", "bare claim and delete", "no queue: threads alone"} == sleeping.keys()
+    assert {"ours", "bare claim and delete"} == idle.keys()
+    assert all(run["jobs/s"] > 0 for found in (sleeping, idle) for [run] in found.values())
+
+
+def test_latency(tmp_path: Path) -> None:
+    few = ("--rates", "20/s", "--seconds", "1", "--only", "ours", "loop by hand")
+
+    [rate] = run("latency", "--counts-only", *few, folder=tmp_path).values()
+
+    # Each row's vector was seen, or it would not have ended.
+    assert {"ours", "loop by hand"} == rate.keys()
+    assert all(0 < run["p50 ms"] <= run["p99 ms"] for [run] in rate.values())
+
+
+def test_pipeline(tmp_path: Path) -> None:
+    few = (
+        "--rows",
+        "200",
+        "--widths",
+        "16",
+        "--delays",
+        "0 ms",
+        "--only",
+        "ours",
+        "script by hand",
+    )
+
+    [rate] = run("pipeline", "--counts-only", *few, folder=tmp_path).values()
+
+    assert all(run["rows/s"] > 0 for [run] in rate.values())

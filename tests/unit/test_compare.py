@@ -39,7 +39,7 @@ def test_a_bar_that_is_reached_is_not_missed():
 
 
 def test_the_report_ends_non_zero_where_a_bar_is_missed_and_writes_every_run(tmp_path, capsys):
-    options = argparse.Namespace(json=tmp_path / "queue.json", picture=None)
+    options = argparse.Namespace(json=tmp_path / "queue.json", picture=None, counts_only=False)
 
     assert compare.report([made(least=1.25)], options) == 1
     assert compare.report([made(least=1.0)], options) == 0
