@@ -125,7 +125,7 @@ async def _serve_until_closed(control: Connection, delay: Delay, width: int) -> 
                     b"Content-Length: %d\r\n\r\n%s" % (len(answer), answer)
                 )
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
     def told() -> None:
