@@ -56,9 +56,8 @@ class Pipeline:
         capacity is filled: units are claimed, their texts read and cut into chunks, the
         chunks compared with what is stored, and those that are new sent off in batches.
         """
-        moved = self.embedding.take()
-        if moved:
-            self._answered_at = self._clock()
+        moved = has_answer = self.embedding.take()
+        if has_answer:
             self.embedding.send()  # the provider goes on while the database is written to
         moved |= self._complete()
         self._stage()
@@ -67,6 +66,8 @@ class Pipeline:
         if claim:
             moved |= self.claiming.claim()
         moved |= self.embedding.send()
+        if has_answer:
+            self._answered_at = self._clock()  # only now: all of this may have taken a while
         self._store_text_ahead()
         self._step_aside()
         return moved

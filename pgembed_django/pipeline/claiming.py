@@ -25,7 +25,7 @@ LOWEST_LANE_EVERY = 8
 SPECIAL_EVERY = 8
 """One claim in so many looks for jobs that go alone first; the others, where they find nothing."""
 
-AHEAD_SECONDS = 0.7
+AHEAD_SECONDS = 0.4
 """How much work is claimed ahead: enough for the provider, and the rest is for the others.
 
 Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be written twice.
