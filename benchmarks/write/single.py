@@ -81,7 +81,8 @@ class Saves:
             [
                 *(_pgbench(), "--no-vacuum", "--protocol=prepared", "--progress=1"),
                 *(f"--file={self._script}", f"--client={self.clients}"),
-                *(f"--jobs={min(self.clients, 2)}", f"--time={seconds}"),
+                # A second more: of the last one pgbench may have nothing to say.
+                *(f"--jobs={min(self.clients, 2)}", f"--time={seconds + 1}"),
                 self.table.url,
             ],
             check=True,
