@@ -1,6 +1,7 @@
 """Find gaps: source rows whose stored vectors do not match them in a live space.
 
-Each function looks at one page of keys, ``(after, up to]``, and returns units.
+Each function looks at one page of keys, ``(after, up to]``, and returns units. What is
+compared is looked up in indexes: a page costs the same, whatever the tables hold.
 """
 
 from __future__ import annotations
@@ -8,32 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.models import Exists, Model, OuterRef, Q, QuerySet, TextField
+from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import sources, store
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import UNSETTLED
-from pgembed_django.spaces import covered
+from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
+from pgembed_django.spaces import LookedUp, covered
 from pgembed_django.specs import Spec
 
 PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 
-def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> QuerySet[Model, str]:
+def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows without vectors in one of the spaces. Not those at work, not the parked."""
-    rows = spec.rows(using).filter(page)
-    fresh = Q(Exists(covered(spec, spaces[0])))
-    for space in spaces[1:]:
-        fresh &= Q(Exists(covered(spec, space)))
-    jobs = Job.objects.filter(spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
-    return (
-        rows.exclude(fresh)
-        .exclude(Exists(jobs.filter(status=Job.Status.PENDING)))
-        .exclude(Exists(jobs.filter(status=Job.Status.RUNNING)))
-        .exclude(Exists(jobs.filter(PARKED)))
-        .values_list(Cast("pk", TextField()), flat=True)
+    fresh = Q()
+    for space in spaces:
+        fresh &= Q(LookedUp(covered(spec, space)))
+    rows = spec.rows(using).filter(page).exclude(fresh)
+    found = list(rows.values_list(Cast("pk", TextField()), flat=True))
+    if not found:
+        return []
+    # One statement for each status, which has an index of its own.
+    jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=found)
+    pending, running, parked = (
+        jobs.filter(status).values_list("source_pk", flat=True)
+        for status in (PENDING, RUNNING, PARKED)
     )
+    taken = set(pending.union(running, parked, all=True))
+    return [source_pk for source_pk in found if source_pk not in taken]
 
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
@@ -42,7 +46,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
     return (
         spec.embedding_model._base_manager.using(using)
         .filter(page)
-        .exclude(Exists(rows))
+        .exclude(LookedUp(rows))
         .values_list(Cast("source_id", TextField()), flat=True)
         .distinct()
     )
@@ -51,7 +55,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
     parked = Job.objects.filter(PARKED, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
-    rows = spec.rows(using).filter(page).exclude(Exists(parked))
+    rows = spec.rows(using).filter(page).exclude(LookedUp(parked))
     found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
     # Those that give no text now fail when they are written.
     texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}

@@ -1,6 +1,13 @@
 """The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
 
-from pgembed_django.spaces.coverage import Coverage, coverage, covered, has_gap
+from pgembed_django.spaces.coverage import (
+    Coverage,
+    LookedUp,
+    coverage,
+    covered,
+    has_gap,
+    last_gap,
+)
 from pgembed_django.spaces.living import active, live, live_ids, provider_of
 from pgembed_django.spaces.opening import ensure
 from pgembed_django.spaces.switching import (
@@ -10,10 +17,12 @@ from pgembed_django.spaces.switching import (
     note_full,
     prunable,
     reopen,
+    turn,
 )
 
 __all__ = [
     "Coverage",
+    "LookedUp",
     "activate",
     "active",
     "cancel",
@@ -21,6 +30,7 @@ __all__ = [
     "covered",
     "ensure",
     "has_gap",
+    "last_gap",
     "live",
     "live_ids",
     "mark_pruned",
@@ -28,4 +38,5 @@ __all__ = [
     "provider_of",
     "prunable",
     "reopen",
+    "turn",
 ]

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Value
 from django.db.models.functions import Now
 
+from pgembed_django import database
 from pgembed_django.models import Space
+
+# To find that a space is full, all of it is read: one worker does. A session lock, which goes
+# with the connection. It saves work, and keeps no rule: ``activate`` takes locks of its own.
+TRY_TURN = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_switch', %(space)s))"
+END_TURN = "SELECT pg_advisory_unlock(hashtextextended('pgembed_switch', %(space)s))"
+
+
+@contextmanager
+def turn(space: Space, *, using: str) -> Iterator[bool]:
+    """Tell whether no other worker is looking at the space just now. None will meanwhile."""
+    [[is_ours]] = database.rows(using, TRY_TURN, space=space.pk)
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            database.rows(using, END_TURN, space=space.pk)
 
 
 def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
