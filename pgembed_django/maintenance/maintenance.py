@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
+from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
@@ -16,6 +17,7 @@ STALE_PAGE_SECONDS = 10.0
 PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
+FILL_SECONDS = 1.0
 PRUNE_CHUNKS = 2000
 PROBES_BEFORE_SWITCH = 3
 
@@ -39,6 +41,7 @@ class Maintenance:
         self.using = using
         self.settings = settings
         self._failed_probes: dict[int, int] = {}
+        self._filling = Filling(using=using, reconcile_seconds=settings.reconcile_seconds)
         is_reconciling = settings.reconcile_seconds > 0
         self._keeper = Chores(
             "keeper",
@@ -57,6 +60,7 @@ class Maintenance:
             [
                 Chore(OPEN_SECONDS, self.open_spaces),
                 Chore(BUILD_SECONDS, self.build),
+                Chore(FILL_SECONDS, self.fill),
                 Chore(PRUNE_SECONDS, self.prune_spaces),
             ],
             using=using,
@@ -84,7 +88,8 @@ class Maintenance:
         """Do everything once, in the caller's thread. Returns how many jobs became ready."""
         ready = self.reap() + self.reconcile()
         self.prune_jobs()
-        self.build()
+        self._filling.look_at_once()
+        ready += self.build()
         self.prune_spaces()
         return ready
 
@@ -150,20 +155,25 @@ class Maintenance:
 
     def build(self) -> int:
         """Build the indexes that are called for. Switch to a space that is full and indexed."""
+        enqueued = 0
         for spec in self.specs.values():
             for space in spaces.live(spec, using=self.using):
-                is_active = space.state == Space.State.ACTIVE
-                is_full = not spaces.has_gap(spec, space, using=self.using)
-                # Indexes come last: a row is inserted many times faster without them.
-                if is_active or is_full:
+                if space.state == Space.State.ACTIVE:
                     indexes.build(spec, space, using=self.using)
-                if is_full and not is_active:
-                    self._switch(spec, space)
-                elif is_full and space.is_partial:
-                    spaces.note_full(space, using=self.using)
-                elif not is_active and self.settings.switch_early:
-                    self._switch_early(spec, space)
-        return 0
+                    if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
+                        spaces.note_full(space, using=self.using)
+                else:
+                    enqueued += self._filling.look(spec, space)
+                    if self.settings.switch_early:
+                        self._switch_early(spec, space)
+        return enqueued
+
+    def fill(self) -> int:
+        """Look more often at spaces that are being built: they are switched to once full."""
+        building = Space.objects.using(self.using).filter(
+            spec__in=self.specs, state=Space.State.BUILDING
+        )
+        return sum(self._filling.look(self.specs[space.spec], space) for space in building)
 
     def prune_spaces(self) -> int:
         """Delete the vectors of spaces that were retired long enough ago, in small batches."""
@@ -189,15 +199,6 @@ class Maintenance:
             spaces.mark_pruned(space, using=self.using)
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
         return last is None
-
-    def _switch(self, spec: Spec, space: Space) -> None:
-        complete = indexes.is_complete(spec, space, using=self.using)
-        if (
-            complete
-            and not spaces.has_gap(spec, space, using=self.using)
-            and spaces.activate(space, using=self.using)
-        ):
-            events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _switch_early(self, spec: Spec, space: Space) -> None:
         """Switch to a space that is not full yet, if the active one's model stays out of reach."""

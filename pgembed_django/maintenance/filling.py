@@ -1,0 +1,107 @@
+"""The spaces that are being built: find their gaps, build their indexes, switch to them.
+
+A look is cheap enough for every second. The row that lacked its vectors at the last look
+comes first, then the end of the table, which is filled last. A space is only read whole
+when it may be full, and by one worker at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Q
+
+from pgembed_django import database, events, spaces
+from pgembed_django.maintenance import gaps, reconcile
+from pgembed_django.models import Lap, Space
+from pgembed_django.spaces import indexes
+from pgembed_django.specs import Spec
+
+FIRST_LAP_SECONDS = 5.0
+"""How soon a lap over the rows is followed by another. Each next one waits twice as long."""
+
+RESTS = 10
+"""After a look the space is left alone, for so many times as long as that took."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the last looks at a space have found, and when the next ones are due."""
+
+    gap: Any = None
+    look_at: float = float("-inf")
+    lap_at: float = float("-inf")
+    lap_seconds: float = FIRST_LAP_SECONDS
+
+
+class Filling:
+    """What one worker has seen of the spaces that are being built."""
+
+    def __init__(
+        self,
+        *,
+        using: str,
+        reconcile_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.using = using
+        self.reconcile_seconds = reconcile_seconds
+        self._clock = clock
+        self._seen: defaultdict[int, Seen] = defaultdict(Seen)
+
+    def look(self, spec: Spec, space: Space) -> int:
+        """Switch to a space that is full, once it has its indexes. Returns jobs that were added."""
+        seen = self._seen[space.pk]
+        if self._clock() < seen.look_at:
+            return 0
+        with spaces.turn(space, using=self.using) as is_ours:
+            if not is_ours:
+                return 0
+            try:
+                if self._is_full(spec, space, seen):
+                    self._switch(spec, space, seen)
+                    return 0
+            except database.Busy:
+                return 0  # a writer holds the whole table
+            return self._find_more(spec, space, seen)
+
+    def look_at_once(self) -> None:
+        """Let the next look be due, however long the last one took."""
+        for seen in self._seen.values():
+            seen.look_at = float("-inf")
+
+    def _is_full(self, spec: Spec, space: Space, seen: Seen) -> bool:
+        if seen.gap is not None:
+            same = Q(pk=seen.gap)
+            if spaces.last_gap(spec, space, within=same, using=self.using) is not None:
+                return False
+        started = self._clock()
+        seen.gap = spaces.last_gap(spec, space, using=self.using)
+        ended = self._clock()
+        seen.look_at = ended + RESTS * (ended - started)
+        return seen.gap is None
+
+    def _switch(self, spec: Spec, space: Space, seen: Seen) -> None:
+        # Indexes come last: a row is inserted many times faster without them. That they take
+        # their time is why the rows are looked at once more.
+        if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
+            return
+        if indexes.is_complete(spec, space, using=self.using) and spaces.activate(
+            space, using=self.using
+        ):
+            events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
+
+    def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
+        """Go over the rows again, where no job is about the gap: the last lap was too early."""
+        is_due = self.reconcile_seconds > 0 and self._clock() >= seen.lap_at
+        if not is_due or Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using):
+            return 0
+        if not gaps.missing(spec, [space], Q(pk=seen.gap), using=self.using):
+            return 0
+        seen.lap_at = self._clock() + seen.lap_seconds
+        seen.lap_seconds = min(seen.lap_seconds * 2, self.reconcile_seconds)
+        return reconcile.reconcile_once(spec, using=self.using, sweeps=[Lap.Sweep.MISSING])

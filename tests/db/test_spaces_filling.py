@@ -1,0 +1,239 @@
+"""A space that is being built is switched to as soon as it is full, and the looks are cheap."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from django.db import connection
+from django.db.models import Q
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from pgembed_django import spaces, specs
+from pgembed_django.maintenance import gaps, reconcile
+from pgembed_django.maintenance.filling import FIRST_LAP_SECONDS, RESTS, Filling
+from pgembed_django.models import Job, Space
+from pgembed_django.spaces import switching
+from tests.app.models import Article, ArticleEmbedding
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "app.ArticleEmbedding"
+RECONCILE_SECONDS = 12.0
+
+
+@pytest.fixture
+def spec() -> specs.Spec:
+    return specs.get(KEY)
+
+
+class Clock:
+    """Stands still until it is put forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def filling(clock: Clock) -> Filling:
+    return Filling(using="default", reconcile_seconds=RECONCILE_SECONDS, clock=clock)
+
+
+@pytest.fixture
+def swap(spec, make_article, run_jobs):
+    """Fill a space with three rows, and open another. Its rows are not queued yet."""
+    for _ in range(3):
+        make_article()
+    run_jobs()
+    backend = "pgembed_django.providers.deterministic.DeterministicProvider"
+    another = {"BACKEND": backend, "MODEL": "another", "DIMENSIONS": 32}
+    with override_settings(PGEMBED_PROVIDERS={"default": another}):
+        _, building = spaces.ensure(spec, using="default")
+        yield building
+
+
+def fill(spec: specs.Spec, run_jobs) -> None:
+    reconcile.reconcile_once(spec, using="default")
+    run_jobs()
+
+
+def state(space: Space) -> str:
+    return Space.objects.get(pk=space.pk).state
+
+
+def test_a_full_space_is_switched_to_at_the_next_look(spec, swap, run_jobs, filling):
+    assert filling.look(spec, swap) == 3
+    assert state(swap) == "building"
+    run_jobs()
+
+    assert filling.look(spec, swap) == 0
+    assert state(swap) == "active"
+
+
+def test_a_look_costs_one_row_while_that_row_is_a_gap(spec, swap, filling, monkeypatch):
+    filling.look(spec, swap)
+    looked_at = []
+    last_gap = spaces.last_gap
+
+    def looking(spec, space, *, within=None, using):
+        looked_at.append(within)
+        return last_gap(spec, space, within=within, using=using)
+
+    monkeypatch.setattr(spaces, "last_gap", looking)
+    filling.look(spec, swap)
+
+    last = Article.objects.order_by("pk").last()
+    assert looked_at == [Q(pk=last.pk)]
+
+
+def test_a_look_that_took_long_is_followed_by_a_rest(
+    spec, swap, run_jobs, filling, clock, monkeypatch
+):
+    last_gap = spaces.last_gap
+
+    def slow(*arguments, **options):
+        clock.now += 3
+        return last_gap(*arguments, **options)
+
+    monkeypatch.setattr(spaces, "last_gap", slow)
+    filling.look(spec, swap)
+    run_jobs()
+    clock.now += 3 * RESTS - 1
+    filling.look(spec, swap)
+    assert state(swap) == "building"
+
+    clock.now += 1
+    filling.look(spec, swap)
+    assert state(swap) == "active"
+
+
+def test_one_worker_at_a_time_looks_whether_a_space_is_full(
+    spec, swap, run_jobs, filling, second_connection
+):
+    fill(spec, run_jobs)
+    second_connection.execute(switching.TRY_TURN, {"space": swap.pk})
+    filling.look(spec, swap)
+    assert state(swap) == "building"
+
+    second_connection.execute(switching.END_TURN, {"space": swap.pk})
+    filling.look(spec, swap)
+    assert state(swap) == "active"
+
+
+def test_a_row_that_has_just_been_written_does_not_hold_up_a_switch(
+    spec, swap, run_jobs, make_article, filling
+):
+    fill(spec, run_jobs)
+    make_article()  # under a steady load there always is one
+
+    filling.look(spec, swap)
+
+    assert state(swap) == "active"
+
+
+def test_a_written_row_that_a_search_would_miss_does_hold_it_up(spec, swap, run_jobs, filling):
+    fill(spec, run_jobs)
+    row = Article.objects.first()
+    ArticleEmbedding.objects.filter(source=row, space=swap).delete()
+    Article.objects.filter(pk=row.pk).update(title="Changed")
+    assert Job.objects.filter(source_pk=str(row.pk), status="pending").exists()
+
+    filling.look(spec, swap)
+    assert state(swap) == "building"
+
+    run_jobs()
+    filling.look(spec, swap)
+    assert state(swap) == "active"
+
+
+def test_a_new_row_that_nobody_is_at_holds_it_up(spec, swap, run_jobs, make_article, filling):
+    fill(spec, run_jobs)
+    row = make_article()
+    Job.objects.filter(source_pk=str(row.pk)).delete()
+
+    filling.look(spec, swap)
+
+    assert state(swap) == "building"
+
+
+def test_more_new_rows_than_one_look_tells_of_hold_it_up(
+    spec, swap, run_jobs, make_article, filling, monkeypatch
+):
+    fill(spec, run_jobs)
+    monkeypatch.setattr(sys.modules["pgembed_django.spaces.coverage"], "AT_ONCE", 2)
+    for _ in range(2):
+        make_article()
+
+    filling.look(spec, swap)
+
+    assert state(swap) == "building"
+
+
+def test_what_a_lap_has_passed_over_is_found_without_waiting_for_the_next(
+    spec, swap, run_jobs, filling, clock
+):
+    fill(spec, run_jobs)
+
+    def lose_one() -> None:
+        ArticleEmbedding.objects.filter(source=Article.objects.first(), space=swap).delete()
+        Job.objects.filter(status="pending").delete()
+
+    lose_one()
+    assert filling.look(spec, swap) == 1
+    lose_one()
+    clock.now += FIRST_LAP_SECONDS - 1
+    assert filling.look(spec, swap) == 0  # not over and over
+    clock.now += 1
+    assert filling.look(spec, swap) == 1
+    lose_one()
+    clock.now += 2 * FIRST_LAP_SECONDS - 1
+    assert filling.look(spec, swap) == 0
+    clock.now += 1
+    assert filling.look(spec, swap) == 1
+    lose_one()
+    clock.now += RECONCILE_SECONDS  # the longest wait
+    assert filling.look(spec, swap) == 1
+
+
+def test_no_lap_is_begun_while_a_job_is_on_its_way(spec, swap, filling, clock):
+    filling.look(spec, swap)
+    clock.now += RECONCILE_SECONDS
+    with CaptureQueriesContext(connection) as queries:
+        assert filling.look(spec, swap) == 0
+
+    assert not any("pgembed_lap" in query["sql"] and "UPDATE" in query["sql"] for query in queries)
+
+
+@pytest.mark.parametrize("sweep", ["missing", "orphaned", "full", "counted"])
+def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
+    """The planner takes a space that is just being filled for an empty one."""
+    with CaptureQueriesContext(connection) as queries:
+        if sweep == "missing":
+            gaps.missing(spec, spaces.live(spec, using="default"), Q(pk__gt=0), using="default")
+        elif sweep == "orphaned":
+            list(gaps.orphaned(spec, Q(source_id__gt=0), using="default"))
+        elif sweep == "full":
+            spaces.has_gap(spec, swap, using="default")
+        else:
+            spaces.coverage(spec, swap, using="default")
+    plans = []
+    for query in queries:
+        if query["sql"].startswith("SELECT") and "EXISTS" in query["sql"]:
+            with connection.cursor() as cursor:
+                cursor.execute("EXPLAIN " + query["sql"].replace("%", "%%"))
+                plans.append("\n".join(line for (line,) in cursor.fetchall()))
+
+    assert plans
+    for plan in plans:
+        assert "Anti Join" not in plan
+        assert "Semi Join" not in plan
+        assert "hashed" not in plan
