@@ -66,8 +66,8 @@ def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEE
 def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     """Do the next page of a lap. None: another worker is at it, or the backlog is full."""
     live = spaces.live(spec, using=using)
-    room = MAX_BACKLOG - backlog(spec, using=using)
-    if not live or room <= 0:
+    room = _room(spec, using=using)
+    if not live or not room:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
     Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
@@ -120,6 +120,20 @@ def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> 
         priority=jobs.LANES[kind] + spec.priority,
     )
     return waiting.order_by()[:MAX_BACKLOG].count()
+
+
+def is_full(spec: Spec, *, using: str) -> bool:
+    """Tell whether the backlog has no room for another page."""
+    return not _room(spec, using=using)
+
+
+def _room(spec: Spec, *, using: str) -> int:
+    """Return how many jobs may be added: none, where it is less than a page.
+
+    Or small pages would be looked for on and on, of as many rows as were just claimed.
+    """
+    room = MAX_BACKLOG - backlog(spec, using=using)
+    return room if room >= min(PAGE_ROWS, MAX_BACKLOG) else 0
 
 
 def open_sweeps(spec: Spec, *, using: str) -> list[str]:

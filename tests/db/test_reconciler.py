@@ -171,6 +171,20 @@ def test_the_backlog_is_bounded_and_filled_again(run_jobs, monkeypatch):
     assert len(stored()) == 12
 
 
+def test_no_page_is_looked_for_before_there_is_room_for_it(run_jobs, monkeypatch):
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 5)
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 3)
+    add_old_notes(9)
+    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+
+    Job.objects.filter(pk__in=Job.objects.values("pk")[:1]).delete()  # a worker has done one
+    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+    Job.objects.filter(pk__in=Job.objects.values("pk")[:2]).delete()
+    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 0
+    run_jobs()
+    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+
+
 def test_the_lowest_lane_gets_its_share_while_writes_never_stop(make_worker):
     add_old_notes(1)
     assert find_gaps() == 1

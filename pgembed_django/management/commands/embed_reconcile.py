@@ -85,7 +85,7 @@ class Command(EmbedCommand):
         """Return the next page. None: the backlog is full, or somebody holds the table."""
         for _ in range(TRIES):
             page = reconcile.reconcile_page(spec, sweep, using=using)
-            if page or reconcile.backlog(spec, using=using) >= reconcile.MAX_BACKLOG:
+            if page or reconcile.is_full(spec, using=using):
                 return page
             # A worker is at the same lap for a moment.
             time.sleep(LOOK_SECONDS)
