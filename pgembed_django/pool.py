@@ -70,9 +70,10 @@ class Threads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end. Never waits for those at work."""
+        """Let idle threads end. Never waits for those at work. May be used again."""
         for _ in range(self._count - self._left):
             self._todo.put(None)
+        self._left = self._count
 
     def _run(self) -> None:
         while run := self._todo.get():

@@ -63,6 +63,6 @@ class HandlingPipeline(Pipeline):
             held = jobs.hold([unit.claim for unit in units], using=using)
             jobs.complete(dict.fromkeys(held.ours, 1), keep_seconds=0, using=using)
         self.holding.drop({unit.claim.id for unit in units})
-        self.completed += len(held.ours)
+        self.storing.completed += len(held.ours)
         self._settled_at = time.monotonic()
         return True

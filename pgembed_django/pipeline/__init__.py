@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 
 from pgembed_django import conf
-from pgembed_django.pipeline import storing
+from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.claiming import Claiming
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
@@ -36,18 +38,24 @@ class Pipeline:
     ) -> None:
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
+        self.storing = Storing(holding=self.holding, wake=wake, inline=inline)
         self.claiming = Claiming(
             specs,
             holding=self.holding,
             embedding=self.embedding,
+            storing=self.storing,
             worker_id=worker_id,
             clock=clock,
         )
-        self.completed = 0
         self._clock = clock
         self._rate_since = clock()
         self._rate_from = 0
         self._answered_at = float("-inf")
+
+    @property
+    def completed(self) -> int:
+        """How many units were stored."""
+        return self.storing.completed
 
     def step(self, *, claim: bool = True) -> bool:
         """Do one round, and tell whether anything moved.
@@ -59,7 +67,7 @@ class Pipeline:
         moved = has_answer = self.embedding.take()
         if has_answer:
             self.embedding.send()  # the provider goes on while the database is written to
-        moved |= self._complete()
+        moved |= self.storing.step()
         self._stage()
         # Not before: what is given back resumes with what is staged.
         moved |= self.holding.end_jobs()
@@ -68,6 +76,7 @@ class Pipeline:
         moved |= self.embedding.send()
         if has_answer:
             self._answered_at = self._clock()  # only now: all of this may have taken a while
+        self._measure()
         self._store_text_ahead()
         self._step_aside()
         return moved
@@ -81,28 +90,26 @@ class Pipeline:
         self.holding.end_jobs()
 
     def release(self) -> None:
-        """Give every job back, with no attempt spent."""
+        """Give every job back that is not stored in a moment, with no attempt spent."""
+        self.storing.finish()
         for unit in list(self.holding.units.values()):
             self.holding.give_back(unit)
         self.holding.end_jobs()
 
-    def _complete(self) -> bool:
-        whole = [unit for unit in self.holding.units.values() if unit.is_whole]
-        if not whole:
-            return False
-        self.completed += storing.complete(self.holding, whole)
-        self._measure()
-        return any(unit not in self.holding for unit in whole)
+    def close(self) -> None:
+        """Let the threads end."""
+        self.storing.close()
+        self.embedding.close()
 
     def _stage(self) -> None:
         if self.embedding.to_stage:
-            storing.stage(self.holding, self.embedding.to_stage)
+            transactions.stage(self.holding, self.embedding.to_stage)
             self.embedding.to_stage.clear()
 
     def text_due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        due_at = min(map(self._text_due_at, self._without_text()), default=None)
-        return None if due_at is None else due_at - self._clock()
+        oldest = next(self._without_text(), None)
+        return None if oldest is None else self._text_due_at(oldest) - self._clock()
 
     def _text_due_at(self, unit: Unit) -> float:
         flows_until = self._answered_at + TEXT_AHEAD_SECONDS
@@ -111,18 +118,19 @@ class Pipeline:
 
     def _store_text_ahead(self) -> None:
         now = self._clock()
-        late = [unit for unit in self._without_text() if self._text_due_at(unit) <= now]
+        late = list(takewhile(lambda unit: self._text_due_at(unit) <= now, self._without_text()))
         if late:
-            storing.store_text(self.holding, late)
+            transactions.store_text(self.holding, late)
 
     def _without_text(self) -> Iterator[Unit]:
+        """Yield the units whose text is not stored, the oldest first."""
         return (unit for unit in self.holding.units.values() if unit.lacks_text)
 
     def _step_aside(self) -> None:
         """Give back what waits for a paused provider, its text stored."""
         stuck = self.embedding.stuck()
         if stuck:
-            storing.store_text(self.holding, [unit for unit, _ in stuck])
+            transactions.store_text(self.holding, [unit for unit, _ in stuck])
             for unit, pool in stuck:
                 self.embedding.do_without(unit, pool)
 

@@ -12,6 +12,7 @@ from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.sources import load
 from pgembed_django.specs import Spec
@@ -41,12 +42,14 @@ class Claiming:
         *,
         holding: Holding,
         embedding: Embedding,
+        storing: Storing,
         worker_id: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.specs = specs
         self.holding = holding
         self.embedding = embedding
+        self.storing = storing
         self.worker_id = worker_id
         self.units_per_second = 0.0
         self.has_more = False
@@ -64,7 +67,7 @@ class Claiming:
         """How many units to claim now: some seconds of work."""
         settings = self.holding.settings
         round_of_batches = settings.batch_size * settings.concurrency
-        if self.embedding.queued >= round_of_batches:
+        if self.embedding.queued >= round_of_batches or self.storing.is_behind:
             return 0
         if any(pool.is_down for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
@@ -188,6 +191,7 @@ class Claiming:
                 self.holding.retry(unit, loaded.errors[source_pk])
             elif source_pk not in loaded.texts:
                 unit.is_gone = True
+                self.holding.look_at(unit)
             else:
                 try:
                     chunks = spec.chunker.split(loaded.texts[source_pk])
@@ -217,6 +221,7 @@ class Claiming:
             unit.parts.append(part)
             unit.has_staged |= where in staged
             self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
+        self.holding.look_at(unit)
 
     def _read_spaces(self) -> None:
         if self._clock() - self._spaces_read >= SPACES_SECONDS:

@@ -141,6 +141,7 @@ class Embedding:
         # Nor does a doubtful job end before that part has had its turn.
         if active and not is_lost and not (unit.is_doubtful and active[0].plan.is_fresh):
             unit.parts = parts
+            self.holding.look_at(unit)
             return
         self.holding.give_back(
             unit,
@@ -205,6 +206,8 @@ class Embedding:
                 part.waiting.discard(request.chunk.digest)
                 if part.waiting:
                     self.to_stage.append((unit, part))
+                else:
+                    self.holding.look_at(unit)
             else:
                 self._failures.append(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, seconds=self._clock() - batch.started)

@@ -21,6 +21,8 @@ class Holding:
         self.using = using
         self.settings = settings
         self.units: dict[int, Unit] = {}
+        self.whole: dict[int, Unit] = {}
+        """Those of them that can be stored: all their vectors have come."""
         self.tally = rollups.Tally()
         self._endings: deque[tuple[Claim, Callable[[Claim], str]]] = deque()
 
@@ -35,16 +37,24 @@ class Holding:
     @property
     def is_blocked(self) -> bool:
         """Whether an open writer keeps something from ending: to be tried again soon."""
-        return bool(self._endings) or any(unit.is_whole for unit in self.units.values())
+        return bool(self._endings) or any(not unit.is_being_stored for unit in self.whole.values())
 
     def add(self, units: Iterable[Unit]) -> None:
         """Take newly claimed units in."""
-        self.units.update({unit.claim.id: unit for unit in units})
+        for unit in units:
+            self.units[unit.claim.id] = unit
+            self.look_at(unit)
+
+    def look_at(self, unit: Unit) -> None:
+        """Note whether a unit is whole by now."""
+        if unit.is_whole and unit in self:
+            self.whole[unit.claim.id] = unit
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have succeeded or are lost."""
         for job_id in job_ids:
             self.units.pop(job_id, None)
+            self.whole.pop(job_id, None)
 
     def lose(self, job_ids: Iterable[int]) -> None:
         """Forget units whose jobs are another's by now, or gone with their rows."""
@@ -61,7 +71,8 @@ class Holding:
             held = jobs.heartbeat(
                 claims, lease_seconds=self.settings.lease_seconds, using=self.using
             )
-            self.lose(held.lost)
+            # A job that is gone may have been completed just now.
+            self.lose({one for one in held.lost if not self._is_being_stored(one)})
 
     def fail(self, unit: Unit, error: str) -> None:
         """This text will never be embedded."""
@@ -121,6 +132,9 @@ class Holding:
                 self._endings.popleft()
                 ended += 1
         return ended > 0
+
+    def _is_being_stored(self, job_id: int) -> bool:
+        return job_id in self.units and self.units[job_id].is_being_stored
 
     def _note(self, claim: Claim, result: str, error: str | None = None) -> str:
         """Count and tell how a job has ended. Without an error it was given back."""

@@ -1,21 +1,25 @@
-"""Store what came back. Vectors and completion commit together, in one short transaction."""
+"""Store what came back. Vectors and completion commit together, in one short transaction.
+
+It has a thread and a connection of its own: meanwhile the loop claims and asks on.
+"""
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent import futures
 from typing import NamedTuple
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import database, events, jobs, spaces, store
+from pgembed_django import database, events
+from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.holding import Holding
-from pgembed_django.pipeline.units import Part, Unit
-from pgembed_django.specs import Spec
+from pgembed_django.pipeline.transactions import Stored
+from pgembed_django.pipeline.units import Unit
+from pgembed_django.pool import Inline, Threads
 
-Parts = list[tuple[Unit, Part]]
-Write = Callable[[Spec, Parts], None]
+STOP_SECONDS = 30.0
+"""How long the end of a worker waits for what is being stored."""
 
 
 class Completed(NamedTuple):
@@ -25,147 +29,108 @@ class Completed(NamedTuple):
     waited: Mapping[int, float]
 
 
-def complete(holding: Holding, units: Sequence[Unit]) -> int:
-    """Store whole units and complete their jobs. Returns how many were completed.
+class Storing:
+    """Stores whole units, all there are at a time, and completes their jobs.
 
-    Those whose jobs an open writer has locked stay held, to be tried again. The results
-    of lost ones are discarded.
+    The thread only writes. What is held is the loop's.
     """
-    using = holding.using
-    started = time.perf_counter()
-    try:
-        with database.giving_way(using, in_one_go=True):
-            held = jobs.hold([unit.claim for unit in units], using=using)
-            ours = [unit for unit in units if unit.claim.id in held.ours]
-            outdated = _planned_without_a_space(ours, using=using)
-            ours = [unit for unit in ours if unit not in outdated]
-            for spec, of_spec in _by_spec(ours).items():
-                _write(spec, of_spec, using=using)
-            waited = jobs.complete(
-                {unit.claim.id: unit.chunks for unit in ours},
-                keep_seconds=holding.settings.keep_succeeded_seconds,
-                using=using,
-            )
-    except database.Busy:
-        return 0  # a person is at one of their failures: all stay held, to be tried again
-    except DatabaseError as error:
-        if database.is_lost_connection(error):
+
+    def __init__(self, *, holding: Holding, wake: Callable[[], None], inline: bool) -> None:
+        self.holding = holding
+        self.completed = 0
+        self._wake = wake
+        self._executor = Inline() if inline else Threads(1, name="pgembed-storing")
+        self._units: Sequence[Unit] = ()
+        self._future: futures.Future[Stored] | None = None
+        self._waiting = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a round of batches waits already: no more is to be claimed."""
+        settings = self.holding.settings
+        return self._waiting >= settings.batch_size * settings.concurrency
+
+    def step(self) -> bool:
+        """Hand out what was stored, begin with what is whole, and tell whether anything moved."""
+        moved, left = self._take()
+        whole = self.holding.whole
+        if self._future is None:
+            # What an open writer has locked is tried again after a while, not at once.
+            self._start([unit for unit in whole.values() if unit not in left])
+            self._waiting = 0
+        else:
+            self._waiting = len(whole) - len(self._units)
+        # Inline it is done already.
+        return self._take()[0] or moved
+
+    def finish(self) -> None:
+        """Wait for what is being stored, and hand it out."""
+        if self._future is not None:
+            futures.wait([self._future], timeout=STOP_SECONDS)
+            self._take()
+
+    def close(self) -> None:
+        """End the thread, and its connection with it."""
+        if isinstance(self._executor, Threads):
+            closing = self._executor.submit(lambda: connections[self.holding.using].close())
+            futures.wait([closing], timeout=STOP_SECONDS)
+            self._executor.shutdown()
+
+    def _start(self, units: Sequence[Unit]) -> None:
+        if not units:
+            return
+        self._units = units
+        for unit in units:
+            unit.is_being_stored = True
+        self._future = self._executor.submit(self._store, units)
+        self._future.add_done_callback(lambda _: self._wake())
+
+    def _store(self, units: Sequence[Unit]) -> Stored:
+        """Run in the thread: touch nothing of the loop's."""
+        using = self.holding.using
+        try:
+            return transactions.store_whole(units, settings=self.holding.settings, using=using)
+        except (DatabaseError, InterfaceError) as error:
+            if database.is_lost_connection(error):
+                connections[using].close()
             raise
-        if len(units) > 1:
-            # One unit's data may be at fault. It must not take the others along.
-            return sum(complete(holding, [unit]) for unit in units)
-        holding.retry(units[0], f"{type(error).__name__}: {error}")
-        return 0
-    for unit in outdated:
-        holding.give_back(unit)
-    holding.drop({unit.claim.id for unit in ours})
-    holding.lose(held.lost)
-    for unit in ours:
-        holding.tally.completed(
-            unit.spec.key,
-            embedded=unit.embedded,
-            reused=unit.reused,
-            waited=waited.get(unit.claim.id),
-        )
-    if ours:
+
+    def _take(self) -> tuple[bool, Collection[Unit]]:
+        """Let go of what was stored. Returns whether there was any, and what was not."""
+        if self._future is None or not self._future.done():
+            return False, ()
+        future, self._future = self._future, None
+        units, self._units = self._units, ()
+        for unit in units:
+            unit.is_being_stored = False
+        stored = future.result()
+        for unit in stored.outdated:
+            self.holding.give_back(unit)
+        for unit, error in stored.refused:
+            self.holding.retry(unit, error)
+        self.holding.drop(unit.claim.id for unit in stored.completed)
+        self.holding.lose(stored.lost)
+        self._tell(stored)
+        left = {unit for unit in units if unit in self.holding}
+        return len(left) < len(units), left
+
+    def _tell(self, stored: Stored) -> None:
+        completed = stored.completed
+        if not completed:
+            return
+        self.completed += len(completed)
+        for unit in completed:
+            self.holding.tally.completed(
+                unit.spec.key,
+                embedded=unit.embedded,
+                reused=unit.reused,
+                waited=stored.waited.get(unit.claim.id),
+            )
         events.tell(
             events.JOBS_COMPLETED,
-            about=Completed(ours, waited),
-            count=len(ours),
-            embedded=sum(unit.embedded for unit in ours),
-            reused=sum(unit.reused for unit in ours),
-            milliseconds=(time.perf_counter() - started) * 1000,
+            about=Completed(completed, stored.waited),
+            count=len(completed),
+            embedded=sum(unit.embedded for unit in completed),
+            reused=sum(unit.reused for unit in completed),
+            milliseconds=stored.seconds * 1000,
         )
-    return len(ours)
-
-
-def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
-    """Persist what batches brought for units that wait for further ones.
-
-    Also for those that are about to be given back: their next run resumes there.
-    """
-    unfinished = {part: unit for unit, part in parts if part.waiting}
-
-    def write(spec: Spec, ours: Parts) -> None:
-        store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
-
-    for part in _write_held(holding, [(unit, part) for part, unit in unfinished.items()], write):
-        part.is_staged = True
-
-
-def store_text(holding: Holding, units: Collection[Unit]) -> None:
-    """Store the text of units that have no rows yet: full-text search finds them at once."""
-    parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
-
-    def write(spec: Spec, ours: Parts) -> None:
-        changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
-        store.apply_text(spec, changes, using=holding.using)
-
-    for part in _write_held(holding, parts, write):
-        part.has_waiting_text = True
-
-
-def _write_held(holding: Holding, parts: Parts, write: Write) -> Iterator[Part]:
-    """Write what is still ours, a spec and a transaction at a time. Yields what was written."""
-    by_spec: dict[Spec, Parts] = defaultdict(list)
-    for unit, part in parts:
-        by_spec[unit.spec].append((unit, part))
-    for spec, of_spec in by_spec.items():
-        yield from _write_spec(holding, spec, of_spec, write)
-
-
-def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
-    try:
-        with transaction.atomic(using=holding.using):
-            held = jobs.hold({unit.claim for unit, _ in parts}, using=holding.using)
-            ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
-            if ours:
-                write(spec, ours)
-    except DatabaseError as error:
-        if database.is_lost_connection(error):
-            raise
-        if len(parts) > 1:
-            for one in parts:
-                yield from _write_spec(holding, spec, [one], write)
-        else:
-            # One unit's data is at fault. It must not take the worker along.
-            holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
-        return
-    yield from (part for _, part in ours)
-
-
-def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-    found: dict[Spec, list[Unit]] = defaultdict(list)
-    for unit in units:
-        found[unit.spec].append(unit)
-    return found
-
-
-def _planned_without_a_space(units: Sequence[Unit], *, using: str) -> list[Unit]:
-    """Return the units for which a space has been opened since they were planned.
-
-    To complete them would leave a gap, or a stale text, in a space that may be searched
-    by now. Where it is opened after this look, the reconciler has yet to fill it.
-    """
-    live = spaces.live_ids({unit.spec for unit in units}, using=using)
-    return [
-        unit
-        for unit in units
-        if not unit.is_gone and not live[unit.spec.key] <= unit.planned_spaces
-    ]
-
-
-def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
-    gone = [unit.claim.source_pk for unit in units if unit.is_gone]
-    if gone:
-        store.forget(spec, gone, using=using)
-    changes = [unit.change(part) for unit in units for part in unit.parts if not part.plan.is_fresh]
-    if changes:
-        store.apply(spec, changes, using=using)
-    staged = [
-        unit.claim.source_pk
-        for unit in units
-        if unit.has_staged or any(part.is_staged for part in unit.parts)
-    ]
-    if staged:
-        store.unstage(spec, staged, using=using)

@@ -48,6 +48,7 @@ class Unit:
     is_gone: bool = False
     """The source row is gone, or out of the condition: what is stored of it goes too."""
     has_staged: bool = False
+    is_being_stored: bool = False
 
     @property
     def is_doubtful(self) -> bool:

@@ -200,8 +200,10 @@ class OllamaProvider(ServerProvider):
 
 def _is_missing_route(answer: Answer) -> bool:
     """Whether this 404 is the router's own, not the missing model's, which is JSON."""
+    if answer.status != 404:
+        return False
     value = answer.json()
-    return answer.status == 404 and not (isinstance(value, dict) and "error" in value)
+    return not (isinstance(value, dict) and "error" in value)
 
 
 def _tagged(name: object) -> str:

@@ -1,6 +1,6 @@
 """The worker: one loop that claims, embeds and stores, and sleeps when there is nothing to do.
 
-Only the loop's own thread touches the queue. Pool threads talk to providers, one more
+Only the loop knows what is held. Pool threads talk to providers, one thread stores, one more
 does the maintenance on a connection of its own; when that one dies, the worker stops.
 """
 
@@ -274,7 +274,7 @@ class Worker:
             self.pipeline.release()
             self._add_up()
             self.presence.end()
-        self.pipeline.embedding.close()
+        self.pipeline.close()
         self.listener.close()
         self.maintenance.stop()
         self._rest.close()

@@ -101,9 +101,11 @@ def test_within_one_transaction_triggers_are_off_for_this_client_alone(pooled):
     assert Job.objects.count() == 1
 
 
-def test_a_worker_has_four_connections(start_worker):
+def test_a_worker_has_five_connections(start_worker):
     """As docs/how-to/poolers-and-replicas.md says, for whoever adds them up."""
     start_worker()
+    write("default", "red wool")
+    wait_until(ArticleEmbedding.objects.exists)
     wait_until(is_asleep)
 
     def others() -> int:
@@ -114,4 +116,4 @@ def test_a_worker_has_four_connections(start_worker):
             )
             return cursor.fetchone()[0]
 
-    wait_until(lambda: others() == 4, seconds=5)
+    wait_until(lambda: others() == 5, seconds=5)

@@ -1,0 +1,174 @@
+"""The pipeline's transactions. Each holds the jobs of the units that it writes for.
+
+All are short, and none waits for a writer.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from django.db import DatabaseError, transaction
+
+from pgembed_django import conf, database, jobs, spaces, store
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.specs import Spec
+
+Parts = list[tuple[Unit, Part]]
+Write = Callable[[Spec, Parts], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of whole units. Those in none of these are held on, to be tried again."""
+
+    completed: Sequence[Unit] = ()
+    waited: Mapping[int, float] = field(default_factory=dict)
+    """How long each write among them has waited for its vectors, in seconds, by job id."""
+    outdated: Sequence[Unit] = ()
+    """A space was opened since they were planned."""
+    refused: Sequence[tuple[Unit, str]] = ()
+    lost: Collection[int] = ()
+    """Job ids: another's by now, or gone with their rows."""
+    seconds: float = 0.0
+
+    def __add__(self, other: Stored) -> Stored:
+        return Stored(
+            [*self.completed, *other.completed],
+            {**self.waited, **other.waited},
+            [*self.outdated, *other.outdated],
+            [*self.refused, *other.refused],
+            [*self.lost, *other.lost],
+            self.seconds + other.seconds,
+        )
+
+
+def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Stored:
+    """Store whole units and complete their jobs, vectors and completion together.
+
+    Those whose jobs an open writer has locked are left as they are. The results of lost
+    ones are discarded.
+    """
+    started = time.perf_counter()
+    try:
+        with database.giving_way(using, in_one_go=True):
+            held = jobs.hold([unit.claim for unit in units], using=using)
+            ours = [unit for unit in units if unit.claim.id in held.ours]
+            outdated = _planned_without_a_space(ours, using=using)
+            ours = [unit for unit in ours if unit not in outdated]
+            for spec, of_spec in _by_spec(ours).items():
+                _write(spec, of_spec, using=using)
+            waited = jobs.complete(
+                {unit.claim.id: unit.chunks for unit in ours},
+                keep_seconds=settings.keep_succeeded_seconds,
+                using=using,
+            )
+    except database.Busy:
+        return Stored()  # a person is at one of their failures
+    except DatabaseError as error:
+        if database.is_lost_connection(error):
+            raise
+        if len(units) > 1:
+            # One unit's data may be at fault. It must not take the others along.
+            alone = (store_whole([unit], settings=settings, using=using) for unit in units)
+            return functools.reduce(operator.add, alone)
+        return Stored(refused=[(units[0], f"{type(error).__name__}: {error}")])
+    seconds = time.perf_counter() - started
+    return Stored(ours, waited, outdated, lost=held.lost, seconds=seconds)
+
+
+def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
+    """Persist what batches brought for units that wait for further ones.
+
+    Also for those that are about to be given back: their next run resumes there.
+    """
+    unfinished = {part: unit for unit, part in parts if part.waiting}
+
+    def write(spec: Spec, ours: Parts) -> None:
+        store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
+
+    for part in _write_held(holding, [(unit, part) for part, unit in unfinished.items()], write):
+        part.is_staged = True
+
+
+def store_text(holding: Holding, units: Collection[Unit]) -> None:
+    """Store the text of units that have no rows yet: full-text search finds them at once."""
+    parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
+
+    def write(spec: Spec, ours: Parts) -> None:
+        changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
+        store.apply_text(spec, changes, using=holding.using)
+
+    for part in _write_held(holding, parts, write):
+        part.has_waiting_text = True
+
+
+def _write_held(holding: Holding, parts: Parts, write: Write) -> Iterator[Part]:
+    """Write what is still ours, a spec and a transaction at a time. Yields what was written."""
+    by_spec: dict[Spec, Parts] = defaultdict(list)
+    for unit, part in parts:
+        by_spec[unit.spec].append((unit, part))
+    for spec, of_spec in by_spec.items():
+        yield from _write_spec(holding, spec, of_spec, write)
+
+
+def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
+    try:
+        with transaction.atomic(using=holding.using):
+            held = jobs.hold({unit.claim for unit, _ in parts}, using=holding.using)
+            ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
+            if ours:
+                write(spec, ours)
+    except DatabaseError as error:
+        if database.is_lost_connection(error):
+            raise
+        if len(parts) > 1:
+            for one in parts:
+                yield from _write_spec(holding, spec, [one], write)
+        else:
+            # One unit's data is at fault. It must not take the worker along.
+            holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
+        return
+    yield from (part for _, part in ours)
+
+
+def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+    found: dict[Spec, list[Unit]] = defaultdict(list)
+    for unit in units:
+        found[unit.spec].append(unit)
+    return found
+
+
+def _planned_without_a_space(units: Sequence[Unit], *, using: str) -> list[Unit]:
+    """Return the units for which a space has been opened since they were planned.
+
+    To complete them would leave a gap, or a stale text, in a space that may be searched
+    by now. Where it is opened after this look, the reconciler has yet to fill it.
+    """
+    live = spaces.live_ids({unit.spec for unit in units}, using=using)
+    return [
+        unit
+        for unit in units
+        if not unit.is_gone and not live[unit.spec.key] <= unit.planned_spaces
+    ]
+
+
+def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
+    gone = [unit.claim.source_pk for unit in units if unit.is_gone]
+    if gone:
+        store.forget(spec, gone, using=using)
+    changes = [unit.change(part) for unit in units for part in unit.parts if not part.plan.is_fresh]
+    if changes:
+        store.apply(spec, changes, using=using)
+    staged = [
+        unit.claim.source_pk
+        for unit in units
+        if unit.has_staged or any(part.is_staged for part in unit.parts)
+    ]
+    if staged:
+        store.unstage(spec, staged, using=using)

@@ -1,0 +1,145 @@
+"""Whole units are stored by a thread of its own, while the loop holds them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import OperationalError, connection
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.models import Job
+from pgembed_django.pipeline import Pipeline
+from tests.app.models import ArticleEmbedding
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Woken(threading.Event):
+    """What a worker waits for."""
+
+    def wait_once(self) -> None:
+        assert self.wait(10)
+        self.clear()
+
+
+@pytest.fixture
+def woken() -> Woken:
+    return Woken()
+
+
+@pytest.fixture
+def worker(woken: Woken) -> Iterator[Pipeline]:
+    """A worker with its threads, which moves when told."""
+    known = {spec.key: spec for spec in specs.all()}
+    for spec in known.values():
+        spaces.ensure(spec, using="default")
+    one = Pipeline(known, using="default", worker_id=1, settings=conf.current(), wake=woken.set)
+    yield one
+    one.release()
+    one.close()
+
+
+@pytest.fixture
+def storing(worker: Pipeline, woken: Woken, make_article: Callable[..., object]) -> Pipeline:
+    """The worker, at the moment when it stores its first row."""
+    make_article()
+    worker.step()
+    woken.wait_once()  # the answer is there
+    worker.step()
+    return worker
+
+
+def test_what_was_completed_a_moment_ago_is_not_lost_to_the_heartbeat(storing, woken, caplog):
+    woken.wait_once()  # it is committed: there is no such job any more
+    assert not Job.objects.filter(status="running").exists()
+
+    with caplog.at_level(logging.INFO, "pgembed_django"):
+        storing.holding.heartbeat()
+    storing.step()
+
+    assert storing.completed == 1
+    assert storing.holding.is_empty
+    assert "pgembed.leases_lost" not in [record.event for record in caplog.records]
+
+
+def test_a_worker_that_stops_ends_with_what_is_being_stored(storing):
+    storing.release()
+
+    assert storing.completed == 1
+    assert ArticleEmbedding.objects.exists()
+    assert not Job.objects.filter(status__in=["pending", "running"]).exists()
+
+
+def test_the_loop_claims_on_while_a_row_is_stored(storing, make_article):
+    second = make_article()
+
+    storing.step()
+
+    assert str(second.pk) in {unit.claim.source_pk for unit in storing.holding.units.values()}
+
+
+def test_what_a_writer_has_locked_is_stored_once_the_writer_has_ended(
+    worker, woken, make_article, connect
+):
+    article = make_article()
+    worker.step()
+    woken.wait_once()
+    other = connect()
+    other.execute("SELECT FROM pgembed_job FOR UPDATE")
+    worker.step()
+    woken.wait_once()
+
+    assert not worker.step(claim=False)  # it is there to be tried again, but not at once
+    assert worker.holding.is_blocked
+    other.rollback()
+    worker.step(claim=False)
+    woken.wait_once()
+    worker.step(claim=False)
+
+    assert worker.completed == 1
+    assert ArticleEmbedding.objects.filter(source=article).exists()
+
+
+def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_later(
+    storing, woken, make_article
+):
+    woken.wait_once()
+    storing.step()
+    make_article()
+    storing.step()
+    woken.wait_once()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    storing.step(claim=False)
+    woken.wait_once()
+    with pytest.raises(OperationalError):
+        storing.step(claim=False)
+
+    storing.step(claim=False)
+    woken.wait_once()
+    storing.step(claim=False)
+
+    assert storing.completed == 2
+
+
+def test_its_connection_is_closed_with_the_worker(storing):
+    def others() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+                "AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            )
+            return int(cursor.fetchone()[0])
+
+    storing.release()
+    assert others() == 1
+    storing.close()
+
+    wait_until(lambda: others() == 0)
