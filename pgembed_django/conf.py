@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 
 PREFIX = "PGEMBED_"
-LEAST = {"index_rows": 0}
+LEAST = {"index_rows": 0, "index_workers": 0}
 """Whole numbers that may be less than one."""
 
 CHOICES = {"index_type": ("auto", "vector", "halfvec", "binary")}
@@ -90,6 +90,12 @@ class Settings:
     """What the index of vectors holds: ``vector``, ``halfvec`` or ``binary``, their signs.
 
     ``auto`` is the first of them that takes vectors of the space's width.
+    """
+
+    index_workers: int = 0
+    """Processes that Postgres may add to the one that builds an index.
+
+    They take CPU from searches.
     """
 
     hnsw_m: int = 16

@@ -66,6 +66,8 @@ CREATE_FULLTEXT = """
     WHERE space_id = {space}
 """
 
+HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, false)"
+
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
@@ -200,6 +202,7 @@ def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) ->
     # A build takes as long as it takes; it waits for older transactions, not for rows.
     database.execute(using, "SET statement_timeout = 0")
     database.execute(using, "SET lock_timeout = 0")
+    database.execute(using, HELPERS, workers=str(conf.current().index_workers))
     _run(using, DROP, name=_qualified(spec, name, using=using))
     events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
     started = time.monotonic()

@@ -229,6 +229,25 @@ def test_an_index_that_a_crash_left_invalid_is_built_anew(spec, make_article, ru
     assert indexes.is_complete(spec, space, using="default")
 
 
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+@pytest.mark.parametrize("workers", [0, 3])
+def test_an_index_is_built_by_as_many_processes_as_the_setting_says(
+    spec, make_article, run_jobs, workers
+):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+    with override_settings(PGEMBED_INDEX_WORKERS=workers):
+        indexes.build(spec, space, using="default")
+
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW max_parallel_maintenance_workers")
+        assert cursor.fetchone() == (str(workers),)
+        cursor.execute("RESET max_parallel_maintenance_workers")
+    indexes.drop(spec, space, using="default")
+
+
 def vector_indexes(space: Space) -> list[str]:
     with connection.cursor() as cursor:
         cursor.execute(
