@@ -30,6 +30,9 @@ from pgembed_django.spaces import indexes
 COVER_SECONDS = 0.25
 """How often the rows that can be found are counted."""
 
+COVER_SHARE = 0.1
+"""But no more of the time than this: counting reads the whole table."""
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -115,8 +118,10 @@ class Swapping:
             if active():
                 looks.search()
             if began >= covered_at:
+                started = time.monotonic()
                 looks.cover()
-                covered_at = began + COVER_SECONDS
+                ended = time.monotonic()
+                covered_at = ended + max(COVER_SECONDS, (ended - started) / COVER_SHARE)
                 if marks and self._filled() >= marks[0]:
                     marks.pop(0)
                     self.workers.signal(len(marks) % self.options.workers, signal.SIGKILL)
@@ -135,8 +140,8 @@ class Swapping:
         return (
             space is not None
             and looks.covered == self.rows
-            and not spaces.has_gap(spec(), space, using=USING)
             and indexes.is_complete(spec(), space, using=USING)
+            and not spaces.has_gap(spec(), space, using=USING)
         )
 
     def _deploy(self, width: int) -> None:
