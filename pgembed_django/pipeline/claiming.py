@@ -224,7 +224,7 @@ class Claiming:
         self.holding.look_at(unit)
 
     def _read_spaces(self) -> None:
-        if self._clock() - self._spaces_read >= SPACES_SECONDS:
+        if self.holding.has_old_spaces or self._clock() - self._spaces_read >= SPACES_SECONDS:
             using = self.holding.using
             self._spaces = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
             paused = jobs.paused(using=using)
@@ -232,3 +232,4 @@ class Claiming:
             for space in (space for live in self._spaces.values() for space in live):
                 self.embedding.pool(space).paused_by = paused.providers.get(space.provider)
             self._spaces_read = self._clock()
+            self.holding.has_old_spaces = False

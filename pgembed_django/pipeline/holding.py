@@ -23,6 +23,8 @@ class Holding:
         self.units: dict[int, Unit] = {}
         self.whole: dict[int, Unit] = {}
         """Those of them that can be stored: all their vectors have come."""
+        self.has_old_spaces = False
+        """Whether a space was opened since some were planned: the next claim reads them anew."""
         self.tally = rollups.Tally()
         self._endings: deque[tuple[Claim, Callable[[Claim], str]]] = deque()
 

@@ -106,6 +106,7 @@ class Storing:
         stored = future.result()
         for unit in stored.outdated:
             self.holding.give_back(unit)
+            self.holding.has_old_spaces = True
         for unit, error in stored.refused:
             self.holding.retry(unit, error)
         self.holding.drop(unit.claim.id for unit in stored.completed)

@@ -237,3 +237,21 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
         assert "Anti Join" not in plan
         assert "Semi Join" not in plan
         assert "hashed" not in plan
+
+
+def test_a_worker_learns_of_a_new_space_from_the_first_row_that_lacks_it(
+    spec, make_worker, make_article
+):
+    worker = make_worker()  # whose clock stands still
+    row = make_article()
+    worker.step()
+    backend = "pgembed_django.providers.deterministic.DeterministicProvider"
+    another = {"BACKEND": backend, "MODEL": "another", "DIMENSIONS": 32}
+    with override_settings(PGEMBED_PROVIDERS={"default": another}):
+        opened = spaces.ensure(spec, using="default")
+
+    for _ in range(4):  # given back, planned anew, embedded, stored
+        worker.step()
+
+    rows = ArticleEmbedding.objects.filter(source=row, embedding__isnull=False)
+    assert {chunk.space_id for chunk in rows} == {space.pk for space in opened}
