@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -15,6 +15,9 @@ from django.db.backends.signals import connection_created
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 
 # A worker that is frozen in mid-transaction would hold writers up until it wakes.
 FROZEN_AFTER = "10s"
@@ -75,7 +78,7 @@ def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> I
     some. What is wrong with them is raised there, or at the end.
     """
     try:
-        with transaction.atomic(using=using), _in_one_go(using) if in_one_go else nullcontext():
+        with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
             execute(using, GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
@@ -87,12 +90,23 @@ def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> I
 
 @contextmanager
 def _in_one_go(using: str) -> Iterator[None]:
+    """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each of the three."""
     wrapper = connections[using]
-    if not psycopg.Pipeline.is_supported():
-        yield
+    wrapper.ensure_connection()
+    if wrapper.in_atomic_block or not psycopg.Pipeline.is_supported():
+        with transaction.atomic(using=using):
+            yield
         return
-    with wrapper.wrap_database_errors, wrapper.connection.pipeline():
-        yield
+    connection = wrapper.connection
+    with wrapper.wrap_database_errors:
+        try:
+            with connection.pipeline():
+                connection.execute(BEGIN)
+                yield
+                connection.execute("COMMIT")
+        finally:
+            if connection.info.transaction_status in OPEN:
+                connection.rollback()
 
 
 def is_lost_connection(error: Exception) -> bool:

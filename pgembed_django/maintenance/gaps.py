@@ -63,7 +63,7 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[s
     return sorted(
         {
             source_pk
-            for (source_pk, _), chunks in stored.items()
+            for (source_pk, _), chunks in stored.chunks.items()
             if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
         }
     )

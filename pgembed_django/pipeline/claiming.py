@@ -181,7 +181,6 @@ class Claiming:
         live = self._spaces[spec.key]
         loaded = load(spec, source_pks, using=using)
         stored = store.stored(spec, source_pks, [space.pk for space in live], using=using)
-        staged = store.staged(spec, source_pks, using=using)
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
@@ -199,7 +198,7 @@ class Claiming:
                     self.holding.retry(unit, f"{type(error).__name__}: {error}")
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
-                self._plan_unit(unit, chunks, text_digest, live, stored, staged)
+                self._plan_unit(unit, chunks, text_digest, live, stored)
 
     def _plan_unit(
         self,
@@ -207,19 +206,19 @@ class Claiming:
         chunks: Sequence[Chunk],
         text_digest: bytes,
         live: Sequence[Space],
-        stored: Mapping[store.UnitSpace, list[plan.StoredChunk]],
-        staged: Mapping[store.UnitSpace, set[bytes]],
+        stored: store.Stored,
     ) -> None:
         unit.chunks = len(chunks)
         unit.planned_spaces = {space.pk for space in live}
         for space in live:
             where = (unit.claim.source_pk, space.pk)
+            staged = stored.staged.get(where, ())
             made = plan.make(
-                chunks, text_digest, stored=stored.get(where, ()), staged=staged.get(where, ())
+                chunks, text_digest, stored=stored.chunks.get(where, ()), staged=staged
             )
             part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
             unit.parts.append(part)
-            unit.has_staged |= where in staged
+            unit.has_staged |= bool(staged)
             self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
         self.holding.look_at(unit)
 

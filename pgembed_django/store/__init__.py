@@ -6,9 +6,9 @@ What concerns units runs in a transaction that holds their jobs (``jobs.hold``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from django.db import connections
@@ -38,29 +38,34 @@ class Change:
     """Its text was stored ahead, by ``apply_text``: those rows give way to these."""
 
 
+class Stored(NamedTuple):
+    """What there is of units. Their staged vectors by chunk digest: an earlier run left them."""
+
+    chunks: Mapping[UnitSpace, Sequence[StoredChunk]]
+    staged: Mapping[UnitSpace, Collection[bytes]]
+
+
 def stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
-) -> dict[UnitSpace, list[StoredChunk]]:
-    """Return what is stored of the units in these spaces."""
-    found = defaultdict(list)
-    statement = statements.of(spec, using).stored
-    for source_pk, space_id, row_id, position, start, end, digest, text_digest, has in _run(
-        using, statement, source_pks=list(source_pks), space_ids=list(space_ids)
+) -> Stored:
+    """Return what is stored of the units in these spaces, and what is staged of them."""
+    chunks: defaultdict[UnitSpace, list[StoredChunk]] = defaultdict(list)
+    staged: defaultdict[UnitSpace, set[bytes]] = defaultdict(set)
+    for source_pk, space_id, digest, is_staged, *row in _run(
+        using,
+        statements.of(spec, using).stored,
+        spec=spec.key,
+        source_pks=list(source_pks),
+        space_ids=list(space_ids),
     ):
-        found[source_pk, space_id].append(
-            StoredChunk(row_id, position, start, end, digest, text_digest, has)
-        )
-    return found
-
-
-def staged(spec: Spec, source_pks: Sequence[str], *, using: str) -> dict[UnitSpace, set[bytes]]:
-    """Return the chunk digests whose vectors an earlier run left behind."""
-    found = defaultdict(set)
-    for source_pk, space_id, digest in _run(
-        using, statements.STAGED, spec=spec.key, source_pks=list(source_pks)
-    ):
-        found[source_pk, space_id].add(digest)
-    return found
+        if is_staged:
+            staged[source_pk, space_id].add(digest)
+        else:
+            row_id, position, start, end, text_digest, has_vector = row
+            chunks[source_pk, space_id].append(
+                StoredChunk(row_id, position, start, end, digest, text_digest, has_vector)
+            )
+    return Stored(chunks, staged)
 
 
 def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:

@@ -11,20 +11,27 @@ from psycopg import sql
 
 from pgembed_django.specs import Spec
 
+# Staged vectors are few, and looked for in the same round trip.
 STORED = """
     SELECT
         source_id::text,
         space_id,
+        chunk_digest,
+        false AS is_staged,
         id,
         position,
         start_offset,
         end_offset,
-        chunk_digest,
         text_digest,
         embedding IS NOT NULL
     FROM {table}
     WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
       AND space_id = ANY(%(space_ids)s::bigint[])
+  UNION ALL
+    SELECT source_pk, space_id, chunk_digest, true, NULL, NULL, NULL, NULL, NULL, NULL
+    FROM pgembed_staging
+    WHERE spec = %(spec)s
+      AND source_pk = ANY(%(source_pks)s::text[])
 """
 
 # A chunk whose vector is not given takes that of a row with the same digest, or the one
@@ -157,13 +164,6 @@ STAGE = """
         %(was_cut)s::bool[]
     ) AS staged(source_pk, space_id, chunk_digest, embedding, was_cut)
     ON CONFLICT DO NOTHING
-"""
-
-STAGED = """
-    SELECT source_pk, space_id, chunk_digest
-    FROM pgembed_staging
-    WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
 """
 
 UNSTAGE = """

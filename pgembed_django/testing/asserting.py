@@ -155,6 +155,6 @@ def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
         text=loaded.texts.get(unit),
         error=loaded.errors.get(unit, ""),
         has_space=space is not None,
-        chunks=tuple(chunk for chunks in stored.values() for chunk in chunks),
+        chunks=tuple(chunk for chunks in stored.chunks.values() for chunk in chunks),
         jobs=tuple(jobs.exclude(status=Job.Status.SUCCEEDED).order_by("pk")),
     )
