@@ -1,7 +1,7 @@
 """The best SQL by hand for what a hybrid search finds: one statement, one table, no checks.
 
 It is given what a search has to find out: the space and its width, the words' tsqueries,
-whether to read the index. It relies on each row having one chunk.
+which way is best. It relies on each row having one chunk.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ SESSION = """
         set_config('hnsw.ef_search', '200', false)
 """
 
-FILTER = """
-        AND source_id IN (
-            SELECT id
-            FROM app_article
-            WHERE is_public AND views < %(below)s
-        )
-"""
+PASSING = "SELECT id FROM app_article WHERE is_public AND views < %(below)s"
 
 HYBRID = """
-    WITH near AS MATERIALIZED (
+    WITH {passing}
+    near AS MATERIALIZED (
         SELECT source_id, id, row_number() OVER (ORDER BY distance, id) AS place
         FROM (
             SELECT source_id, id, {distance} AS distance
@@ -71,9 +66,22 @@ HYBRID = """
     ORDER BY fused.score DESC
 """
 
-DISTANCES = {
-    "index": "embedding::vector(256) <=> %(vector)s",
-    "all": "embedding <=> %(vector)s",
+BY_INDEX = "embedding::vector(256) <=> %(vector)s"
+BY_READING = "embedding <=> %(vector)s"
+
+
+class Way(NamedTuple):
+    """Whether the index of vectors is read, and whether both arms share what passes."""
+
+    distance: str
+    is_shared: bool = False
+
+
+WAYS = {
+    "index": Way(BY_INDEX),
+    "index, shared": Way(BY_INDEX, is_shared=True),
+    "all": Way(BY_READING),
+    "all, shared": Way(BY_READING, is_shared=True),
 }
 
 
@@ -87,20 +95,26 @@ class Prepared(NamedTuple):
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
     """Return the statement for a question, with what a search would have to find out."""
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import queries, targets, words
+    from pgembed_django.retrieval import queries, statements, targets, words
 
     opened = words.open_space(targets.of(Article, name=None), question)
     vector = queries.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
+    distance, is_shared = WAYS[way]
+    passing = "SELECT id FROM passing" if is_shared else PASSING
     return Prepared(
-        HYBRID.format(distance=DISTANCES[way], filter=FILTER if below else ""),
+        HYBRID.format(
+            passing=f"passing AS MATERIALIZED ({PASSING})," if is_shared else "",
+            distance=distance,
+            filter=f"AND source_id IN ({passing})" if below else "",
+        ),
         {
             "space": space.pk,
             "below": below,
             "finding": opened.words.finding,
             "ranking": opened.words.ranking,
-            "vector": "[" + ",".join(map(str, vector.tolist())) + "]",
+            "vector": statements.literal(vector),
         },
     )
 

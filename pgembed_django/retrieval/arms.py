@@ -17,7 +17,7 @@ from pgembed_django.retrieval.statements import Statement
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Opened
 
-CHUNKS_PER_ROW = 1.5
+MOST_AHEAD = 1.5
 """How many of the nearest chunks are taken for a row that is wanted, to begin with."""
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
@@ -67,12 +67,13 @@ class Arms:
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
         """Return the arm that finds the passages nearest in meaning."""
-        wanted = {"vector": "[" + ",".join(map(str, vector.tolist())) + "]"}
+        wanted = {"vector": statements.literal(vector)}
         text = statements.exact(self.target, among=self._among)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
-        keys = self.target.keys if self.among else None
         index = self.opened.vector_index
-        if index is None or routes.is_exact(keys, chunks=self.opened.chunks, taken=depth.rows):
+        if index is None or routes.is_exact(
+            self.target.using, self.among, chunks=self.opened.chunks, taken=depth.rows
+        ):
             return exact
         text = statements.by_index(self.target, index=index, among=self._among)
         return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
@@ -82,7 +83,7 @@ class Arms:
         if len(arms) > 1 and any(arm.exact for arm in arms):
             # To set up an index scan keeps a statement from being run in parallel.
             return [found for arm in arms for found in self.find([arm], depth=depth)]
-        taken = [int(depth.rows * CHUNKS_PER_ROW) * arm.spread for arm in arms]
+        taken = [self._first(depth) * arm.spread for arm in arms]
         looks = self._look(arms, taken)
         return [
             self._best(arm, found, taken=most, depth=depth)
@@ -98,6 +99,13 @@ class Arms:
         keys = self.among.parameters if self.among else {}
         return {"space": self.opened.space.pk, "spec": self.target.spec.key, **keys}
 
+    def _first(self, depth: Depth) -> int:
+        """Return how many chunks are taken, to begin with, to have the rows of a depth."""
+        ahead = MOST_AHEAD
+        if depth.rows > depth.results:  # else one row of two chunks would cost a second look
+            ahead = min(ahead, self.opened.chunks_per_row)
+        return int(depth.rows * ahead)
+
     def _look(self, arms: Sequence[Arm], taken: Sequence[int]) -> list[list[Found]]:
         """Return the chunks that each arm finds first."""
         if not arms:
@@ -110,12 +118,12 @@ class Arms:
                 parameters["candidates"] = routes.candidates(most)
         with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
             text = "UNION ALL".join(arm.text for arm in arms)
-            keys = self.among.text if self.among else ""
+            keys = statements.KEYS.format(keys=self.among.text) if self.among else ""
             rows = database.rows(using, keys + text, **parameters)
         looks: dict[str, list[Found]] = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)
-        for name, key, *found in rows:
-            looks[name].append(Found(read(key), *found))
+        for name, key, chunk, value, waits in rows:
+            looks[name].append(Found(read(key) if read else key, chunk, value, waits))
         return list(looks.values())
 
     def _best(self, arm: Arm, found: list[Found], *, taken: int, depth: Depth) -> list[Found]:
@@ -150,13 +158,15 @@ def of(target: Target[Any], opened: Opened, *, within: bool) -> Arms | None:
         return None
 
 
-def _key_reader(target: Target[Any]) -> Callable[[Any], Any]:
-    """Return what makes of a stored key the one that instances have."""
+def _key_reader(target: Target[Any]) -> Callable[[Any], Any] | None:
+    """Return what makes of a stored key the one that instances have. None: it is that one."""
     connection = connections[target.using]
     field: Any = target.spec.model._meta.pk
     while field.remote_field:
         field = field.target_field
     converters = field.get_db_converters(connection)
+    if not converters:
+        return None
 
     def read(key: Any) -> Any:
         for converter in converters:

@@ -37,7 +37,8 @@ class Pending(NamedTuple):
 
     def is_answered(self, seconds: float) -> bool:
         """Tell whether the answer is there, or comes within this moment."""
-        wait([self.answer], timeout=seconds)
+        if not self.answer.done():
+            wait([self.answer], timeout=seconds)
         return self.answer.done()
 
     def vector(self) -> Vector:
@@ -46,8 +47,7 @@ class Pending(NamedTuple):
         Raises:
             ProviderError: there is none, for whatever reason. The message is for a person.
         """
-        wait([self.answer], timeout=max(self.until - time.monotonic(), 0.0))
-        if not self.answer.done():
+        if not self.is_answered(max(self.until - time.monotonic(), 0.0)):
             vectors.rest(self.space)
             events.tell(events.QUERY_TIMED_OUT, model=self.space.model)
             raise ProviderTimeout(f"{self.space.model} did not answer in time.")

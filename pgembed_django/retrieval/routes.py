@@ -5,37 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import QuerySet
 
-from pgembed_django import conf
+from pgembed_django import conf, database
+from pgembed_django.retrieval.statements import Statement
 
 SCANNED_PER_READ = 5
 """An index visits a neighbour for the price of reading this many vectors one by one (ran)."""
 
 MOST_CANDIDATES = 1000
 
+EXPLAIN = "EXPLAIN (FORMAT JSON) "
 
-def is_exact(keys: QuerySet[Any, Any] | None, *, chunks: float, taken: int) -> bool:
+
+def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
     """Tell whether reading every vector of these rows is cheaper than the index.
 
-    ``keys`` is None for all rows. Among few rows an index of all of them has to go far: to
-    find ``taken`` of ``matching`` rows it visits about ``chunks * taken / matching``.
+    ``keys`` finds the rows, and is None for all. Among few rows an index of all of them has
+    to go far: to find ``taken`` of ``matching`` rows it visits about
+    ``chunks * taken / matching``.
     """
     if keys is None:
         return False
-    matching = estimate(keys)
+    matching = estimate(using, keys)
     return matching * matching <= SCANNED_PER_READ * max(chunks, 1.0) * taken
 
 
-def estimate(rows: QuerySet[Any, Any]) -> int:
-    """Return how many rows the planner expects, without running the query."""
-    plan = rows.explain(format="JSON")
-    if not plan:
-        return 0  # a filter that nothing can pass
-    return int(json.loads(plan)[0]["Plan"]["Plan Rows"])
+def estimate(using: str, keys: Statement) -> int:
+    """Return how many rows the planner expects, without running the statement."""
+    [[plan]] = database.rows(using, EXPLAIN + keys.text, **keys.parameters)
+    # Which it is follows from how the connection reads JSON.
+    [explained] = json.loads(plan) if isinstance(plan, str) else plan
+    return int(explained["Plan"]["Plan Rows"])
 
 
 def candidates(taken: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from psycopg import sql
 
+from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces.kinds import VectorIndex
 
@@ -143,7 +144,7 @@ class Statement(NamedTuple):
 
 
 def keys(target: Target[Any]) -> Statement:
-    """Return the keys of the rows that are in the queryset, to be put before the arms.
+    """Return the statement that finds the keys of the rows that are in the queryset.
 
     Raises:
         EmptyResultSet: no row can be.
@@ -154,7 +155,7 @@ def keys(target: Target[Any]) -> Statement:
     names = iter(parameters)
     # Named like all the others. A doubled % is one of the query's own.
     named = re.sub("%%|%s", lambda found: found[0] if found[0] == "%%" else _next(names), text)
-    return Statement(KEYS.format(keys=named), parameters)
+    return Statement(named, parameters)
 
 
 def lexical(target: Target[Any], *, among: str) -> str:
@@ -177,6 +178,11 @@ def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
         operator=sql.SQL(index.kind.distance),
         wanted=sql.SQL(index.wanted),
     )
+
+
+def literal(vector: Vector) -> str:
+    """Return a vector as pgvector reads it: nine digits are all that a float32 has."""
+    return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
 
 
 def passages(target: Target[Any]) -> str:

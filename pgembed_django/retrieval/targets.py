@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,7 +23,7 @@ Row = TypeVar("Row", bound=Model)
 Where = type[Row] | QuerySet[Row] | Manager[Row]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target(Generic[Row]):
     """The rows that may be found, by one spec's vectors and words."""
 
@@ -39,7 +40,7 @@ class Target(Generic[Row]):
         name = self.spec.embedding_model._meta.db_table
         return str(connections[self.using].ops.quote_name(name))
 
-    @property
+    @cached_property
     def rows(self) -> QuerySet[Row]:
         """The queryset without its order, within the spec's condition."""
         rows = self.queryset.order_by()

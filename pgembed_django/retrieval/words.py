@@ -1,16 +1,21 @@
-"""What Postgres's full text makes of a query, and what its words cost to look for."""
+"""The space that is searched, and what Postgres's full text makes of a query there."""
 
 from __future__ import annotations
 
+import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
+
+from django.db import connections
+from psycopg import sql
 
 from pgembed_django import conf, database
 from pgembed_django import text as texts
 from pgembed_django.models import Space
+from pgembed_django.retrieval import statistics
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces import indexes
 from pgembed_django.spaces.kinds import VectorIndex
@@ -21,8 +26,6 @@ MOST_CHARACTERS = 1000
 MOST_MATCHES = 20_000
 """How many passages are ranked by their words before common words are left out."""
 
-STATISTICS_SECONDS = 300.0
-
 # A quoted phrase, or a word that is not to be there: somebody knows what to ask for.
 OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 
@@ -30,7 +33,7 @@ OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 # reltuples is -1 where a table was never analyzed.
 OPEN = """
     SELECT
-        space.*,
+        {space},
         tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)) AS query_words,
         websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text AS query_written,
         querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)) AS query_tree,
@@ -45,23 +48,6 @@ OPEN = """
     FROM pgembed_space AS space
     WHERE space.spec = %(spec)s
       AND space.state = 'active'
-"""
-
-TOLD = ("query_words", "query_written", "query_tree", "stored_chunks", "valid_indexes")
-
-COMMON = """
-    SELECT common.word, common.frequency
-    FROM pg_class AS class
-    JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace
-    JOIN pg_stats AS stats ON stats.schemaname = namespace.nspname
-        AND stats.tablename = class.relname
-        AND stats.attname = 'fulltext'
-    CROSS JOIN unnest(
-        stats.most_common_elems::text::text[],
-        stats.most_common_elem_freqs
-    ) AS common(word, frequency)
-    WHERE class.oid = to_regclass(%(table)s)
-      AND common.word IS NOT NULL
 """
 
 
@@ -83,12 +69,24 @@ class Opened(NamedTuple):
     """The space that is searched, and what a query's words are there.
 
     ``vector_index`` is None where there is none, ``chunks`` about how many it would hold.
+    ``chunks_per_row`` is infinite where nobody knows.
     """
 
     space: Space
     words: Words
     vector_index: VectorIndex | None = None
     chunks: float = 0.0
+    chunks_per_row: float = math.inf
+
+
+class Told(NamedTuple):
+    """What ``OPEN`` tells beside the space."""
+
+    words: list[str]
+    written: str
+    tree: str
+    chunks: float
+    valid_indexes: list[str]
 
 
 def open_space(target: Target[Any], text: str) -> Opened | None:
@@ -104,28 +102,44 @@ def open_space(target: Target[Any], text: str) -> Opened | None:
         "table": target.table,
         "spec": target.spec.key,
     }
-    for space in Space.objects.using(target.using).raw(OPEN, parameters):
-        told = {name: vars(space).pop(name) for name in TOLD}
-        index = indexes.found_among(told["valid_indexes"], space)
-        words = _words(target.using, target.table, read, told)
-        return Opened(space, words, index, told["stored_chunks"])
+    for row in database.rows(target.using, _open(), **parameters):
+        width = len(Space._meta.concrete_fields)
+        space = _space(target.using, row[:width])
+        told = Told(*row[width:])
+        known = statistics.of(target.using, target.table)
+        words = _words(read, told, known.common)
+        index = indexes.found_among(told.valid_indexes, space)
+        return Opened(space, words, index, told.chunks, known.chunks_per_row)
     return None
 
 
-def _words(using: str, table: str, read: str, told: dict[str, Any]) -> Words:
-    if told["query_tree"] in ("", "T"):  # nothing, or only what is not to be there
+@cache
+def _open() -> str:
+    columns = [sql.Identifier("space", str(field.column)) for field in Space._meta.concrete_fields]
+    return sql.SQL(OPEN).format(space=sql.SQL(", ").join(columns)).as_string(None)
+
+
+def _space(using: str, values: Sequence[Any]) -> Space:
+    """Return the instance that a queryset would make of these values, and sooner."""
+    connection = connections[using]
+    fields = Space._meta.concrete_fields
+    read = []
+    for field, value in zip(fields, values, strict=True):
+        for converter in field.get_db_converters(connection):
+            value = converter(value, field, connection)
+        read.append(value)
+    return Space.from_db(using, [field.attname for field in fields], read)
+
+
+def _words(read: str, told: Told, common: Mapping[str, float]) -> Words:
+    if told.tree in ("", "T"):  # nothing, or only what is not to be there
         return Words(finding="", ranking="")
     if OPERATORS.search(read):
-        return Words(finding=told["query_written"], ranking=told["query_written"])
-    telling = told["query_words"]
-    if told["stored_chunks"] > MOST_MATCHES:
-        telling = rarest(
-            telling,
-            _common(using, table),
-            most_matches=MOST_MATCHES,
-            chunks=told["stored_chunks"],
-        )
-    return Words(finding=any_of(telling), ranking=any_of(told["query_words"]))
+        return Words(finding=told.written, ranking=told.written)
+    telling = told.words
+    if told.chunks > MOST_MATCHES:
+        telling = rarest(telling, common, most_matches=MOST_MATCHES, chunks=told.chunks)
+    return Words(finding=any_of(telling), ranking=any_of(told.words))
 
 
 def rarest(
@@ -150,15 +164,3 @@ def any_of(words: Sequence[str]) -> str:
     """Return the tsquery, as text, of passages with any of these lexemes."""
     quoted = (word.replace("\\", "\\\\").replace("'", "''") for word in words)
     return " | ".join(f"'{word}'" for word in quoted)
-
-
-_statistics: dict[tuple[str, str], tuple[float, dict[str, float]]] = {}
-
-
-def _common(using: str, table: str) -> dict[str, float]:
-    """Return the shares of a table's common words, as of some minutes ago at the most."""
-    read_at, common = _statistics.get((using, table), (float("-inf"), {}))
-    if time.monotonic() - read_at > STATISTICS_SECONDS:
-        common = dict(database.rows(using, COMMON, table=table))
-        _statistics[using, table] = time.monotonic(), common
-    return common

@@ -14,7 +14,8 @@ from pgvector.django import CosineDistance
 
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import arms, queries, routes, targets
+from pgembed_django.retrieval import arms, queries, routes, statistics, targets
+from pgembed_django.retrieval import statements as statements_of
 from pgembed_django.retrieval.words import Opened, Words
 from pgembed_django.spaces import indexes
 from pgembed_django.spaces.kinds import vector_index
@@ -125,6 +126,12 @@ def exact(rows: QuerySet[Article], space: Space, limit: int) -> list[int]:
     return list(nearest.values_list("source_id", flat=True)[:limit])
 
 
+@pytest.fixture(autouse=True)
+def _statistics() -> None:
+    """Forget what was known of the table before it was filled."""
+    statistics.forget()
+
+
 # Which way is taken
 
 
@@ -205,7 +212,7 @@ def test_similar_rows_are_read_from_the_index(space):
 def test_an_index_that_ends_too_early_gives_way_to_reading_all(space, monkeypatch):
     # Not what the planner expects: of the nearest rows none passes.
     far = exact(Article.objects.all(), space, ROWS)[-30:]
-    monkeypatch.setattr(routes, "estimate", lambda rows: ROWS)
+    monkeypatch.setattr(routes, "estimate", lambda *_: ROWS)
     with connection.cursor() as cursor:
         cursor.execute("SELECT NULL::vector; SET LOCAL hnsw.max_scan_tuples = 200")
 
@@ -215,7 +222,7 @@ def test_an_index_that_ends_too_early_gives_way_to_reading_all(space, monkeypatc
 
 
 def test_an_index_is_read_on_until_enough_rows_have_passed(space, monkeypatch):
-    monkeypatch.setattr(routes, "estimate", lambda rows: ROWS)
+    monkeypatch.setattr(routes, "estimate", lambda *_: ROWS)
     rows = Article.objects.filter(SHARES["10 %"])
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_sort = off")  # the planner knows better, and would
@@ -225,9 +232,22 @@ def test_an_index_is_read_on_until_enough_rows_have_passed(space, monkeypatch):
     assert indexes.vector_name(space) in plan(statement)
     with connection.cursor() as cursor:
         cursor.execute(statement.replace("%", "%%"))
-        assert len(cursor.fetchall()) == 150
+        assert len(cursor.fetchall()) == 100
         cursor.execute(statement.replace("%", "%%").replace("relaxed_order", "off"))
         assert len(cursor.fetchall()) < 50
+
+
+def test_as_many_chunks_are_taken_as_the_rows_have(space):
+    [statement] = statements("<=>", Article, mode="semantic")
+    assert "LIMIT 100" in statement  # one each
+
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE app_articleembedding SET source_id = id / 3, position = id % 3")
+        cursor.execute("ANALYZE app_articleembedding")
+    statistics.forget()
+
+    [statement] = statements("<=>", Article, mode="semantic")
+    assert "LIMIT 150" in statement
 
 
 def test_pages_through_the_index_follow_each_other(space):
@@ -253,8 +273,12 @@ def test_what_the_scan_sets_does_not_outlive_it(space):
 def test_the_estimate_runs_nothing(space):
     rows = Article.objects.filter(author="one in a hundred")
 
-    assert 50 <= routes.estimate(rows) <= 200
-    assert routes.estimate(Article.objects.filter(pk__in=[])) == 0
+    keys = statements_of.keys(targets.of(rows, name=None))
+
+    with CaptureQueriesContext(connection) as captured:
+        assert 50 <= routes.estimate("default", keys) <= 200
+
+    assert [query["sql"].split()[:2] for query in captured] == [["EXPLAIN", "(FORMAT"]]
 
 
 # Widths
