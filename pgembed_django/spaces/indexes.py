@@ -95,7 +95,7 @@ def fulltext_name(space: Space) -> str:
 
 def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
     """Tell whether the space has the indexes that its number of rows calls for."""
-    return all(_is_valid(spec, name, using=using) for name, _ in _wanted(spec, space, using=using))
+    return not _missing(spec, space, using=using)
 
 
 def build(spec: Spec, space: Space, *, using: str) -> int:
@@ -104,10 +104,9 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     To be called outside a transaction. An index that a crash left invalid is built anew.
     """
     built = 0
-    for name, statement in _wanted(spec, space, using=using):
-        if not _is_valid(spec, name, using=using):
-            with _as_builder(using) as is_builder, _told_if_refused(spec, name):
-                built += is_builder and _build_one(spec, name, statement, using=using)
+    for name, statement in _missing(spec, space, using=using):
+        with _as_builder(using) as is_builder, _told_if_refused(spec, name):
+            built += is_builder and _build_one(spec, name, statement, using=using)
     _drop_other_kinds(spec, space, using=using)
     return built
 
@@ -171,10 +170,16 @@ def _chosen(space: Space) -> VectorIndex:
     return vector_index(space.dimensions, chosen=conf.current().index_type)
 
 
-def _wanted(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
+def _missing(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
+    """Return what its number of rows calls for and is not there: names, and what builds them."""
+    least = conf.current().index_rows
+    missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one[0], using=using)]
+    # Rows are counted last: that reads the table.
+    return missing if missing and least and _has_rows(spec, space, least, using=using) else []
+
+
+def _wanted(spec: Spec, space: Space) -> list[tuple[str, sql.Composed]]:
     settings = conf.current()
-    if not settings.index_rows or not _has_rows(spec, space, settings.index_rows, using=using):
-        return []
     index = _chosen(space)
     names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
     return [

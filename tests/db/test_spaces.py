@@ -6,6 +6,7 @@ import threading
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
@@ -245,6 +246,23 @@ def test_an_index_is_built_by_as_many_processes_as_the_setting_says(
         cursor.execute("SHOW max_parallel_maintenance_workers")
         assert cursor.fetchone() == (str(workers),)
         cursor.execute("RESET max_parallel_maintenance_workers")
+    indexes.drop(spec, space, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_rows_are_only_counted_for_an_index_that_is_not_there(spec, make_article, run_jobs):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+
+    def counts() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            indexes.build(spec, space, using="default")
+        return sum("AS counted" in query["sql"] for query in queries)
+
+    assert counts() == 1
+    assert counts() == 0
     indexes.drop(spec, space, using="default")
 
 
