@@ -1,4 +1,4 @@
-"""The spaces that are being built: find their gaps, build their indexes, switch to them.
+"""The spaces that are being filled: find their gaps, build their indexes, switch to them.
 
 A look is cheap enough for every second. The row that lacked its vectors at the last look
 comes first, then the end of the table, which is filled last. A space is only read whole
@@ -11,9 +11,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from pgembed_django import database, events, spaces
 from pgembed_django.maintenance import gaps, reconcile
@@ -23,6 +25,9 @@ from pgembed_django.specs import Spec
 
 FIRST_LAP_SECONDS = 5.0
 """How soon a lap over the rows is followed by another. Each next one waits twice as long."""
+
+FIRST_FILL = timedelta(minutes=15)
+"""So long the indexes of a space that is searched already wait for its first rows."""
 
 RESTS = 10
 """After a look the space is left alone, for so many times as long as that took."""
@@ -39,7 +44,7 @@ class Seen:
 
 
 class Filling:
-    """What one worker has seen of the spaces that are being built."""
+    """What one worker has seen of the spaces that are being filled."""
 
     def __init__(
         self,
@@ -68,6 +73,20 @@ class Filling:
             except database.Busy:
                 return 0  # a writer holds the whole table
             return self._find_more(spec, space, seen)
+
+    def index(self, spec: Spec, space: Space) -> None:
+        """Build the indexes of the space that is searched.
+
+        Not in the middle of its first fill: the build would have to be made good for all rows
+        that are stored meanwhile, and take many times as long. But a slow fill takes days.
+        """
+        is_new = Q(pk=space.pk, activated_at__gt=Now() - FIRST_FILL)
+        if (
+            not Space.objects.using(self.using).filter(is_new).exists()
+            or indexes.is_complete(spec, space, using=self.using)
+            or not spaces.has_gap(spec, space, using=self.using)
+        ):
+            indexes.build(spec, space, using=self.using)
 
     def look_at_once(self) -> None:
         """Let the next look be due, however long the last one took."""

@@ -159,7 +159,7 @@ class Maintenance:
         for spec in self.specs.values():
             for space in spaces.live(spec, using=self.using):
                 if space.state == Space.State.ACTIVE:
-                    indexes.build(spec, space, using=self.using)
+                    self._filling.index(spec, space)
                     if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
                         spaces.note_full(space, using=self.using)
                 else:

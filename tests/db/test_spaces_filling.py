@@ -7,14 +7,15 @@ import sys
 import pytest
 from django.db import connection
 from django.db.models import Q
+from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
 from pgembed_django.maintenance import gaps, reconcile
-from pgembed_django.maintenance.filling import FIRST_LAP_SECONDS, RESTS, Filling
+from pgembed_django.maintenance.filling import FIRST_FILL, FIRST_LAP_SECONDS, RESTS, Filling
 from pgembed_django.models import Job, Space
-from pgembed_django.spaces import switching
+from pgembed_django.spaces import indexes, switching
 from tests.app.models import Article, ArticleEmbedding
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -237,6 +238,35 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
         assert "Anti Join" not in plan
         assert "Semi Join" not in plan
         assert "hashed" not in plan
+
+
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_the_first_space_gets_its_indexes_once_it_is_full(spec, make_article, run_jobs, filling):
+    make_article()
+    run_jobs()
+    make_article()
+    space = spaces.active(spec, using="default")
+    filling.index(spec, space)
+    assert not indexes.is_complete(spec, space, using="default")
+
+    run_jobs()
+    filling.index(spec, space)
+    assert indexes.is_complete(spec, space, using="default")
+    indexes.drop(spec, space, using="default")
+
+
+@override_settings(PGEMBED_INDEX_ROWS=1)
+def test_a_fill_that_takes_long_is_not_waited_for(spec, make_article, run_jobs, filling):
+    make_article()
+    run_jobs()
+    make_article()
+    space = spaces.active(spec, using="default")
+    Space.objects.filter(pk=space.pk).update(activated_at=Now() - FIRST_FILL)
+
+    filling.index(spec, space)
+
+    assert indexes.is_complete(spec, space, using="default")
+    indexes.drop(spec, space, using="default")
 
 
 def test_a_worker_learns_of_a_new_space_from_the_first_row_that_lacks_it(
