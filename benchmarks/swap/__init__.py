@@ -37,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=3, help="in the backfill, and in the swap")
     parser.add_argument("--writes", type=float, default=30, help="a second")
     parser.add_argument("--searches", type=float, default=15, help="a second")
+    parser.add_argument(
+        "--widths",
+        type=int,
+        nargs=2,
+        default=WIDTHS,
+        metavar=("BEFORE", "AFTER"),
+        help="of the vectors: the wider ones take longer to be indexed",
+    )
     parser.add_argument("--calm-seconds", type=float, default=15)
     parser.add_argument("--counts-only", action="store_true", help="judge no speed")
     parser.add_argument("--json", type=Path, help="a file for the figures")
@@ -46,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure. Returns zero where nothing was wrong, and both bars were reached."""
     with postgres.database(), tempfile.TemporaryDirectory() as folder:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-        os.environ["BENCHMARK_SETTINGS"] = json.dumps(settings(WIDTHS[0]))
+        os.environ["BENCHMARK_SETTINGS"] = json.dumps(settings(options.widths[0]))
         import django
         from django.core.management import call_command
         from django.db import connections

@@ -56,7 +56,7 @@ class Swapping:
         self._kills = 0
         self._empty()
         writer = Writer(rows=self.rows, per_second=self.options.writes, seed=number)
-        self._deploy(swap.WIDTHS[0])
+        self._deploy(self.options.widths[0])
         self._until(Looks(), self._is_full, kills=self.options.kills)
         old = active()
         assert old
@@ -66,7 +66,7 @@ class Swapping:
         self._until(calm, lambda _: time.monotonic() > ends)
         before = calm.least_covered
         looks = Looks(calm.questions)
-        self._deploy(swap.WIDTHS[1])
+        self._deploy(self.options.widths[1])
         self._until(looks, lambda _: active() != old, kills=self.options.kills)
         written = writer.stop()
         new = active()
