@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--questions", type=int, help="only the first so many")
     parser.add_argument("--counts-only", action="store_true", help="judge no speed")
+    parser.add_argument("--parts", action="store_true", help="tell where the time goes")
     parser.add_argument("--json", type=Path, help="a file for the figures")
 
 
@@ -104,6 +106,7 @@ def measure(wanted: int, options: argparse.Namespace) -> Figures:
             below,
             space,
             questions * options.rounds,
+            with_parts=options.parts,
         )
         for share, below in SHARES.items()
     }
@@ -132,13 +135,23 @@ def _embed(space: Any, provider: Any, questions: list[str]) -> None:
 
 
 def _compare(
-    share: str, articles: Any, below: int | None, space: Any, questions: list[str]
+    share: str,
+    articles: Any,
+    below: int | None,
+    space: Any,
+    questions: list[str],
+    *,
+    with_parts: bool,
 ) -> dict[str, float]:
     """Ask by turns, print a line, and return it."""
+    from benchmarks.search.parts import Parts
     from pgembed_django import search
 
+    parts = Parts()
+
     def by_search(question: str) -> list[int]:
-        return [article.pk for article in search(articles, question, limit=10)]
+        with parts.timed() if with_parts else nullcontext():
+            return [article.pk for article in search(articles, question, limit=10)]
 
     way = _better_way(space, below, questions[:PILOT])
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
@@ -172,6 +185,8 @@ def _compare(
         f"  {told:.1%} ({way})",
         flush=True,
     )
+    if with_parts:
+        print(f"{'':8}  ms: {parts}", flush=True)
     return {**line, "times by hand": ratio, "same answer": told}
 
 
