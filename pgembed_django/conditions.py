@@ -20,7 +20,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable
 from psycopg import sql
 
-Row = Literal["old", "new"]
+Row = Literal["old", "new", "inserted"]
 
 # Types whose equality is that of their content. Of all others the text is compared:
 # a collation may ignore case, jsonb finds 1 and 1.0 equal, json has no equality at all.

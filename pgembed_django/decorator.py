@@ -20,7 +20,7 @@ from django.db.models.signals import class_prepared
 
 from pgembed_django import conditions, specs, tables, triggers
 from pgembed_django.chunkers import Chunker
-from pgembed_django.specs import Spec, Stale
+from pgembed_django.specs import Spec, Stale, TriggerLevel
 
 M = TypeVar("M", bound=models.Model)
 
@@ -38,6 +38,7 @@ def embeddable(
     name: str | None = None,
     stale: Stale = "serve",
     store_text: bool = True,
+    trigger_level: TriggerLevel = "row",
 ) -> Callable[[type[M]], type[M]]:
     """Keep embeddings of a model's rows.
 
@@ -45,6 +46,7 @@ def embeddable(
     returns the text instead. Rows that do not match ``when`` are neither embedded nor found.
     ``priority``, from -100 to 100: higher first. ``name`` is that of the generated model, by
     default ``<Model>Embedding``; on an abstract base it may hold ``%(class)s``.
+    ``trigger_level="statement"`` enqueues the rows of an INSERT together.
 
     Raises:
         ImproperlyConfigured: the model or a value cannot be kept fresh by triggers.
@@ -59,6 +61,7 @@ def embeddable(
         name=name,
         stale=stale,
         store_text=store_text,
+        trigger_level=trigger_level,
     )
 
     def decorate(model: type[M]) -> type[M]:
@@ -89,6 +92,7 @@ class _Declaration:
     name: str | None
     stale: Stale
     store_text: bool
+    trigger_level: TriggerLevel
 
     def declare_on_subclasses(self, base: type[models.Model]) -> None:
         """Declare on each model that gets its table from an abstract base."""
@@ -128,6 +132,7 @@ class _Declaration:
             priority=self.priority,
             stale=self.stale,
             store_text=self.store_text,
+            trigger_level=self.trigger_level,
         )
         watch = triggers.Watch(
             key=spec.key,
@@ -136,6 +141,7 @@ class _Declaration:
             when=spec.when,
             priority=spec.priority,
             embedding_table=embedding_model._meta.db_table,
+            is_by_statement=spec.trigger_level == "statement",
         )
         pgtrigger.register(*triggers.triggers(watch))(model)
         specs.register(spec)
@@ -232,6 +238,8 @@ class _Declaration:
             _refuse(model, f"priority is {self.priority!r}. Give a whole number from -100 to 100.")
         if self.stale not in get_args(Stale):
             _refuse(model, f"stale is {self.stale!r}. Choose 'serve' or 'hide'.")
+        if self.trigger_level not in get_args(TriggerLevel):
+            _refuse(model, f"trigger_level is {self.trigger_level!r}. Choose 'row' or 'statement'.")
         if not isinstance(self.chunker, Chunker):
             _refuse(model, f"chunker is {self.chunker!r}. Give a Chunker(...).")
         if not isinstance(self.provider, str):

@@ -16,6 +16,7 @@ from pgembed_django import text as texts
 from pgembed_django.chunkers import Chunker
 
 Stale = Literal["serve", "hide"]
+TriggerLevel = Literal["row", "statement"]
 
 # With a schema per tenant, a table of the shared schema is not this tenant's.
 IS_HERE = """
@@ -53,6 +54,7 @@ class Spec:
     priority: int
     stale: Stale
     store_text: bool
+    trigger_level: TriggerLevel
 
     def __str__(self) -> str:
         return self.key

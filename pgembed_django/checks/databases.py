@@ -36,6 +36,13 @@ IS_UNLOGGED = """
     WHERE oid = to_regclass('pgembed_job')
       AND relpersistence = 'u'
 """
+IS_PARTITIONED = """
+    SELECT name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class ON pg_class.oid = to_regclass(name)
+    WHERE relkind = 'p'
+       OR relispartition
+"""
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
     FROM pg_ts_config
@@ -68,6 +75,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _job_table(cursor)
             yield from _missing_tables(connection)
             yield from _functions(connection)
+            yield from _partitioned(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
         yield Error(
@@ -166,6 +174,26 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
             hint="It was left behind when the schema was copied or renamed. Install the functions "
             "and triggers again: see 'A schema per tenant' in the documentation.",
             id="pgembed.E016",
+        )
+
+
+def _partitioned(connection: Any) -> Iterator[CheckMessage]:
+    names = {
+        connection.ops.quote_name(spec.model._meta.db_table): spec
+        for spec in specs.all()
+        if spec.trigger_level == "statement" and router.db_for_write(spec.model) == connection.alias
+    }
+    try:
+        with transaction.atomic(using=connection.alias):
+            found = database.rows(connection.alias, IS_PARTITIONED, names=list(names))
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    for [name] in found:
+        yield Error(
+            f"The table {name} of {names[name]} is partitioned, and a trigger for each statement "
+            "misses rows that are written straight into a partition.",
+            hint='Take trigger_level="statement" off its @embeddable, and run makemigrations.',
+            id="pgembed.E017",
         )
 
 

@@ -37,6 +37,7 @@ WRITES_TO = """
 # Name -> argument types, which Postgres needs to drop a function.
 FUNCTIONS = {
     "pgembed_enqueue_v1": "text, text, integer",
+    "pgembed_enqueue_all_v1": "text, text[], integer",
     "pgembed_forget_v1": "text, text, integer, text",
     "pgembed_forget_all_v1": "text, text",
 }

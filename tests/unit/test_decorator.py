@@ -186,6 +186,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"priority": 1.5}, "priority is 1.5. Give a whole number"),
         ({"priority": True}, "priority is True. Give a whole number"),
         ({"stale": "drop"}, "stale is 'drop'. Choose 'serve' or 'hide'."),
+        ({"trigger_level": "table"}, "trigger_level is 'table'. Choose 'row' or 'statement'."),
         ({"chunker": 400}, "chunker is 400. Give a Chunker(...)."),
         ({"provider": None}, "provider is None. Name an alias of PGEMBED_PROVIDERS."),
         ({"when": {"rank": 1}}, "when is {'rank': 1}. Give a Q object."),

@@ -1,23 +1,17 @@
-"""The row triggers of one spec: what the users' migrations install.
-
-Each body is one call to a function that our own migration ships: a fat one could
-only be mended by a migration in every user's project.
-"""
+"""The five triggers of a spec. Each says when it fires, and which function it calls."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pgtrigger
 from django.db.models import Field, Model, Q
-from pgtrigger import compiler
-from psycopg import sql as psycopg_sql
 
 from pgembed_django import conditions, sql
+from pgembed_django.triggers.compiled import CompiledTrigger, literal
 
 NAME_LENGTH = pgtrigger.core.MAX_NAME_LENGTH
 
@@ -32,77 +26,8 @@ class Watch:
     when: Q | None
     priority: int
     embedding_table: str
-
-
-def triggers(watch: Watch) -> Iterator[SpecTrigger]:
-    """Yield every trigger that keeps a spec's vectors true to its table."""
-    for kind in (Inserted, Updated, Left, Deleted, Truncated):
-        yield kind(watch)
-
-
-class CompiledTrigger(compiler.Trigger):
-    """A trigger as it stands in a migration.
-
-    pgtrigger drops it from the table by the table's old name, so one would survive
-    RenameModel, and call with a spec and a table that are gone. This one is found by
-    its function, whatever its table is called by now. Undoing such a migration, pgtrigger
-    comes with the old name too early: that can only be told.
-    """
-
-    MISSING: ClassVar[str] = """
-        DO $$
-        BEGIN
-            IF to_regclass({table}) IS NULL THEN
-                RAISE EXCEPTION 'pgembed: there is no table % to put a trigger on', {table}
-                USING HINT = 'To undo a RenameModel, first move the RemoveTrigger operations '
-                    'of its migration above it, with the old model_name.';
-            END IF;
-        END
-        $$;
-    """
-    DROP: ClassVar[str] = """
-        DO $$
-        DECLARE
-            source regclass;
-        BEGIN
-            FOR source IN
-                SELECT tgrelid
-                FROM pg_catalog.pg_trigger
-                WHERE tgname = '{pgid}'
-                  AND tgfoid = to_regprocedure('{pgid}()')
-            LOOP
-                EXECUTE format('DROP TRIGGER {pgid} ON %s', source);
-            END LOOP;
-        END
-        $$;
-
-        DROP FUNCTION IF EXISTS {pgid}();
-    """
-    # With a schema per tenant a row may be written with another tenant's search_path, or
-    # with none: its job belongs beside it all the same.
-    PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
-
-    # pgtrigger finds out that nothing is ignored by an error that it catches, and each row
-    # pays for that. Where the setting is empty there is nothing to ask.
-    ASKED: ClassVar[re.Pattern[str]] = re.compile(
-        r"IF \((\S*_pgtrigger_should_ignore\(TG_NAME\)) IS TRUE\)"
-    )
-    ASKED_WHERE_SET: ClassVar[str] = (
-        r"IF (COALESCE(current_setting('pgtrigger.ignore', true), '') <> '' AND \1 IS TRUE)"
-    )
-
-    @property
-    def install_sql(self) -> str:
-        """Create the function and the trigger."""
-        table = _literal(conditions.quoted_name(self.sql.table))
-        pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
-        install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
-        return self.MISSING.replace("{table}", table) + install + pin
-
-    @property
-    def uninstall_sql(self) -> str:
-        """Drop the trigger and its function."""
-        return self.DROP.format(pgid=self.sql.pgid)
+    is_by_statement: bool = False
+    """Whether the rows of an INSERT are enqueued together."""
 
 
 class SpecTrigger(pgtrigger.Trigger):
@@ -142,15 +67,15 @@ class SpecTrigger(pgtrigger.Trigger):
         return conditions.compiled(self.watch.when, model=model, row=row)
 
     def _enqueue(self, model: type[Model]) -> str:
-        unit = _literal(self.watch.key), _pk(model, "NEW")
-        return _called("pgembed_enqueue_v1", *unit, _literal(self.watch.priority))
+        unit = literal(self.watch.key), _pk(model, "NEW")
+        return _called("pgembed_enqueue_v1", *unit, literal(self.watch.priority))
 
     def _forget(self, model: type[Model]) -> str:
-        unit = _literal(self.watch.key), _pk(model, "OLD")
-        return _called("pgembed_forget_v1", *unit, _literal(self.watch.priority), self._table())
+        unit = literal(self.watch.key), _pk(model, "OLD")
+        return _called("pgembed_forget_v1", *unit, literal(self.watch.priority), self._table())
 
     def _table(self) -> str:
-        return _literal(conditions.quoted_name(self.watch.embedding_table))
+        return literal(conditions.quoted_name(self.watch.embedding_table))
 
 
 class Inserted(SpecTrigger):
@@ -164,6 +89,39 @@ class Inserted(SpecTrigger):
 
     def call(self, model: type[Model]) -> str:
         return self._enqueue(model)
+
+
+class InsertedTogether(Inserted):
+    """Rows came, with one statement: they are enqueued with one too.
+
+    A trigger for each row starts the INSERT of a job for each. By the same name as that, so
+    that it takes its place.
+    """
+
+    level = pgtrigger.Statement
+    referencing = pgtrigger.Referencing(new="inserted")  # type: ignore[no-untyped-call]
+    # Rows to a call: an array of all keys may be larger than what a value may be.
+    PAGE: ClassVar[int] = 10_000
+
+    def render_condition(self, model: Any) -> str:
+        """Return nothing: a statement has no row to look at."""
+        return ""
+
+    def get_func(self, model: Any) -> str:
+        """Return the trigger's body: one call for each page of the rows that match."""
+        pk = _pk(model, '"inserted"')
+        call = _called(
+            "pgembed_enqueue_all_v1",
+            literal(self.watch.key),
+            "array_agg(written.pk)",
+            literal(self.watch.priority),
+        )
+        return (
+            f"PERFORM {call}\n"
+            f"FROM (SELECT {pk}, row_number() OVER () / {self.PAGE}\n"
+            f"FROM inserted WHERE {self._matches(model, 'inserted')}) AS written(pk, page)\n"
+            "GROUP BY written.page;\nRETURN NULL;"
+        )
 
 
 class Updated(SpecTrigger):
@@ -226,7 +184,7 @@ class Truncated(SpecTrigger):
         return []
 
     def call(self, model: type[Model]) -> str:
-        return _called("pgembed_forget_all_v1", _literal(self.watch.key), self._table())
+        return _called("pgembed_forget_all_v1", literal(self.watch.key), self._table())
 
 
 def trigger_name(verb: str, spec_name: str) -> str:
@@ -241,10 +199,6 @@ def trigger_name(verb: str, spec_name: str) -> str:
 
 def _called(function: str, *arguments: str) -> str:
     return f"{sql.qualified(function)}({', '.join(arguments)})"
-
-
-def _literal(value: str | int) -> str:
-    return psycopg_sql.quote(value).strip()
 
 
 def _pk_field(model: type[Model]) -> Field[Any, Any]:

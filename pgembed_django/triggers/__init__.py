@@ -1,0 +1,31 @@
+"""The triggers of one spec: what the users' migrations install.
+
+Each body is one call to a function that our own migration ships: a fat one could
+only be mended by a migration in every user's project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pgembed_django.triggers.compiled import CompiledTrigger
+from pgembed_django.triggers.kinds import (
+    Deleted,
+    Inserted,
+    InsertedTogether,
+    Left,
+    SpecTrigger,
+    Truncated,
+    Updated,
+    Watch,
+    trigger_name,
+)
+
+__all__ = ["CompiledTrigger", "SpecTrigger", "Watch", "trigger_name", "triggers"]
+
+
+def triggers(watch: Watch) -> Iterator[SpecTrigger]:
+    """Yield every trigger that keeps a spec's vectors true to its table."""
+    inserted = InsertedTogether if watch.is_by_statement else Inserted
+    for kind in (inserted, Updated, Left, Deleted, Truncated):
+        yield kind(watch)

@@ -1,0 +1,105 @@
+"""A trigger as it stands in a user's migration: how it is installed, and found again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pgtrigger import compiler
+from psycopg import sql as psycopg_sql
+
+from pgembed_django import conditions, sql
+
+
+class CompiledTrigger(compiler.Trigger):
+    """A trigger as it stands in a migration.
+
+    pgtrigger drops it from the table by the table's old name, so one would survive
+    RenameModel, and call with a spec and a table that are gone. This one is found by
+    its function, whatever its table is called by now. Undoing such a migration, pgtrigger
+    comes with the old name too early: that can only be told.
+    """
+
+    MISSING: ClassVar[str] = """
+        DO $$
+        BEGIN
+            IF to_regclass({table}) IS NULL THEN
+                RAISE EXCEPTION 'pgembed: there is no table % to put a trigger on', {table}
+                USING HINT = 'To undo a RenameModel, first move the RemoveTrigger operations '
+                    'of its migration above it, with the old model_name.';
+            END IF;
+        END
+        $$;
+    """
+    DROP: ClassVar[str] = """
+        DO $$
+        DECLARE
+            source regclass;
+        BEGIN
+            FOR source IN
+                SELECT tgrelid
+                FROM pg_catalog.pg_trigger
+                WHERE tgname = '{pgid}'
+                  AND tgfoid = to_regprocedure('{pgid}()')
+            LOOP
+                EXECUTE format('DROP TRIGGER {pgid} ON %s', source);
+            END LOOP;
+        END
+        $$;
+
+        DROP FUNCTION IF EXISTS {pgid}();
+    """
+    # Rows that are written straight into a partition fire no statement trigger of the whole,
+    # those that are written into the whole none of the partition.
+    PARTITIONED: ClassVar[str] = """
+        DO $$
+        BEGIN
+            IF EXISTS (
+                SELECT FROM pg_catalog.pg_class
+                WHERE oid = to_regclass({table})
+                  AND (relkind = 'p' OR relispartition)
+            ) THEN
+                RAISE EXCEPTION 'pgembed: % is partitioned, and a trigger for each statement '
+                    'misses rows that are written straight into a partition', {table}
+                USING HINT = 'Take trigger_level="statement" off its @embeddable.';
+            END IF;
+        END
+        $$;
+    """
+    # With a schema per tenant a row may be written with another tenant's search_path, or
+    # with none: its job belongs beside it all the same.
+    PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
+
+    # pgtrigger finds out that nothing is ignored by an error that it catches, and each row
+    # pays for that. Where the setting is empty there is nothing to ask.
+    ASKED: ClassVar[re.Pattern[str]] = re.compile(
+        r"IF \((\S*_pgtrigger_should_ignore\(TG_NAME\)) IS TRUE\)"
+    )
+    ASKED_WHERE_SET: ClassVar[str] = (
+        r"IF (COALESCE(current_setting('pgtrigger.ignore', true), '') <> '' AND \1 IS TRUE)"
+    )
+
+    @property
+    def install_sql(self) -> str:
+        """Create the function and the trigger."""
+        table = literal(conditions.quoted_name(self.sql.table))
+        pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
+        install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
+        refuse = self.MISSING + (self.PARTITIONED if self.sql.kwargs.get("referencing") else "")
+        return refuse.replace("{table}", table) + install + pin
+
+    @property
+    def uninstall_sql(self) -> str:
+        """Drop the trigger and its function."""
+        return self.DROP.format(pgid=self.sql.pgid)
+
+    def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
+        """Return how a migration writes it: by a path that stays."""
+        _, args, kwargs = super().deconstruct()
+        return "pgembed_django.triggers.CompiledTrigger", args, kwargs
+
+
+def literal(value: str | int) -> str:
+    """Return a value as SQL writes it."""
+    return psycopg_sql.quote(value).strip()
