@@ -128,12 +128,16 @@ NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))
 
 def current() -> Settings:
     """Return the settings as they are now: a test's ``override_settings`` counts."""
-    given = {
-        setting.name: getattr(django_settings, name)
-        for setting, name in zip(fields(Settings), NAMES, strict=True)
-        if hasattr(django_settings, name)
-    }
-    return Settings(**given)
+    _ = django_settings.DEBUG  # reads the settings, if nobody has yet
+    # Most names are not given, and the lazy object takes microseconds to say so of each.
+    holder: Any = vars(django_settings)["_wrapped"]
+    return Settings(
+        **{
+            name.removeprefix(PREFIX).lower(): getattr(holder, name)
+            for name in NAMES
+            if hasattr(holder, name)
+        }
+    )
 
 
 def problems() -> Iterator[tuple[str, str]]:
