@@ -9,6 +9,11 @@ from benchmarks.compare import Figures
 from benchmarks.write.table import FILL, Table
 
 UPDATE = "UPDATE app_article SET title = title || ' again'"
+ONE = """
+    INSERT INTO app_article (title, contents, is_public, views)
+    VALUES (%s, 'Reading the whole table is cheaper.', true, 0)
+"""
+ALONE = 1_000
 UNWATCHED = "UPDATE app_article SET views = views + 1"
 
 
@@ -25,12 +30,15 @@ class Writes:
         def measure() -> Figures:
             self._table.begin(name)
             figures = {"INSERT": self._timed(FILL, self._rows)}
-            if name == "ours":
+            if name in ("ours", "statement"):
                 [jobs] = self._table.connection.execute(
                     "SELECT count(*) FROM pgembed_job WHERE status = 'pending'"
                 ).fetchone() or [0]
                 assert jobs == self._rows, f"{jobs} jobs for {self._rows} rows"
+            figures["1,000 INSERTs of a row"] = self._alone()
             self._table.empty()
+            if name == "statement":  # its UPDATE is ours
+                return figures
             figures["UPDATE"] = self._timed(UPDATE)
             # The bare INSERT and pgai's trigger do not tell one field from another.
             if name in ("none", "ours"):
@@ -38,6 +46,14 @@ class Writes:
             return figures
 
         return measure
+
+    def _alone(self) -> float:
+        """Insert rows one by one, in one transaction: of a commit others tell."""
+        with self._table.connection.transaction():
+            started = time.perf_counter()
+            for number in range(ALONE):
+                self._table.connection.execute(ONE, [f"Alone {number}"], prepare=True)
+            return time.perf_counter() - started
 
     def _timed(self, statement: str, *parameters: int) -> float:
         self._table.connection.execute("CHECKPOINT")

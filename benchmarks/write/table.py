@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import psycopg
@@ -48,6 +49,8 @@ VECTORIZER = """
         enqueue_existing => false
     )
 """
+# What ``trigger_level="statement"`` installs, beside the trigger for each row: by another name.
+STATEMENT = "Together"
 FILL = """
     INSERT INTO app_article (title, contents, is_public, views)
     SELECT 'Article ' || n, repeat('Reading the whole table is cheaper. ', 8), true, 0
@@ -64,6 +67,9 @@ class Table:
         ours = self._names()
         self._triggers = {"none": [], "ours": ours}
         self._triggers["bare"] = self._added(BARE)
+        together = self._added(_by_statement())
+        by_row = [name for name in ours if "_insert_" not in name]
+        self._triggers["statement"] = [*together, *by_row]
         self._triggers["notify"] = [*ours, *self._added(NOTIFY)]
         if _install_pgai(url):
             self._triggers["pgai"] = self._added(sql.SQL(VECTORIZER).format(width=WIDTH))
@@ -105,6 +111,22 @@ class Table:
 
     def _names(self) -> list[str]:
         return [name for [name] in self.connection.execute(NAMES)]
+
+
+def _by_statement() -> str:
+    """Return the SQL of the trigger that enqueues the rows of an INSERT together."""
+    import pgtrigger
+
+    from benchmarks.app.models import Article
+    from pgembed_django.triggers import triggers
+
+    [row] = [
+        trigger
+        for model, trigger in pgtrigger.registered()
+        if model is Article and trigger.name == "pgembed_insert_ArticleEmbedding"
+    ]
+    watch = replace(row.watch, name=STATEMENT, is_by_statement=True)
+    return str(next(triggers(watch)).compile(Article).install_sql)
 
 
 def _install_pgai(url: str) -> bool:
