@@ -16,6 +16,7 @@ from pgembed_django.jobs.entries import (
     fail_unknown,
     forget_dead_workers,
     prune,
+    taken,
 )
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.leases import Held, heartbeat, hold
@@ -60,4 +61,5 @@ __all__ = [
     "retry",
     "retry_failed",
     "suspect_due",
+    "taken",
 ]

@@ -12,9 +12,9 @@ from typing import Any
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import sources, store
+from pgembed_django import jobs, sources, store
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.job import UNSETTLED
 from pgembed_django.spaces import LookedUp, covered
 from pgembed_django.specs import Spec
 
@@ -30,13 +30,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
     found = list(rows.values_list(Cast("pk", TextField()), flat=True))
     if not found:
         return []
-    # One statement for each status, which has an index of its own.
-    jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=found)
-    pending, running, parked = (
-        jobs.filter(status).values_list("source_pk", flat=True)
-        for status in (PENDING, RUNNING, PARKED)
-    )
-    taken = set(pending.union(running, parked, all=True))
+    taken = jobs.taken(spec.key, found, using=using)
     return [source_pk for source_pk in found if source_pk not in taken]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 
 from pgembed_django import events, jobs, plan, spaces, store
 from pgembed_django.chunkers import Chunk
@@ -33,6 +34,10 @@ Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be writte
 """
 
 
+PLANNED_AT_ONCE = 64
+"""So many units are read and cut before the providers' answers are looked at again."""
+
+
 class Claiming:
     """Fills the free capacity of ``embedding`` with claimed and planned units."""
 
@@ -58,6 +63,7 @@ class Claiming:
         self._claims = 0
         self._is_suspects_turn = False
         self._had_special = False
+        self._unplanned: deque[Unit] = deque()
         self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
@@ -74,9 +80,14 @@ class Claiming:
         some_seconds = int(self.units_per_second * AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, some_seconds))
 
+    @property
+    def has_unplanned(self) -> bool:
+        """Whether units were claimed that have yet to be read."""
+        return bool(self._unplanned)
+
     def claim(self) -> bool:
-        """Claim and plan, and tell whether there was anything to claim."""
-        limit = self.wanted
+        """Claim where nothing is left to plan, plan some, and tell whether there was any."""
+        limit = 0 if self._unplanned else self.wanted
         if limit:
             now = self._clock()
             self.embedding.look_at_quotas()
@@ -91,14 +102,10 @@ class Claiming:
                     milliseconds=milliseconds,
                 )
             self.has_more = len(claims) >= limit
-            self.holding.add(Unit(claim, self.specs[claim.spec], now) for claim in claims)
-        unplanned = [unit for unit in self.holding.units.values() if not unit.is_planned]
-        by_spec = defaultdict(list)
-        for unit in unplanned:
-            by_spec[unit.spec].append(unit)
-        for spec, units in by_spec.items():
-            self._plan(spec, units)
-        return bool(unplanned)
+            units = [Unit(claim, self.specs[claim.spec], now) for claim in claims]
+            self.holding.add(units)
+            self._unplanned.extend(units)
+        return self._plan_some()
 
     def next_due_seconds(self) -> float | None:
         """Return when the next job that could be claimed is due, from now."""
@@ -174,6 +181,20 @@ class Claiming:
             is_down = any(self.embedding.pool(space).is_waiting for space in active)
             (down if is_down else up).append(key)
         return up, down
+
+    def _plan_some(self) -> bool:
+        """Plan the next few units, and tell whether there were any."""
+        batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
+        few = list(islice(self._unplanned, max([PLANNED_AT_ONCE, *batch_sizes])))
+        by_spec = defaultdict(list)
+        for unit in few:
+            if unit in self.holding and not unit.is_planned:
+                by_spec[unit.spec].append(unit)
+        for spec, units in by_spec.items():
+            self._plan(spec, units)
+        for _ in few:  # only now: the database may have been lost meanwhile
+            self._unplanned.popleft()
+        return bool(few)
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         using = self.holding.using

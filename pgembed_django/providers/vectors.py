@@ -39,18 +39,20 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
         raise ProviderError(f"One answer holds vectors of the widths {sorted(widths)}.")
     width = widths.pop() if widths else dimensions
     matrix = np.zeros((len(rows), width), dtype=np.float32)
-    for position, row in enumerate(rows):
-        if row is None or (isinstance(row, (list, np.ndarray)) and not len(row)):
-            continue
-        if not isinstance(row, (list, np.ndarray)):
-            raise ProviderError("The answer holds something else than lists of numbers.")
-        try:
-            # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
-            with np.errstate(over="ignore"):
+    # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
+    with np.errstate(over="ignore"):
+        for position, row in enumerate(rows):
+            if row is None or (isinstance(row, (list, np.ndarray)) and not len(row)):
+                continue
+            if not isinstance(row, (list, np.ndarray)):
+                raise ProviderError("The answer holds something else than lists of numbers.")
+            try:
                 matrix[position] = row
-        except (TypeError, ValueError):
-            # Not chained: numpy's message quotes the values.
-            raise ProviderError("The answer holds something else than lists of numbers.") from None
+            except (TypeError, ValueError):
+                # Not chained: numpy's message quotes the values.
+                raise ProviderError(
+                    "The answer holds something else than lists of numbers."
+                ) from None
     return matrix
 
 

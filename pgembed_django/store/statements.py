@@ -25,13 +25,13 @@ STORED = """
         text_digest,
         embedding IS NOT NULL
     FROM {table}
-    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+    WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND space_id = ANY(%(space_ids)s::bigint[])
   UNION ALL
     SELECT source_pk, space_id, chunk_digest, true, NULL, NULL, NULL, NULL, NULL, NULL
     FROM pgembed_staging
     WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
+      AND source_pk = ANY(%(source_pks)b::text[])
 """
 
 # A chunk whose vector is not given takes that of a row with the same digest, or the one
@@ -55,14 +55,14 @@ INSERT = """
         COALESCE(new.was_cut, reused.was_cut, false),
         to_tsvector(%(language)s::regconfig, new.passage)
     FROM unnest(
-        %(source_pks)s::text[],
+        %(source_pks)b::text[],
         %(space_ids)s::bigint[],
         %(positions)s::int[],
         %(starts)s::int[],
         %(ends)s::int[],
-        %(passages)s::text[],
-        %(chunk_digests)s::bytea[],
-        %(text_digests)s::bytea[],
+        %(passages)b::text[],
+        %(chunk_digests)b::bytea[],
+        %(text_digests)b::bytea[],
         %(embeddings)b::vector[],
         %(was_cut)s::bool[]
     ) AS new(
@@ -103,8 +103,8 @@ KEEP = """
         %(ids)s::bigint[],
         %(starts)s::int[],
         %(ends)s::int[],
-        %(passages)s::text[],
-        %(text_digests)s::bytea[]
+        %(passages)b::text[],
+        %(text_digests)b::bytea[]
     ) AS new(id, start_offset, end_offset, passage, text_digest)
     WHERE kept.id = new.id
 """
@@ -117,7 +117,7 @@ DROP = """
 # Rows of text alone, written before the provider was asked.
 DROP_WITHOUT_VECTOR = """
     DELETE FROM {table} AS waiting
-    USING unnest(%(source_pks)s::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
+    USING unnest(%(source_pks)b::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
     WHERE waiting.source_id = unit.source_pk::{key}
       AND waiting.space_id = unit.space_id
       AND waiting.embedding IS NULL
@@ -125,14 +125,14 @@ DROP_WITHOUT_VECTOR = """
 
 FORGET = """
     DELETE FROM {table}
-    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+    WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
 """
 
 # No text has this digest: nothing is reused, and what is there is found until it is replaced.
 OUTDATE = """
     UPDATE {table}
     SET chunk_digest = ''
-    WHERE source_id = ANY(%(source_pks)s::text[]::{key}[])
+    WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND end_offset > start_offset
 """
 
@@ -157,9 +157,9 @@ STAGE = """
     )
     SELECT %(spec)s, source_pk, space_id, chunk_digest, embedding, was_cut
     FROM unnest(
-        %(source_pks)s::text[],
+        %(source_pks)b::text[],
         %(space_ids)s::bigint[],
-        %(chunk_digests)s::bytea[],
+        %(chunk_digests)b::bytea[],
         %(embeddings)b::vector[],
         %(was_cut)s::bool[]
     ) AS staged(source_pk, space_id, chunk_digest, embedding, was_cut)
@@ -169,7 +169,7 @@ STAGE = """
 UNSTAGE = """
     DELETE FROM pgembed_staging
     WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
+      AND source_pk = ANY(%(source_pks)b::text[])
 """
 
 

@@ -156,7 +156,9 @@ class Worker:
         if not moved and not (self.drain and self.pipeline.holding.is_empty):
             moved = self._sleep()
         is_asking = any(pool.in_flight for pool in self.pipeline.embedding.pools)
-        self._awaits_answer = moved and is_asking and not self.pipeline.claiming.has_more
+        claiming = self.pipeline.claiming
+        has_more = claiming.has_more or claiming.has_unplanned
+        self._awaits_answer = moved and is_asking and not has_more
         if moved:
             self._rest.moved(is_asking=is_asking)
             self._recruit(now)

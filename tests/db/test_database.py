@@ -1,0 +1,112 @@
+"""Transactions that give way, one statement at a time and in one go."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from django.db import DataError, connection
+
+from pgembed_django import database
+from pgembed_django.models import Job
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TOGETHER = pytest.mark.parametrize("in_one_go", [False, True], ids=["singly", "in one go"])
+
+
+def add_job(source_pk: str) -> None:
+    statement = "INSERT INTO pgembed_job (spec, source_pk) VALUES ('app.One', %(pk)s)"
+    database.execute("default", statement, pk=source_pk)
+
+
+def is_idle() -> bool:
+    status = connection.connection.info.transaction_status
+    return status == psycopg.pq.TransactionStatus.IDLE
+
+
+@TOGETHER
+def test_what_was_written_is_there_afterwards(in_one_go):
+    with database.giving_way("default", in_one_go=in_one_go):
+        add_job("1")
+
+    assert is_idle()
+    assert Job.objects.count() == 1
+
+
+@TOGETHER
+def test_an_error_undoes_everything_and_leaves_a_usable_connection(in_one_go):
+    def divide() -> None:
+        with database.giving_way("default", in_one_go=in_one_go):
+            add_job("1")
+            database.rows("default", "SELECT 1 / 0")
+
+    with pytest.raises(DataError):
+        divide()
+
+    assert is_idle()
+    assert not Job.objects.exists()
+
+
+@TOGETHER
+def test_an_error_of_ours_undoes_everything_too(in_one_go):
+    def give_up() -> None:
+        with database.giving_way("default", in_one_go=in_one_go):
+            add_job("1")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        give_up()
+
+    assert is_idle()
+    assert not Job.objects.exists()
+
+
+def test_an_error_in_a_statement_without_rows_is_raised_at_the_end():
+    def divide() -> None:
+        with database.giving_way("default", in_one_go=True):
+            add_job("1")
+            database.execute("default", "UPDATE pgembed_job SET claims = 1 / 0")
+
+    with pytest.raises(DataError):
+        divide()
+
+    assert is_idle()
+    assert not Job.objects.exists()
+
+
+@TOGETHER
+def test_it_is_busy_where_a_writer_has_the_row(in_one_go, connect):
+    add_job("1")
+    writer = connect()
+    writer.execute("SELECT FROM pgembed_job FOR UPDATE")
+
+    with (
+        pytest.raises(database.Busy),
+        database.giving_way("default", wait="1ms", in_one_go=in_one_go),
+    ):
+        database.rows("default", "SELECT FROM pgembed_job FOR UPDATE")
+
+    assert is_idle()
+    writer.rollback()
+
+
+@TOGETHER
+def test_its_wait_for_locks_does_not_outlive_it(in_one_go):
+    before = database.rows("default", "SHOW lock_timeout")
+    with database.giving_way("default", wait="7ms", in_one_go=in_one_go):
+        assert database.rows("default", "SHOW lock_timeout") == [("7ms",)]
+
+    assert database.rows("default", "SHOW lock_timeout") == before
+
+
+def test_in_one_go_reads_what_others_have_committed_meanwhile(connect):
+    other = connect(autocommit=True)
+    connection.ensure_connection()
+    connection.connection.execute("SET default_transaction_isolation = 'repeatable read'")
+
+    with database.giving_way("default", in_one_go=True):
+        database.rows("default", "SELECT FROM pgembed_job")
+        other.execute("INSERT INTO pgembed_job (spec, source_pk) VALUES ('app.One', '1')")
+        assert len(database.rows("default", "SELECT FROM pgembed_job")) == 1
+
+    connection.connection.execute("RESET default_transaction_isolation")
