@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pgtrigger
@@ -20,6 +21,7 @@ from pgembed_django.listener import KEYS
 from pgembed_django.models import Job, Space
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_fresh, run_jobs
+from pgembed_django.triggers import triggers
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import testing_url
 
@@ -161,6 +163,24 @@ def test_a_row_that_is_written_with_another_search_path_has_its_job_beside_it(pa
         connections["web"].close()
 
     assert (pending("acme"), pending("umbra")) == (1, 0)
+
+
+def test_rows_that_are_enqueued_together_have_their_jobs_beside_them():
+    by_row = next(trigger for trigger in note_triggers() if "_insert_" in trigger.name)
+    by_statement = next(triggers(replace(by_row.watch, is_by_statement=True)))
+    try:
+        with connections["acme"].schema_editor() as editor:
+            editor.execute(by_statement.compile(Note).install_sql, params=None)
+        execute("web", "SET search_path = umbra, public")
+        execute(
+            "web",
+            "INSERT INTO acme.app_note (id, body, seen) "
+            "SELECT gen_random_uuid(), 'a', 0 FROM generate_series(1, 3)",
+        )
+        assert (pending("acme"), pending("umbra")) == (3, 0)
+    finally:
+        with connections["acme"].schema_editor() as editor:
+            editor.execute(by_row.compile(Note).install_sql, params=None)
 
 
 def test_a_worker_drains_its_tenant_and_no_other():
