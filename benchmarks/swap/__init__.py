@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from psycopg import sql
+
 from benchmarks import postgres
 from benchmarks.soak.processes import Workers
 
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("BEFORE", "AFTER"),
         help="of the vectors: the wider ones take longer to be indexed",
     )
+    parser.add_argument("--memory", default="512MB", help="maintenance_work_mem: the index fits.")
     parser.add_argument("--calm-seconds", type=float, default=15)
     parser.add_argument("--counts-only", action="store_true", help="judge no speed")
     parser.add_argument("--json", type=Path, help="a file for the figures")
@@ -61,6 +64,13 @@ def run(options: argparse.Namespace) -> int:
 
         django.setup()
         call_command("migrate", verbosity=0)
+        with connections["default"].cursor() as cursor:
+            # For the workers, which connect later.
+            statement = sql.SQL("ALTER DATABASE {} SET maintenance_work_mem = {}")
+            name = connections["default"].settings_dict["NAME"]
+            cursor.execute(
+                statement.format(sql.Identifier(name), sql.Literal(options.memory)).as_string(None)
+            )
         # Our models load only where Django is set up.
         from benchmarks.swap import rounds
 
