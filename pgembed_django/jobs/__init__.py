@@ -6,7 +6,7 @@ from pgembed_django.jobs.claims import (
     claim,
     claim_alone,
     next_due_seconds,
-    suspect_due,
+    special_due,
 )
 from pgembed_django.jobs.doubtful import claim_doubtful
 from pgembed_django.jobs.endings import complete, reap, release, retry
@@ -60,6 +60,6 @@ __all__ = [
     "resume",
     "retry",
     "retry_failed",
-    "suspect_due",
+    "special_due",
     "taken",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
@@ -126,15 +126,24 @@ CLAIM_ALONE = """
     RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
 
-SUSPECT_DUE = """
-    SELECT EXISTS (
-        SELECT
-        FROM pgembed_job
-        WHERE status = 'pending'
-          AND crashes > 0
-          AND spec = ANY(%(specs)s)
-          AND run_at <= statement_timestamp()
-    )
+SPECIAL_DUE = """
+    SELECT
+        EXISTS (
+            SELECT
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND crashes > 0
+              AND spec = ANY(%(specs)s)
+              AND run_at <= statement_timestamp()
+        ),
+        EXISTS (
+            SELECT
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND outages > 0
+              AND spec = ANY(%(specs)s)
+              AND run_at <= statement_timestamp()
+        )
 """
 
 # Seconds until the next pending job is due; zero or less where one is due already.
@@ -185,6 +194,15 @@ class Claim:
     """The trace that the job belongs to, in W3C's form."""
 
 
+class SpecialDue(NamedTuple):
+    """What is due and has to go alone."""
+
+    suspect: bool
+    """Held when a worker died."""
+    doubtful: bool
+    """With a provider when that went down."""
+
+
 def claim(
     specs: Sequence[str],
     *,
@@ -217,10 +235,10 @@ def claim_alone(
     return claims(CLAIM_ALONE, using, specs=list(specs), worker=worker_id, lease=lease_seconds)
 
 
-def suspect_due(specs: Sequence[str], *, using: str) -> bool:
-    """Tell whether a job that has to be claimed alone is waiting."""
-    [[due]] = database.prepared(using, SUSPECT_DUE, specs=list(specs))
-    return bool(due)
+def special_due(specs: Sequence[str], *, using: str) -> SpecialDue:
+    """Tell which kinds of jobs that have to go alone are waiting."""
+    [found] = database.prepared(using, SPECIAL_DUE, specs=list(specs))
+    return SpecialDue(*found)
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:

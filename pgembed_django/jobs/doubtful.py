@@ -13,17 +13,6 @@ from django.db import transaction
 from pgembed_django import database
 from pgembed_django.jobs.claims import Claim, claims
 
-DUE = """
-    SELECT EXISTS (
-        SELECT
-        FROM pgembed_job
-        WHERE status = 'pending'
-          AND outages > 0
-          AND spec = ANY(%(specs)s)
-          AND run_at <= statement_timestamp()
-    )
-"""
-
 # In a statement of its own: the claim must see what the one before has committed.
 TRY_LOCK = """
     SELECT pg_try_advisory_xact_lock(
@@ -68,9 +57,6 @@ def claim_doubtful(
     specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
 ) -> list[Claim]:
     """Start one due job that a provider went down with, unless another worker has one."""
-    [[due]] = database.prepared(using, DUE, specs=list(specs))
-    if not due:
-        return []
     with transaction.atomic(using=using):
         [[is_first]] = database.rows(using, TRY_LOCK)
         if not is_first:

@@ -148,12 +148,13 @@ class Claiming:
     def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
         """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
         using, lease = self.holding.using, self.holding.settings.lease_seconds
+        due = jobs.special_due(specs, using=using)
         # What was held when a worker died is claimed alone, by turns with the others: there
         # may be hundreds of such jobs, and writes are not to wait for all of them.
         self._is_suspects_turn = not self._is_suspects_turn
         self._had_special = True
-        if self._is_suspects_turn:
-            if held and jobs.suspect_due(specs, using=using):
+        if self._is_suspects_turn and due.suspect:
+            if held:
                 self._is_suspects_turn = False  # still theirs, once the others have ended
                 return []
             alone = jobs.claim_alone(
@@ -161,9 +162,11 @@ class Claiming:
             )
             if alone:
                 return alone
-        doubtful = jobs.claim_doubtful(
-            specs, worker_id=self.worker_id, lease_seconds=lease, using=using
-        )
+        doubtful = []
+        if due.doubtful:
+            doubtful = jobs.claim_doubtful(
+                specs, worker_id=self.worker_id, lease_seconds=lease, using=using
+            )
         self._had_special = bool(doubtful)
         return doubtful or None
 

@@ -59,6 +59,11 @@ class Embedding:
         return list(self._queues)
 
     @property
+    def is_asking(self) -> bool:
+        """Whether a request is in flight."""
+        return any(pool.in_flight for pool in self._queues)
+
+    @property
     def quota_seconds(self) -> float:
         """How long what is queued waits for a quota at the least."""
         waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]

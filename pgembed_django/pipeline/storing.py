@@ -45,6 +45,11 @@ class Storing:
         self._waiting = 0
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether a transaction is under way."""
+        return self._future is not None
+
+    @property
     def is_behind(self) -> bool:
         """Whether a round of batches waits already: no more is to be claimed."""
         settings = self.holding.settings
@@ -54,7 +59,7 @@ class Storing:
         """Hand out what was stored, begin with what is whole, and tell whether anything moved."""
         moved, left = self._take()
         whole = self.holding.whole
-        if self._future is None:
+        if not self.is_at_work:
             # What an open writer has locked is tried again after a while, not at once.
             self._start([unit for unit in whole.values() if unit not in left])
             self._waiting = 0

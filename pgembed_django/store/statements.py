@@ -56,10 +56,10 @@ INSERT = """
         to_tsvector(%(language)s::regconfig, new.passage)
     FROM unnest(
         %(source_pks)b::text[],
-        %(space_ids)s::bigint[],
-        %(positions)s::int[],
-        %(starts)s::int[],
-        %(ends)s::int[],
+        %(space_ids)b::bigint[],
+        %(positions)b::int[],
+        %(starts)b::int[],
+        %(ends)b::int[],
         %(passages)b::text[],
         %(chunk_digests)b::bytea[],
         %(text_digests)b::bytea[],
@@ -100,9 +100,9 @@ KEEP = """
         passage = CASE WHEN %(store_text)s THEN new.passage END,
         fulltext = to_tsvector(%(language)s::regconfig, new.passage)
     FROM unnest(
-        %(ids)s::bigint[],
-        %(starts)s::int[],
-        %(ends)s::int[],
+        %(ids)b::bigint[],
+        %(starts)b::int[],
+        %(ends)b::int[],
         %(passages)b::text[],
         %(text_digests)b::bytea[]
     ) AS new(id, start_offset, end_offset, passage, text_digest)

@@ -15,8 +15,8 @@ FIRST_LOOK_SECONDS = 0.001
 LAST_LOOK_SECONDS = 0.008
 """An awake worker looks again and again, ever more slowly, before it goes on watch."""
 
-ASKING_LOOK_SECONDS = 0.004
-"""How soon it looks for jobs while a provider has some: the answer wakes it anyway."""
+WAITING_LOOK_SECONDS = 0.004
+"""How soon it looks for jobs while some are on their way: what comes back wakes it anyway."""
 
 BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 0.8
@@ -42,9 +42,9 @@ class Rest:
         with suppress(BlockingIOError, OSError):
             self._sender.send(b"!")
 
-    def moved(self, *, is_asking: bool) -> None:
+    def moved(self, *, is_waiting: bool) -> None:
         """Begin anew: there was something to do."""
-        self._look_seconds = ASKING_LOOK_SECONDS if is_asking else FIRST_LOOK_SECONDS
+        self._look_seconds = WAITING_LOOK_SECONDS if is_waiting else FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
 
     def busy_look(self) -> float:

@@ -148,19 +148,19 @@ class Worker:
         now = time.monotonic()
         for timer in self._timers:
             timer.run(now)
-        # With the last jobs at the provider, its answer comes first: the row waits for that.
+        # With the last jobs on their way, what comes back is first: the row waits for that.
         moved = self._step(claim=not self._awaits_answer)
         if self._outage_seconds:
             self._outage_seconds = 0.0
             events.tell(events.DATABASE_BACK)
         if not moved and not (self.drain and self.pipeline.holding.is_empty):
             moved = self._sleep()
-        is_asking = any(pool.in_flight for pool in self.pipeline.embedding.pools)
+        is_waiting = self.pipeline.storing.is_at_work or self.pipeline.embedding.is_asking
         claiming = self.pipeline.claiming
         has_more = claiming.has_more or claiming.has_unplanned
-        self._awaits_answer = moved and is_asking and not has_more
+        self._awaits_answer = moved and is_waiting and not has_more
         if moved:
-            self._rest.moved(is_asking=is_asking)
+            self._rest.moved(is_waiting=is_waiting)
             self._recruit(now)
 
     def _sleep(self) -> bool:

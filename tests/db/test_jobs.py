@@ -158,12 +158,12 @@ class TestClaim:
         make_job("another", crashes=2, ago=30)
         make_job("free")
 
-        assert jobs.suspect_due([SPEC], using="default")
+        assert jobs.special_due([SPEC], using="default").suspect
         assert keys(claim()) == ["free"]
         assert keys(claim_alone()) == ["suspect"]
         assert keys(claim_alone()) == ["another"]
         assert claim_alone() == []
-        assert not jobs.suspect_due([SPEC], using="default")
+        assert not jobs.special_due([SPEC], using="default").suspect
 
     def test_of_suspects_none_that_is_not_due_known_or_free(self):
         make_job("later", crashes=1, ago=-60)

@@ -177,7 +177,7 @@ def test_claim_of_suspects(explain):
         explain(
             lambda: (
                 jobs.claim_alone(keys, worker_id=1, lease_seconds=60, using="default"),
-                jobs.suspect_due(keys, using="default"),
+                jobs.special_due(keys, using="default"),
             )
         ),
         BATCH,
@@ -312,7 +312,7 @@ def test_the_plans_that_a_worker_keeps_read_no_more(held):
         assert len(claim()) == BATCH
         assert len(claim(lowest_first=True)) == BATCH
         jobs.claim_alone(known, worker_id=1, lease_seconds=60, using="default")
-        jobs.suspect_due(known, using="default")
+        jobs.special_due(known, using="default")
         jobs.next_due_seconds(known, using="default")
         assert len(jobs.heartbeat(held, lease_seconds=60, using="default").ours) == BATCH
         jobs.complete({one.id: 1 for one in held}, keep_seconds=60, using="default")
