@@ -34,7 +34,7 @@ Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be writte
 """
 
 
-PLANNED_AT_ONCE = 64
+PLANNED_AT_ONCE = 128
 """So many units are read and cut before the providers' answers are looked at again."""
 
 
