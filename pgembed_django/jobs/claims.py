@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from psycopg import sql
 
@@ -97,55 +97,6 @@ CLAIM = """
     RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
 
-CLAIM_ALONE = """
-    UPDATE pgembed_job AS job
-    SET
-        status = 'running',
-        claims = claims + 1,
-        worker_id = %(worker)s,
-        started_at = statement_timestamp(),
-        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
-    WHERE id = (
-        SELECT id
-        FROM pgembed_job AS candidate
-        WHERE status = 'pending'
-          AND crashes > 0
-          AND spec = ANY(%(specs)s)
-          AND run_at <= statement_timestamp()
-          AND NOT EXISTS (
-              SELECT
-              FROM pgembed_job AS other
-              WHERE other.status = 'running'
-                AND other.spec = candidate.spec
-                AND other.source_pk = candidate.source_pk
-          )
-        ORDER BY run_at
-        LIMIT 1
-        FOR UPDATE SKIP LOCKED
-    )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
-"""
-
-SPECIAL_DUE = """
-    SELECT
-        EXISTS (
-            SELECT
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND crashes > 0
-              AND spec = ANY(%(specs)s)
-              AND run_at <= statement_timestamp()
-        ),
-        EXISTS (
-            SELECT
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND outages > 0
-              AND spec = ANY(%(specs)s)
-              AND run_at <= statement_timestamp()
-        )
-"""
-
 # Seconds until the next pending job is due; zero or less where one is due already.
 NEXT_DUE = """
     WITH RECURSIVE lane AS (
@@ -194,15 +145,6 @@ class Claim:
     """The trace that the job belongs to, in W3C's form."""
 
 
-class SpecialDue(NamedTuple):
-    """What is due and has to go alone."""
-
-    suspect: bool
-    """Held when a worker died."""
-    doubtful: bool
-    """With a provider when that went down."""
-
-
 def claim(
     specs: Sequence[str],
     *,
@@ -226,19 +168,6 @@ def claim(
         direction=1 if lowest_first else -1,
         only_new=only_new,
     )
-
-
-def claim_alone(
-    specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
-) -> list[Claim]:
-    """Start one due job that was held when a worker died, if there is one."""
-    return claims(CLAIM_ALONE, using, specs=list(specs), worker=worker_id, lease=lease_seconds)
-
-
-def special_due(specs: Sequence[str], *, using: str) -> SpecialDue:
-    """Tell which kinds of jobs that have to go alone are waiting."""
-    [found] = database.prepared(using, SPECIAL_DUE, specs=list(specs))
-    return SpecialDue(*found)
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:

@@ -11,6 +11,7 @@ from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.claiming import Claiming
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
@@ -39,10 +40,12 @@ class Pipeline:
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
         self.storing = Storing(holding=self.holding, wake=wake, inline=inline)
+        self.planning = Planning(holding=self.holding, embedding=self.embedding)
         self.claiming = Claiming(
             specs,
             holding=self.holding,
             embedding=self.embedding,
+            planning=self.planning,
             storing=self.storing,
             worker_id=worker_id,
             clock=clock,
@@ -73,6 +76,7 @@ class Pipeline:
         moved |= self.holding.end_jobs()
         if claim:
             moved |= self.claiming.claim()
+            moved |= self.planning.step()
         moved |= self.embedding.send()
         if has_answer:
             self._answered_at = self._clock()  # only now: all of this may have taken a while

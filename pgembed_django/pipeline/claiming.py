@@ -1,21 +1,18 @@
-"""Claim due units, some seconds of work ahead, and plan what each needs."""
+"""Claim due units, some seconds of work ahead."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping
 
-from pgembed_django import events, jobs, plan, spaces, store
-from pgembed_django.chunkers import Chunk
+from pgembed_django import events, jobs, spaces
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
-from pgembed_django.pipeline.units import Part, Request, Unit
-from pgembed_django.sources import load
+from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 SPACES_SECONDS = 5.0
@@ -34,12 +31,8 @@ Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be writte
 """
 
 
-PLANNED_AT_ONCE = 128
-"""So many units are read and cut before the providers' answers are looked at again."""
-
-
 class Claiming:
-    """Fills the free capacity of ``embedding`` with claimed and planned units."""
+    """Hands ``planning`` as many units as there is room for."""
 
     def __init__(
         self,
@@ -47,6 +40,7 @@ class Claiming:
         *,
         holding: Holding,
         embedding: Embedding,
+        planning: Planning,
         storing: Storing,
         worker_id: int,
         clock: Callable[[], float] = time.monotonic,
@@ -54,6 +48,7 @@ class Claiming:
         self.specs = specs
         self.holding = holding
         self.embedding = embedding
+        self.planning = planning
         self.storing = storing
         self.worker_id = worker_id
         self.units_per_second = 0.0
@@ -63,49 +58,42 @@ class Claiming:
         self._claims = 0
         self._is_suspects_turn = False
         self._had_special = False
-        self._unplanned: deque[Unit] = deque()
         self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
 
     @property
     def wanted(self) -> int:
-        """How many units to claim now: some seconds of work."""
+        """How many units to claim now: some seconds of work, once the last ones are planned."""
         settings = self.holding.settings
         round_of_batches = settings.batch_size * settings.concurrency
-        if self.embedding.queued >= round_of_batches or self.storing.is_behind:
+        is_full = self.embedding.queued >= round_of_batches
+        if is_full or self.planning.has_more or self.storing.is_behind:
             return 0
         if any(pool.is_down for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
         some_seconds = int(self.units_per_second * AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, some_seconds))
 
-    @property
-    def has_unplanned(self) -> bool:
-        """Whether units were claimed that have yet to be read."""
-        return bool(self._unplanned)
-
     def claim(self) -> bool:
-        """Claim where nothing is left to plan, plan some, and tell whether there was any."""
-        limit = 0 if self._unplanned else self.wanted
-        if limit:
-            now = self._clock()
-            self.embedding.look_at_quotas()
-            started = time.perf_counter()
-            claims = self.take(limit)
-            if claims:
-                milliseconds = (time.perf_counter() - started) * 1000
-                events.tell(
-                    events.JOBS_CLAIMED,
-                    about=claims,
-                    count=len(claims),
-                    milliseconds=milliseconds,
-                )
-            self.has_more = len(claims) >= limit
-            units = [Unit(claim, self.specs[claim.spec], now) for claim in claims]
-            self.holding.add(units)
-            self._unplanned.extend(units)
-        return self._plan_some()
+        """Claim, and tell whether there was anything to claim."""
+        limit = self.wanted
+        if not limit:
+            return False
+        now = self._clock()
+        self.embedding.look_at_quotas()
+        started = time.perf_counter()
+        claims = self.take(limit)
+        if claims:
+            milliseconds = (time.perf_counter() - started) * 1000
+            events.tell(
+                events.JOBS_CLAIMED, about=claims, count=len(claims), milliseconds=milliseconds
+            )
+        self.has_more = len(claims) >= limit
+        units = [Unit(claim, self.specs[claim.spec], now) for claim in claims]
+        self.holding.add(units)
+        self.planning.add(units)
+        return bool(units)
 
     def next_due_seconds(self) -> float | None:
         """Return when the next job that could be claimed is due, from now."""
@@ -185,71 +173,11 @@ class Claiming:
             (down if is_down else up).append(key)
         return up, down
 
-    def _plan_some(self) -> bool:
-        """Plan the next few units, and tell whether there were any."""
-        batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
-        few = list(islice(self._unplanned, max([PLANNED_AT_ONCE, *batch_sizes])))
-        by_spec = defaultdict(list)
-        for unit in few:
-            if unit in self.holding and not unit.is_planned:
-                by_spec[unit.spec].append(unit)
-        for spec, units in by_spec.items():
-            self._plan(spec, units)
-        for _ in few:  # only now: the database may have been lost meanwhile
-            self._unplanned.popleft()
-        return bool(few)
-
-    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
-        using = self.holding.using
-        source_pks = [unit.claim.source_pk for unit in units]
-        live = self._spaces[spec.key]
-        loaded = load(spec, source_pks, using=using)
-        stored = store.stored(spec, source_pks, [space.pk for space in live], using=using)
-        for unit in units:
-            unit.is_planned = True
-            source_pk = unit.claim.source_pk
-            if loaded.is_locked or not live:
-                self.holding.give_back(unit, delay_seconds=1.0)
-            elif source_pk in loaded.errors:
-                self.holding.retry(unit, loaded.errors[source_pk])
-            elif source_pk not in loaded.texts:
-                unit.is_gone = True
-                self.holding.look_at(unit)
-            else:
-                try:
-                    chunks = spec.chunker.split(loaded.texts[source_pk])
-                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is settled
-                    self.holding.retry(unit, f"{type(error).__name__}: {error}")
-                    continue
-                text_digest = spec.text_digest(loaded.texts[source_pk])
-                self._plan_unit(unit, chunks, text_digest, live, stored)
-
-    def _plan_unit(
-        self,
-        unit: Unit,
-        chunks: Sequence[Chunk],
-        text_digest: bytes,
-        live: Sequence[Space],
-        stored: store.Stored,
-    ) -> None:
-        unit.chunks = len(chunks)
-        unit.planned_spaces = {space.pk for space in live}
-        for space in live:
-            where = (unit.claim.source_pk, space.pk)
-            staged = stored.staged.get(where, ())
-            made = plan.make(
-                chunks, text_digest, stored=stored.chunks.get(where, ()), staged=staged
-            )
-            part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
-            unit.parts.append(part)
-            unit.has_staged |= bool(staged)
-            self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
-        self.holding.look_at(unit)
-
     def _read_spaces(self) -> None:
         if self.holding.has_old_spaces or self._clock() - self._spaces_read >= SPACES_SECONDS:
             using = self.holding.using
             self._spaces = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
+            self.planning.live = self._spaces
             paused = jobs.paused(using=using)
             self._paused_specs = paused.specs
             for space in (space for live in self._spaces.values() for space in live):

@@ -156,8 +156,7 @@ class Worker:
         if not moved and not (self.drain and self.pipeline.holding.is_empty):
             moved = self._sleep()
         is_waiting = self.pipeline.storing.is_at_work or self.pipeline.embedding.is_asking
-        claiming = self.pipeline.claiming
-        has_more = claiming.has_more or claiming.has_unplanned
+        has_more = self.pipeline.claiming.has_more or self.pipeline.planning.has_more
         self._awaits_answer = moved and is_waiting and not has_more
         if moved:
             self._rest.moved(is_waiting=is_waiting)

@@ -1,0 +1,80 @@
+"""Jobs that have to go alone: what a worker died with, what a provider went down with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pgembed_django import database
+from pgembed_django.jobs.claims import Claim, claims
+
+CLAIM_ALONE = """
+    UPDATE pgembed_job AS job
+    SET
+        status = 'running',
+        claims = claims + 1,
+        worker_id = %(worker)s,
+        started_at = statement_timestamp(),
+        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+    WHERE id = (
+        SELECT id
+        FROM pgembed_job AS candidate
+        WHERE status = 'pending'
+          AND crashes > 0
+          AND spec = ANY(%(specs)s)
+          AND run_at <= statement_timestamp()
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS other
+              WHERE other.status = 'running'
+                AND other.spec = candidate.spec
+                AND other.source_pk = candidate.source_pk
+          )
+        ORDER BY run_at
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    )
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
+"""
+
+SPECIAL_DUE = """
+    SELECT
+        EXISTS (
+            SELECT
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND crashes > 0
+              AND spec = ANY(%(specs)s)
+              AND run_at <= statement_timestamp()
+        ),
+        EXISTS (
+            SELECT
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND outages > 0
+              AND spec = ANY(%(specs)s)
+              AND run_at <= statement_timestamp()
+        )
+"""
+
+
+class SpecialDue(NamedTuple):
+    """What is due and has to go alone."""
+
+    suspect: bool
+    """Held when a worker died."""
+    doubtful: bool
+    """With a provider when that went down."""
+
+
+def claim_alone(
+    specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
+) -> list[Claim]:
+    """Start one due job that was held when a worker died, if there is one."""
+    return claims(CLAIM_ALONE, using, specs=list(specs), worker=worker_id, lease=lease_seconds)
+
+
+def special_due(specs: Sequence[str], *, using: str) -> SpecialDue:
+    """Tell which kinds of jobs that have to go alone are waiting."""
+    [found] = database.prepared(using, SPECIAL_DUE, specs=list(specs))
+    return SpecialDue(*found)

@@ -1,0 +1,100 @@
+"""Read claimed units, cut them into chunks, and compare these with what is stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+from pgembed_django import plan, store
+from pgembed_django.chunkers import Chunk
+from pgembed_django.models import Space
+from pgembed_django.pipeline.embedding import Embedding
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Part, Request, Unit
+from pgembed_django.sources import load
+from pgembed_django.specs import Spec
+
+PLANNED_AT_ONCE = 128
+"""So many units are planned before the providers' answers are looked at again."""
+
+
+class Planning:
+    """Plans what claimed units need, and queues what is new to be embedded."""
+
+    def __init__(self, *, holding: Holding, embedding: Embedding) -> None:
+        self.holding = holding
+        self.embedding = embedding
+        self.live: Mapping[str, Sequence[Space]] = {}
+        """The spaces of each spec that its units are planned for."""
+        self._units: deque[Unit] = deque()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether units were claimed that have yet to be read."""
+        return bool(self._units)
+
+    def add(self, units: Iterable[Unit]) -> None:
+        """Take claimed units in."""
+        self._units.extend(units)
+
+    def step(self) -> bool:
+        """Plan the next few units, at least a batch, and tell whether there were any."""
+        batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
+        few = list(islice(self._units, max([PLANNED_AT_ONCE, *batch_sizes])))
+        by_spec = defaultdict(list)
+        for unit in few:
+            if unit in self.holding and not unit.is_planned:
+                by_spec[unit.spec].append(unit)
+        for spec, units in by_spec.items():
+            self._plan(spec, units)
+        for _ in few:  # only now: the database may have been lost meanwhile
+            self._units.popleft()
+        return bool(few)
+
+    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
+        using = self.holding.using
+        source_pks = [unit.claim.source_pk for unit in units]
+        live = self.live[spec.key]
+        loaded = load(spec, source_pks, using=using)
+        stored = store.stored(spec, source_pks, [space.pk for space in live], using=using)
+        for unit in units:
+            unit.is_planned = True
+            source_pk = unit.claim.source_pk
+            if loaded.is_locked or not live:
+                self.holding.give_back(unit, delay_seconds=1.0)
+            elif source_pk in loaded.errors:
+                self.holding.retry(unit, loaded.errors[source_pk])
+            elif source_pk not in loaded.texts:
+                unit.is_gone = True
+                self.holding.look_at(unit)
+            else:
+                try:
+                    chunks = spec.chunker.split(loaded.texts[source_pk])
+                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is settled
+                    self.holding.retry(unit, f"{type(error).__name__}: {error}")
+                    continue
+                text_digest = spec.text_digest(loaded.texts[source_pk])
+                self._plan_unit(unit, chunks, text_digest, live, stored)
+
+    def _plan_unit(
+        self,
+        unit: Unit,
+        chunks: Sequence[Chunk],
+        text_digest: bytes,
+        live: Sequence[Space],
+        stored: store.Stored,
+    ) -> None:
+        unit.chunks = len(chunks)
+        unit.planned_spaces = {space.pk for space in live}
+        for space in live:
+            where = (unit.claim.source_pk, space.pk)
+            staged = stored.staged.get(where, ())
+            made = plan.make(
+                chunks, text_digest, stored=stored.chunks.get(where, ()), staged=staged
+            )
+            part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
+            unit.parts.append(part)
+            unit.has_staged |= bool(staged)
+            self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
+        self.holding.look_at(unit)
