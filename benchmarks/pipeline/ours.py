@@ -1,4 +1,4 @@
-"""Ours: a decorated model, and ``embed_worker`` with eight requests in flight.
+"""Ours: a decorated model, and ``embed_worker`` with twelve requests in flight.
 
 Otherwise at its defaults, with the extra orjson. The server works on four requests at once;
 those that wait there are why it never does.
@@ -15,7 +15,7 @@ import psycopg
 
 from benchmarks.pipeline import texts
 
-AT_ONCE = 8
+AT_ONCE = 12
 VIEW = """
     CREATE VIEW embedded AS
     SELECT source_id AS source

@@ -1,6 +1,7 @@
 """Store what came back. Vectors and completion commit together, in one short transaction.
 
-It has a thread and a connection of its own: meanwhile the loop claims and asks on.
+Many at once are stored by a thread with a connection of its own: meanwhile the loop claims
+and asks on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.transactions import Stored
 from pgembed_django.pipeline.units import Unit
-from pgembed_django.pool import Inline, Threads
+from pgembed_django.pool import Threads
 
 STOP_SECONDS = 30.0
 """How long the end of a worker waits for what is being stored."""
@@ -32,21 +33,22 @@ class Completed(NamedTuple):
 class Storing:
     """Stores whole units, all there are at a time, and completes their jobs.
 
-    The thread only writes. What is held is the loop's.
+    A few of them in the loop's own thread: handing them over would take longer. The other
+    thread only writes; what is held is the loop's.
     """
 
     def __init__(self, *, holding: Holding, wake: Callable[[], None], inline: bool) -> None:
         self.holding = holding
         self.completed = 0
         self._wake = wake
-        self._executor = Inline() if inline else Threads(1, name="pgembed-storing")
+        self._thread = None if inline else Threads(1, name="pgembed-storing")
         self._units: Sequence[Unit] = ()
         self._future: futures.Future[Stored] | None = None
         self._waiting = 0
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a transaction is under way."""
+        """Whether the thread is storing."""
         return self._future is not None
 
     @property
@@ -56,17 +58,19 @@ class Storing:
         return self._waiting >= settings.batch_size * settings.concurrency
 
     def step(self) -> bool:
-        """Hand out what was stored, begin with what is whole, and tell whether anything moved."""
+        """Hand out what was stored, store what is whole, and tell whether anything moved."""
         moved, left = self._take()
         whole = self.holding.whole
-        if not self.is_at_work:
-            # What an open writer has locked is tried again after a while, not at once.
-            self._start([unit for unit in whole.values() if unit not in left])
-            self._waiting = 0
-        else:
-            self._waiting = len(whole) - len(self._units)
-        # Inline it is done already.
-        return self._take()[0] or moved
+        self._waiting = len(whole) - len(self._units) if self.is_at_work else 0
+        # What an open writer has locked is tried again after a while, not at once.
+        units = [unit for unit in whole.values() if unit not in left]
+        if self.is_at_work or not units:
+            return moved
+        if self._thread is None or len(units) < self.holding.settings.batch_size:
+            settled, _ = self._settle(units, self._store(units))
+            return settled or moved
+        self._hand_over(units, self._thread)
+        return moved
 
     def finish(self) -> None:
         """Wait for what is being stored, and hand it out."""
@@ -76,22 +80,20 @@ class Storing:
 
     def close(self) -> None:
         """End the thread, and its connection with it."""
-        if isinstance(self._executor, Threads):
-            closing = self._executor.submit(lambda: connections[self.holding.using].close())
+        if self._thread is not None:
+            closing = self._thread.submit(lambda: connections[self.holding.using].close())
             futures.wait([closing], timeout=STOP_SECONDS)
-            self._executor.shutdown()
+            self._thread.shutdown()
 
-    def _start(self, units: Sequence[Unit]) -> None:
-        if not units:
-            return
+    def _hand_over(self, units: Sequence[Unit], thread: Threads) -> None:
         self._units = units
         for unit in units:
             unit.is_being_stored = True
-        self._future = self._executor.submit(self._store, units)
+        self._future = thread.submit(self._store, units)
         self._future.add_done_callback(lambda _: self._wake())
 
     def _store(self, units: Sequence[Unit]) -> Stored:
-        """Run in the thread: touch nothing of the loop's."""
+        """Run in either thread: touch nothing of the loop's."""
         using = self.holding.using
         try:
             return transactions.store_whole(units, settings=self.holding.settings, using=using)
@@ -101,14 +103,17 @@ class Storing:
             raise
 
     def _take(self) -> tuple[bool, Collection[Unit]]:
-        """Let go of what was stored. Returns whether there was any, and what was not."""
+        """Settle what the thread has stored."""
         if self._future is None or not self._future.done():
             return False, ()
         future, self._future = self._future, None
         units, self._units = self._units, ()
         for unit in units:
             unit.is_being_stored = False
-        stored = future.result()
+        return self._settle(units, future.result())
+
+    def _settle(self, units: Sequence[Unit], stored: Stored) -> tuple[bool, Collection[Unit]]:
+        """Let go of what was stored. Returns whether there was any, and what was not."""
         for unit in stored.outdated:
             self.holding.give_back(unit)
             self.holding.has_old_spaces = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +38,8 @@ def worker(woken: Woken) -> Iterator[Pipeline]:
     known = {spec.key: spec for spec in specs.all()}
     for spec in known.values():
         spaces.ensure(spec, using="default")
-    one = Pipeline(known, using="default", worker_id=1, settings=conf.current(), wake=woken.set)
+    settings = dataclasses.replace(conf.current(), batch_size=1)  # so that one row is many
+    one = Pipeline(known, using="default", worker_id=1, settings=settings, wake=woken.set)
     yield one
     one.release()
     one.close()

@@ -104,8 +104,10 @@ def test_within_one_transaction_triggers_are_off_for_this_client_alone(pooled):
 def test_a_worker_has_five_connections(start_worker):
     """As docs/how-to/poolers-and-replicas.md says, for whoever adds them up."""
     start_worker()
-    write("default", "red wool")
-    wait_until(ArticleEmbedding.objects.exists)
+    with transaction.atomic():
+        for number in range(100):  # more than a batch
+            write("default", f"wool number {number}")
+    wait_until(lambda: ArticleEmbedding.objects.count() == 100)
     wait_until(is_asleep)
 
     def others() -> int:
