@@ -70,9 +70,9 @@ class Filling:
                 if self._is_full(spec, space, seen):
                     self._switch(spec, space, seen)
                     return 0
+                return self._find_more(spec, space, seen)
             except database.Busy:
                 return 0  # a writer holds the whole table
-            return self._find_more(spec, space, seen)
 
     def index(self, spec: Spec, space: Space) -> None:
         """Build the indexes of the space that is searched.
@@ -119,7 +119,9 @@ class Filling:
         is_due = self.reconcile_seconds > 0 and self._clock() >= seen.lap_at
         if not is_due or Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using):
             return 0
-        if not gaps.missing(spec, [space], Q(pk=seen.gap), using=self.using):
+        with database.giving_way(self.using):
+            is_gap = gaps.missing(spec, [space], Q(pk=seen.gap), using=self.using)
+        if not is_gap:
             return 0
         seen.lap_at = self._clock() + seen.lap_seconds
         seen.lap_seconds = min(seen.lap_seconds * 2, self.reconcile_seconds)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
+
+from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf
 from pgembed_django.pipeline import transactions
@@ -94,10 +97,14 @@ class Pipeline:
         self.holding.end_jobs()
 
     def release(self) -> None:
-        """Give every job back that is not stored in a moment, with no attempt spent."""
-        self.storing.finish()
+        """Store what is whole, and give every other job back with no attempt spent."""
+        with suppress(DatabaseError, InterfaceError):
+            self.storing.finish()
+            self.storing.step()
+            self.storing.finish()
         for unit in list(self.holding.units.values()):
-            self.holding.give_back(unit)
+            if not unit.is_being_stored:
+                self.holding.give_back(unit)
         self.holding.end_jobs()
 
     def close(self) -> None:
@@ -134,7 +141,7 @@ class Pipeline:
         """Give back what waits for a paused provider, its text stored."""
         stuck = self.embedding.stuck()
         if stuck:
-            transactions.store_text(self.holding, [unit for unit, _ in stuck])
+            transactions.store_text(self.holding, {unit for unit, _ in stuck})
             for unit, pool in stuck:
                 self.embedding.do_without(unit, pool)
 

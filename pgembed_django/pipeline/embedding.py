@@ -44,8 +44,9 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
-        self._stuck: dict[Unit, Pool] = {}
-        self._lost: set[Unit] = set()
+        # In the order they came. A unit may be stuck with two providers at once.
+        self._stuck: dict[tuple[Unit, Pool], None] = {}
+        self._lost: set[tuple[Unit, Pool]] = set()
         self._failures: list[Failure] = []
 
     @property
@@ -128,9 +129,9 @@ class Embedding:
                     if unit in in_flight:
                         self._failures.append(Failure(unit, part, pool, outage))
                     elif unit in self.holding:
-                        found[unit] = pool
+                        found[unit, pool] = None
                 queue.clear()
-        return list(found.items())
+        return list(found)
 
     def do_without(self, unit: Unit, pool: Pool) -> None:
         """Let go of a unit that waits for a paused provider.
@@ -139,8 +140,8 @@ class Embedding:
         and the reconciler brings it back. But where its provider went down with the text,
         the job has to remember it.
         """
-        is_lost = unit in self._lost
-        self._lost.discard(unit)
+        is_lost = (unit, pool) in self._lost
+        self._lost.discard((unit, pool))
         parts = [part for part in unit.parts if self.pool(part.space) is not pool]
         active = [part for part in parts if part.space.state == Space.State.ACTIVE]
         # Nor does a doubtful job end before that part has had its turn.
@@ -201,7 +202,6 @@ class Embedding:
 
     def _take(self, batch: Batch) -> None:
         batch.pool.take(batch.future)
-        self._rationing.settle(batch.pool)
         for request, outcome in zip(batch.requests, batches.outcomes(batch), strict=True):
             unit, part = request.unit, request.part
             if unit not in self.holding or part not in unit.parts:
@@ -216,6 +216,8 @@ class Embedding:
             else:
                 self._failures.append(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, seconds=self._clock() - batch.started)
+        # Last: the database may be lost at it, and the answers are handed out by then.
+        self._rationing.settle(batch.pool)
 
     def _settle_failures(self) -> None:
         """End the units whose chunks have failed, each when nothing of it is in flight any more.
@@ -236,7 +238,7 @@ class Embedding:
             elif isinstance(outcome, ProviderLost):
                 self._lose(unit, failure.pool, outcome)
             elif isinstance(outcome, ProviderUnavailable):
-                self._stuck[unit] = failure.pool
+                self._stuck[unit, failure.pool] = None
             elif isinstance(outcome, InputRefused):
                 self.holding.fail(unit, str(outcome))
             else:
@@ -245,8 +247,8 @@ class Embedding:
     def _lose(self, unit: Unit, pool: Pool, outage: ProviderLost) -> None:
         times = unit.claim.outages
         if times < self.holding.settings.max_crashes:
-            self._lost.add(unit)
-            self._stuck[unit] = pool
+            self._lost.add((unit, pool))
+            self._stuck[unit, pool] = None
             return
         # The first time it had company. Since then the provider had just answered a plain
         # word each time, and nobody else's text was with it.

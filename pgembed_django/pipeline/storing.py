@@ -19,7 +19,7 @@ from pgembed_django.pipeline.transactions import Stored
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
 
-STOP_SECONDS = 30.0
+STOP_SECONDS = 5.0
 """How long the end of a worker waits for what is being stored."""
 
 
@@ -62,7 +62,7 @@ class Storing:
         moved, left = self._take()
         whole = self.holding.whole
         self._waiting = len(whole) - len(self._units) if self.is_at_work else 0
-        # What an open writer has locked is tried again after a while, not at once.
+        # What the thread has just left is locked by an open writer: not again at once.
         units = [unit for unit in whole.values() if unit not in left]
         if self.is_at_work or not units:
             return moved
@@ -80,10 +80,12 @@ class Storing:
 
     def close(self) -> None:
         """End the thread, and its connection with it."""
-        if self._thread is not None:
+        if self._thread is None:
+            return
+        if not self.is_at_work:
             closing = self._thread.submit(lambda: connections[self.holding.using].close())
             futures.wait([closing], timeout=STOP_SECONDS)
-            self._thread.shutdown()
+        self._thread.shutdown()
 
     def _hand_over(self, units: Sequence[Unit], thread: Threads) -> None:
         self._units = units
@@ -119,8 +121,10 @@ class Storing:
             self.holding.has_old_spaces = True
         for unit, error in stored.refused:
             self.holding.retry(unit, error)
-        self.holding.drop(unit.claim.id for unit in stored.completed)
-        self.holding.lose(stored.lost)
+        held = [unit for unit in units if unit in self.holding]
+        completed = set(stored.completed)
+        self.holding.lose(unit.claim.id for unit in held if unit.claim.id in stored.lost)
+        self.holding.drop(unit.claim.id for unit in held if unit in completed)
         self._tell(stored)
         left = {unit for unit in units if unit in self.holding}
         return len(left) < len(units), left

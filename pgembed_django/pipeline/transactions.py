@@ -5,14 +5,12 @@ All are short, and none waits for a writer.
 
 from __future__ import annotations
 
-import functools
-import operator
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, InterfaceError, transaction
 
 from pgembed_django import conf, database, jobs, spaces, store
 from pgembed_django.pipeline.holding import Holding
@@ -75,11 +73,22 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
             raise
         if len(units) > 1:
             # One unit's data may be at fault. It must not take the others along.
-            alone = (store_whole([unit], settings=settings, using=using) for unit in units)
-            return functools.reduce(operator.add, alone)
+            return _store_each(units, settings=settings, using=using)
         return Stored(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
     return Stored(ours, waited, outdated, lost=held.lost, seconds=seconds)
+
+
+def _store_each(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Stored:
+    stored = Stored()
+    for unit in units:
+        try:
+            stored += store_whole([unit], settings=settings, using=using)
+        except (DatabaseError, InterfaceError):
+            if stored == Stored():
+                raise
+            break  # the connection is lost: what was stored before is told first
+    return stored
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:

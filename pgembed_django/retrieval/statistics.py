@@ -65,5 +65,6 @@ def _read(using: str, table: str) -> Statistics:
     # The frequencies end with those of no word: the least, the most, and of none at all.
     return Statistics(
         common=dict(zip(words or (), shares or (), strict=False)),
-        chunks_per_row=chunks_per_row or math.inf,
+        # Of a table that was emptied the one number may be newer than the other.
+        chunks_per_row=max(1.0, chunks_per_row or math.inf),
     )

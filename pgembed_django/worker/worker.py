@@ -187,7 +187,7 @@ class Worker:
         if text_due is not None:
             # It is overdue where an open writer holds the job.
             waits.append(text_due if text_due > 0 else self._rest.busy_look())
-        if self.pipeline.holding.is_blocked:
+        if self.pipeline.holding.is_blocked and not self.pipeline.storing.is_at_work:
             waits.append(self._rest.busy_look())
         if self._stopping_since is not None:
             waits.append(self._stopping_since + self.settings.stop_grace_seconds - now)

@@ -64,6 +64,13 @@ def provider(settings: Any) -> Iterator[type[PlayedProvider]]:
     PlayedProvider.reset()
 
 
+@pytest.fixture(scope="module")
+def without_dead_rows(django_db_setup: None, django_db_blocker: Any) -> None:
+    """Rows that tests before have rolled back make a table look large: it would be sampled."""
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("VACUUM app_article")
+
+
 @pytest.fixture
 def impatient() -> Iterator[None]:
     """What waits for an open writer fails here, where it would hang."""

@@ -23,7 +23,7 @@ from tests.app.models import Article, Page
 from tests.db.conftest import claim
 from tests.played.provider import PlayedProvider
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
 OVERVIEW = "/admin/pgembed/"
 FAILURES = "/admin/pgembed/job/failures/"

@@ -110,3 +110,22 @@ def test_in_one_go_reads_what_others_have_committed_meanwhile(connect):
         assert len(database.rows("default", "SELECT FROM pgembed_job")) == 1
 
     connection.connection.execute("RESET default_transaction_isolation")
+
+
+def test_a_statement_that_was_prepared_in_a_failed_transaction_runs_in_the_next():
+    connection.ensure_connection()
+    connection.connection.prepare_threshold = 0
+    statement = "SELECT count(*) FROM pgembed_job WHERE spec = %(spec)s"
+
+    def divide() -> None:
+        with database.giving_way("default", in_one_go=True):
+            database.execute("default", "UPDATE pgembed_job SET claims = 1 / 0")
+            database.execute("default", "SELECT 1 / 0")
+            database.prepared("default", statement, spec="app.One")
+
+    with pytest.raises(DataError):
+        divide()
+
+    with database.giving_way("default", in_one_go=True):
+        assert database.prepared("default", statement, spec="app.One") == [(0,)]
+    connection.close()

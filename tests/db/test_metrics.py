@@ -27,7 +27,7 @@ from tests.app.models import Article, Note
 from tests.db.test_status import make_failures
 from tests.unit.test_docs import table
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
 KEY = "app.ArticleEmbedding"
 

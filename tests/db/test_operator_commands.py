@@ -22,7 +22,7 @@ from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import claim
 from tests.db.test_status import make_failures
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
 KEY = "app.ArticleEmbedding"
 

@@ -14,7 +14,7 @@ from pgembed_django.status import covering
 from tests.app.models import Article
 from tests.db.conftest import claim
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
 KEY = "app.ArticleEmbedding"
 
