@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pgembed_django import providers
+from pgembed_django import providers, spaces, specs
 from pgembed_django.models import Job
 from pgembed_django.testing import run_jobs
 from tests import played
@@ -98,3 +98,27 @@ def test_no_job_is_lost_and_no_innocent_one_is_charged(
         if poison is None:
             expected = played.vector_of(title, server.width).tolist()
             assert list(vectors[title]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_unit_whose_two_providers_go_down_at_once_is_given_back(
+    settings, make_article, make_worker, provider
+):
+    [spec] = specs.of(Article)
+    worker = make_worker()
+    worker.step()
+    settings.PGEMBED_PROVIDERS = {
+        "default": {**settings.PGEMBED_PROVIDERS["default"], "MODEL": "another"}
+    }
+    spaces.ensure(spec, using="default")  # built beside the one that is searched
+    worker.holding.has_old_spaces = True
+    make_article()
+    provider.is_down = True
+
+    while worker.step():
+        pass
+
+    assert [pool.provider.model for pool in worker.embedding.pools] == ["bag-of-words", "another"]
+    assert worker.holding.is_empty
+    [job] = Job.objects.filter(spec=spec.key)
+    assert job.status == "pending"
+    assert job.attempts == 0
