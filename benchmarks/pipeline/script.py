@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import batched
+from itertools import islice
 
 import numpy as np
 import psycopg
@@ -37,7 +37,7 @@ def fill(database: str, url: str, width: int, rows: int) -> None:
         connection.execute("VACUUM ANALYZE")
 
 
-def embed(database: str, url: str, width: int, rows: int) -> None:
+def embed(database: str, url: str, width: int, count: int) -> None:
     """Embed them all."""
     session = requests.Session()
 
@@ -59,7 +59,8 @@ def embed(database: str, url: str, width: int, rows: int) -> None:
         cursor.execute("SELECT id, contents FROM article ORDER BY id")
         asked: deque[Future[list[tuple[int, np.ndarray]]]] = deque()
         back: list[tuple[int, np.ndarray]] = []
-        for batch in batched(cursor, BATCH):
+        rows = iter(cursor)
+        while batch := tuple(islice(rows, BATCH)):
             asked.append(threads.submit(ask, batch))
             while len(asked) > 2 * AT_ONCE:
                 back += asked.popleft().result()
