@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,7 @@ def start_worker(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
+                start_new_session=True,
             )
         process.log = tmp_path / f"worker-{len(started)}.log"
         started.append(process)
@@ -116,9 +118,8 @@ def start_worker(
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
+        with suppress(ProcessLookupError):  # a reloader's child is ended with it
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
