@@ -6,11 +6,13 @@ Zero switches a loop off.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.signals import setting_changed
 
 PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0, "index_workers": 0}
@@ -126,18 +128,23 @@ class Settings:
 NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))
 
 
+@functools.cache
 def current() -> Settings:
     """Return the settings as they are now: a test's ``override_settings`` counts."""
-    _ = django_settings.DEBUG  # reads the settings, if nobody has yet
-    # Most names are not given, and the lazy object takes microseconds to say so of each.
-    holder: Any = vars(django_settings)["_wrapped"]
-    return Settings(
-        **{
-            name.removeprefix(PREFIX).lower(): getattr(holder, name)
-            for name in NAMES
-            if hasattr(holder, name)
-        }
-    )
+    given = {
+        setting.name: getattr(django_settings, name)
+        for setting, name in zip(fields(Settings), NAMES, strict=True)
+        if hasattr(django_settings, name)
+    }
+    return Settings(**given)
+
+
+def _forget(*, setting: str, **_: object) -> None:
+    if setting in NAMES:
+        current.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="pgembed_django.conf")
 
 
 def problems() -> Iterator[tuple[str, str]]:
