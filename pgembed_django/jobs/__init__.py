@@ -2,7 +2,6 @@
 
 from pgembed_django.jobs.attempts import prune_attempts
 from pgembed_django.jobs.claims import Claim, claim, next_due_seconds
-from pgembed_django.jobs.doubtful import claim_doubtful
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import (
     LANES,
@@ -15,7 +14,7 @@ from pgembed_django.jobs.entries import (
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
-from pgembed_django.jobs.special import claim_alone, special_due
+from pgembed_django.jobs.special import claim_alone, claim_doubtful, special_due
 from pgembed_django.jobs.triage import (
     Released,
     Retried,
