@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Collection, Mapping
 
 from pgembed_django import events, jobs, spaces
 from pgembed_django.jobs import Claim
-from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.planning import Planning
@@ -58,7 +58,6 @@ class Claiming:
         self._claims = 0
         self._is_suspects_turn = False
         self._had_special = False
-        self._spaces: dict[str, list[Space]] = {}
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
 
@@ -168,7 +167,7 @@ class Claiming:
         for key in self.specs:
             if key in self._paused_specs:
                 continue
-            active = self._spaces.get(key, [])[:1]
+            active = self.planning.live.get(key, ())[:1]
             is_down = any(self.embedding.pool(space).is_waiting for space in active)
             (down if is_down else up).append(key)
         return up, down
@@ -176,11 +175,11 @@ class Claiming:
     def _read_spaces(self) -> None:
         if self.holding.has_old_spaces or self._clock() - self._spaces_read >= SPACES_SECONDS:
             using = self.holding.using
-            self._spaces = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
-            self.planning.live = self._spaces
+            live = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
+            self.planning.live = live
             paused = jobs.paused(using=using)
             self._paused_specs = paused.specs
-            for space in (space for live in self._spaces.values() for space in live):
+            for space in itertools.chain.from_iterable(live.values()):
                 self.embedding.pool(space).paused_by = paused.providers.get(space.provider)
             self._spaces_read = self._clock()
             self.holding.has_old_spaces = False

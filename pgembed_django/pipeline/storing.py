@@ -6,28 +6,20 @@ and asks on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
-from typing import NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import database, events
 from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.holding import Holding
-from pgembed_django.pipeline.transactions import Stored
+from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
 
 STOP_SECONDS = 5.0
 """How long the end of a worker waits for what is being stored."""
-
-
-class Completed(NamedTuple):
-    """Units that were stored, and how long each write among them has waited, by job id."""
-
-    units: Sequence[Unit]
-    waited: Mapping[int, float]
 
 
 class Storing:
@@ -43,7 +35,7 @@ class Storing:
         self._wake = wake
         self._thread = None if inline else Threads(1, name="pgembed-storing")
         self._units: Sequence[Unit] = ()
-        self._future: futures.Future[Stored] | None = None
+        self._future: futures.Future[Completion] | None = None
         self._waiting = 0
 
     @property
@@ -94,7 +86,7 @@ class Storing:
         self._future = thread.submit(self._store, units)
         self._future.add_done_callback(lambda _: self._wake())
 
-    def _store(self, units: Sequence[Unit]) -> Stored:
+    def _store(self, units: Sequence[Unit]) -> Completion:
         """Run in either thread: touch nothing of the loop's."""
         using = self.holding.using
         try:
@@ -114,38 +106,37 @@ class Storing:
             unit.is_being_stored = False
         return self._settle(units, future.result())
 
-    def _settle(self, units: Sequence[Unit], stored: Stored) -> tuple[bool, Collection[Unit]]:
-        """Let go of what was stored. Returns whether there was any, and what was not."""
-        for unit in stored.outdated:
+    def _settle(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
+        """Let go of what was done. Returns whether there was any, and what was not."""
+        for unit in done.outdated:
             self.holding.give_back(unit)
             self.holding.has_old_spaces = True
-        for unit, error in stored.refused:
+        for unit, error in done.refused:
             self.holding.retry(unit, error)
         held = [unit for unit in units if unit in self.holding]
-        completed = set(stored.completed)
-        self.holding.lose(unit.claim.id for unit in held if unit.claim.id in stored.lost)
+        completed = set(done.units)
+        self.holding.lose(unit.claim.id for unit in held if unit.claim.id in done.lost)
         self.holding.drop(unit.claim.id for unit in held if unit in completed)
-        self._tell(stored)
+        self._tell(done)
         left = {unit for unit in units if unit in self.holding}
         return len(left) < len(units), left
 
-    def _tell(self, stored: Stored) -> None:
-        completed = stored.completed
-        if not completed:
+    def _tell(self, done: Completion) -> None:
+        if not done.units:
             return
-        self.completed += len(completed)
-        for unit in completed:
+        self.completed += len(done.units)
+        for unit in done.units:
             self.holding.tally.completed(
                 unit.spec.key,
                 embedded=unit.embedded,
                 reused=unit.reused,
-                waited=stored.waited.get(unit.claim.id),
+                waited=done.waited.get(unit.claim.id),
             )
         events.tell(
             events.JOBS_COMPLETED,
-            about=Completed(completed, stored.waited),
-            count=len(completed),
-            embedded=sum(unit.embedded for unit in completed),
-            reused=sum(unit.reused for unit in completed),
-            milliseconds=stored.seconds * 1000,
+            about=done,
+            count=len(done.units),
+            embedded=sum(unit.embedded for unit in done.units),
+            reused=sum(unit.reused for unit in done.units),
+            milliseconds=done.seconds * 1000,
         )

@@ -22,10 +22,11 @@ Write = Callable[[Spec, Parts], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Completion:
     """What became of whole units. Those in none of these are held on, to be tried again."""
 
-    completed: Sequence[Unit] = ()
+    units: Sequence[Unit] = ()
+    """Those that were stored, their jobs completed."""
     waited: Mapping[int, float] = field(default_factory=dict)
     """How long each write among them has waited for its vectors, in seconds, by job id."""
     outdated: Sequence[Unit] = ()
@@ -35,9 +36,9 @@ class Stored:
     """Job ids: another's by now, or gone with their rows."""
     seconds: float = 0.0
 
-    def __add__(self, other: Stored) -> Stored:
-        return Stored(
-            [*self.completed, *other.completed],
+    def __add__(self, other: Completion) -> Completion:
+        return Completion(
+            [*self.units, *other.units],
             {**self.waited, **other.waited},
             [*self.outdated, *other.outdated],
             [*self.refused, *other.refused],
@@ -46,7 +47,7 @@ class Stored:
         )
 
 
-def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Stored:
+def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
     """Store whole units and complete their jobs, vectors and completion together.
 
     Those whose jobs an open writer has locked are left as they are. The results of lost
@@ -67,28 +68,26 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
                 using=using,
             )
     except database.Busy:
-        return Stored()  # a person is at one of their failures
+        return Completion()  # a person is at one of their failures
     except DatabaseError as error:
         if database.is_lost_connection(error):
             raise
         if len(units) > 1:
             # One unit's data may be at fault. It must not take the others along.
             return _store_each(units, settings=settings, using=using)
-        return Stored(refused=[(units[0], f"{type(error).__name__}: {error}")])
+        return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
-    return Stored(ours, waited, outdated, lost=held.lost, seconds=seconds)
+    return Completion(ours, waited, outdated, lost=held.lost, seconds=seconds)
 
 
-def _store_each(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Stored:
-    stored = Stored()
+def _store_each(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
+    done = Completion()
     for unit in units:
         try:
-            stored += store_whole([unit], settings=settings, using=using)
+            done += store_whole([unit], settings=settings, using=using)
         except (DatabaseError, InterfaceError):
-            if stored == Stored():
-                raise
-            break  # the connection is lost: what was stored before is told first
-    return stored
+            break  # the connection is lost, as the next try finds: what was done is told first
+    return done
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
