@@ -16,6 +16,7 @@ from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.filling import FIRST_FILL, FIRST_LAP_SECONDS, RESTS, Filling
 from pgembed_django.models import Job, Space
 from pgembed_django.spaces import indexes, switching
+from tests import played
 from tests.app.models import Article, ArticleEmbedding
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -29,23 +30,13 @@ def spec() -> specs.Spec:
     return specs.get(KEY)
 
 
-class Clock:
-    """Stands still until it is put forward."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> played.Clock:
+    return played.Clock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def filling(clock: Clock) -> Filling:
+def filling(clock: played.Clock) -> Filling:
     return Filling(using="default", reconcile_seconds=RECONCILE_SECONDS, clock=clock)
 
 

@@ -18,6 +18,7 @@ from pgembed_django.worker import limits
 from pgembed_django.worker.limits import MIB, Limits
 from pgembed_django.worker.liveness import Liveness, Vigil
 from pgembed_django.worker.serving import Answer, Server
+from tests import played
 
 
 class Loop:
@@ -43,21 +44,13 @@ class Loop:
         self._gate.get()
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> played.Clock:
+    return played.Clock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def liveness(clock: Clock) -> Liveness:
+def liveness(clock: played.Clock) -> Liveness:
     return Liveness(stuck_seconds=60, clock=clock)
 
 
