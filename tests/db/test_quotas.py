@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections
+from django.db import OperationalError, connection, connections
 
 from pgembed_django import conf, providers, quotas, spaces, specs
 from pgembed_django.models import Job, Quota
@@ -20,6 +20,7 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.pool import PATIENCE_SECONDS
 from tests.app.models import Note
 from tests.conftest import embedded_text, wait_until
+from tests.db.conftest import backend_pid
 from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db
@@ -178,6 +179,26 @@ def test_a_batch_holds_no_more_tokens_than_the_quota_gives_at_once(
     assert sent["requests"] == 1
     assert 1 < len(PlayedProvider.embedded) < 20
     assert sent["tokens"] <= 60_000 / quotas.LARGEST_SHARE
+
+
+def test_answers_are_kept_where_the_database_is_lost_while_their_quota_is_paid(
+    transactional_db, limit, make_article, make_worker, second_connection
+):
+    limit(batch_size=4, REQUESTS_PER_MINUTE=600)
+    articles = [make_article(title=f"No. {number}") for number in range(2)]
+    make_article(title="poison")  # costs requests beyond the one that was taken
+    worker = make_worker()
+    worker.step()
+    second_connection.execute("SELECT pg_terminate_backend(%s)", [backend_pid()])
+
+    with pytest.raises(OperationalError):
+        worker.step()
+    connection.close()
+    while worker.step():
+        pass
+
+    assert all(map(embedded_text, articles))
+    assert len(PlayedProvider.embedded) == len(set(PlayedProvider.embedded)), "none twice"
 
 
 def test_units_that_would_wait_for_long_are_given_back(limit, make_article, make_worker):

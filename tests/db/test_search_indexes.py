@@ -250,6 +250,17 @@ def test_as_many_chunks_are_taken_as_the_rows_have(space):
     assert "LIMIT 150" in statement
 
 
+def test_statistics_that_lag_behind_the_table_let_no_fewer_be_taken(space):
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE app_articleembedding ALTER source_id SET (n_distinct = 40000)")
+        cursor.execute("ANALYZE app_articleembedding")
+    statistics.forget()
+
+    [statement] = statements("<=>", Article, mode="semantic")
+
+    assert "LIMIT 100" in statement
+
+
 def test_pages_through_the_index_follow_each_other(space):
     whole = [article.pk for article in search(Article, QUERY, limit=200)]
     paged: list[int] = []

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from django.db import OperationalError, connection
@@ -53,6 +54,42 @@ def storing(worker: Pipeline, woken: Woken, make_article: Callable[..., object])
     woken.wait_once()  # the answer is there
     worker.step()
     return worker
+
+
+@pytest.fixture
+def refusing() -> Iterator[ExitStack]:
+    """A database that refuses one text, and ends the connection at another."""
+    with ExitStack() as stack:
+        stack.callback(run, "DROP FUNCTION refuse() CASCADE")
+        stack.callback(connection.close)
+        run(
+            """
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF NEW.passage LIKE '%refused%' THEN
+                    RAISE EXCEPTION 'not this one';
+                ELSIF NEW.passage LIKE '%lost%' THEN
+                    PERFORM pg_terminate_backend(pg_backend_pid());
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON app_articleembedding
+            FOR EACH ROW EXECUTE FUNCTION refuse();
+            """
+        )
+        yield stack
+
+
+def run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def end_other_connections() -> None:
+    run(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
 
 
 def test_what_was_completed_a_moment_ago_is_not_lost_to_the_heartbeat(storing, woken, caplog):
@@ -114,11 +151,7 @@ def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_la
     make_article()
     storing.step()
     woken.wait_once()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+    end_other_connections()
     storing.step(claim=False)
     woken.wait_once()
     with pytest.raises(OperationalError):
@@ -129,6 +162,39 @@ def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_la
     storing.step(claim=False)
 
     assert storing.completed == 2
+
+
+def test_a_worker_whose_storing_fails_at_its_end_gives_the_row_back(storing, woken, make_article):
+    woken.wait_once()
+    storing.step()
+    make_article()
+    storing.step()
+    woken.wait_once()
+    end_other_connections()
+    storing.step(claim=False)
+
+    storing.release()
+
+    [job] = Job.objects.filter(kind="write").exclude(status="succeeded")
+    assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
+
+
+def test_of_a_batch_that_loses_its_connection_what_was_stored_before_is_told(
+    make_worker, make_article, refusing
+):
+    stored, refused, last = (make_article(contents=word) for word in ("good", "refused", "lost"))
+    worker = make_worker()
+    worker.step()
+    with refusing, pytest.raises(OperationalError):
+        worker.step(claim=False)  # all three in vain, then each until the connection is gone
+
+    assert worker.completed == 1
+    assert ArticleEmbedding.objects.filter(source=stored).exists()
+    while worker.step(claim=False):
+        pass
+    assert worker.completed == 2
+    assert ArticleEmbedding.objects.filter(source=last).exists()
+    assert Job.objects.get(source_pk=str(refused.pk)).attempts == 1
 
 
 def test_its_connection_is_closed_with_the_worker(storing):
