@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,31 +36,59 @@ SILENCE = {
 }
 
 
+Row = tuple[Any, ...]
+Read = Callable[[], list[Row]]
+
+
 class Busy(Exception):
     """An open transaction of the application holds what we need. To be tried again."""
 
 
-def rows(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
         cursor.execute(statement, parameters or None)
-        found: list[tuple[Any, ...]] = cursor.fetchall()
+        found: list[Row] = cursor.fetchall()
         return found
 
 
-def prepared(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement that a worker sends all day, and return its rows.
 
     In a worker's direct session (``settle_session``) the server binds the parameters and
     plans the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
+    return ahead(using, statement, **parameters)()
+
+
+def ahead(using: str, statement: str, **parameters: Any) -> Read:
+    """Send a statement like ``prepared``, and return what reads its rows: see ``bound``."""
     wrapper = connections[using]
     wrapper.ensure_connection()
     if wrapper.connection.prepare_threshold is None or wrapper.queries_logged:
-        return rows(using, statement, **parameters)
-    with wrapper.wrap_database_errors, psycopg.Cursor(wrapper.connection) as own:
-        own.execute(statement, parameters)
-        return own.fetchall()
+        found = rows(using, statement, **parameters)
+        return lambda: found
+    return bound(using, statement, **parameters)
+
+
+def bound(using: str, statement: str, **parameters: Any) -> Read:
+    """Send a statement whose parameters the server binds, and return what reads its rows.
+
+    In ``giving_way(in_one_go=True)`` it travels together with the next statement that is
+    waited for. What is wrong with it is raised there, or at the end, after which its rows
+    can still be read.
+    """
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    with wrapper.wrap_database_errors:
+        cursor = psycopg.Cursor(wrapper.connection)
+        cursor.execute(statement, parameters)
+
+    def read() -> list[Row]:
+        with wrapper.wrap_database_errors:
+            return cursor.fetchall()
+
+    return read
 
 
 def execute(using: str, statement: str, **parameters: Any) -> int:

@@ -15,35 +15,39 @@ from pgembed_django.specs import Spec
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Texts and errors by source_pk. Units in neither have no row in the spec's condition.
-
-    ``is_locked``: the whole table is held by an open writer (TRUNCATE, ALTER TABLE).
-    """
+    """Texts and errors by source_pk. Units in neither have no row in the spec's condition."""
 
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
-    is_locked: bool = False
 
 
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
-    """Return the texts of units, in one query. To be called after the claim has committed."""
-    rows = (
-        spec.rows(using)
-        .filter(pk__in=[spec.parse_pk(source_pk) for source_pk in source_pks])
-        .annotate(pgembed_source_pk=Cast("pk", models.TextField()))
-    )
+    """Return the texts of units. None where a writer holds the whole table."""
     try:
         with database.giving_way(using, in_one_go=True):
-            found = list(rows)
+            found = list(rows(spec, source_pks, using=using))
     except database.Busy:
-        return Loaded(is_locked=True)
+        return Loaded()
     return read(spec, found)
 
 
-def read(spec: Spec, rows: Iterable[Any]) -> Loaded:
+def rows(spec: Spec, source_pks: Sequence[str], *, using: str) -> models.QuerySet[Any]:
+    """Return the rows of units, as ``read`` takes them.
+
+    To be fetched after the claim has committed, and where a writer is given way: the whole
+    table may be locked (TRUNCATE, ALTER TABLE).
+    """
+    found = spec.rows(using).filter(pk__in=[spec.parse_pk(source_pk) for source_pk in source_pks])
+    annotated: models.QuerySet[Any] = found.annotate(
+        pgembed_source_pk=Cast("pk", models.TextField())
+    )
+    return annotated
+
+
+def read(spec: Spec, found: Iterable[Any]) -> Loaded:
     """Return the texts of rows that are annotated with ``pgembed_source_pk``."""
     loaded = Loaded()
-    for row in rows:
+    for row in found:
         source_pk = row.pgembed_source_pk
         try:
             loaded.texts[source_pk] = spec.text_of(row)

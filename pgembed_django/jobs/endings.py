@@ -7,6 +7,7 @@ are one job a transaction and wait for nobody, so that no deadlock chooses a wri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError
@@ -97,16 +98,18 @@ EXPIRED = """
 """
 
 
-def complete(items: dict[int, int], *, keep_seconds: float, using: str) -> dict[int, float]:
+def complete(
+    items: dict[int, int], *, keep_seconds: float, using: str
+) -> Callable[[], dict[int, float]]:
     """Finish held jobs, given as id -> chunks, and settle their units' open failures.
 
     To be called in the transaction that holds them and has stored their vectors. Returns
-    for how many seconds each write has waited for that, by job id.
+    what tells, once that is committed, for how many seconds each write has waited, by job id.
     """
-    waited = database.prepared(
+    waited = database.ahead(
         using, COMPLETE, ids=list(items), items=list(items.values()), keep=keep_seconds > 0
     )
-    return dict(waited)
+    return lambda: dict(waited())
 
 
 def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str) -> str:

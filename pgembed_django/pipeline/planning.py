@@ -6,13 +6,12 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from pgembed_django import plan, store
+from pgembed_django import database, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Request, Unit
-from pgembed_django.sources import load
 from pgembed_django.specs import Spec
 
 PLANNED_AT_ONCE = 128
@@ -56,14 +55,23 @@ class Planning:
         using = self.holding.using
         source_pks = [unit.claim.source_pk for unit in units]
         live = self.live[spec.key]
-        loaded = load(spec, source_pks, using=using)
-        stored = store.stored(spec, source_pks, [space.pk for space in live], using=using)
+        space_ids = [space.pk for space in live]
+        try:
+            with database.giving_way(using, in_one_go=True):
+                is_stored = store.stored_ahead(spec, source_pks, space_ids, using=using)
+                rows = list(sources.rows(spec, source_pks, using=using))
+        except database.Busy:
+            rows = None
+        if rows is None or not live:
+            for unit in units:
+                unit.is_planned = True
+                self.holding.give_back(unit, delay_seconds=1.0)
+            return
+        loaded, stored = sources.read(spec, rows), is_stored()
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
-            if loaded.is_locked or not live:
-                self.holding.give_back(unit, delay_seconds=1.0)
-            elif source_pk in loaded.errors:
+            if source_pk in loaded.errors:
                 self.holding.retry(unit, loaded.errors[source_pk])
             elif source_pk not in loaded.texts:
                 unit.is_gone = True

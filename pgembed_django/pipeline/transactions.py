@@ -56,9 +56,10 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     started = time.perf_counter()
     try:
         with database.giving_way(using, in_one_go=True):
+            live = spaces.live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
-            outdated = _planned_without_a_space(ours, using=using)
+            outdated = _planned_without_a_space(ours, live())
             ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in _by_spec(ours).items():
                 _write(spec, of_spec, using=using)
@@ -77,7 +78,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
             return _store_each(units, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
-    return Completion(ours, waited, outdated, lost=held.lost, seconds=seconds)
+    return Completion(ours, waited(), outdated, lost=held.lost, seconds=seconds)
 
 
 def _store_each(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
@@ -152,13 +153,12 @@ def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
     return found
 
 
-def _planned_without_a_space(units: Sequence[Unit], *, using: str) -> list[Unit]:
+def _planned_without_a_space(units: Sequence[Unit], live: defaultdict[str, set[int]]) -> list[Unit]:
     """Return the units for which a space has been opened since they were planned.
 
     To complete them would leave a gap, or a stale text, in a space that may be searched
     by now. Where it is opened after this look, the reconciler has yet to fill it.
     """
-    live = spaces.live_ids({unit.spec for unit in units}, using=using)
     return [
         unit
         for unit in units

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pgembed_django import conf, database, providers
 from pgembed_django.models import Space
@@ -28,13 +28,18 @@ def live(spec: Spec, *, using: str) -> list[Space]:
     return list(Space.objects.using(using).filter(spec=spec.key, state__in=LIVE).order_by("state"))
 
 
-def live_ids(specs: Iterable[Spec], *, using: str) -> defaultdict[str, set[int]]:
-    """Return the ids of the spaces that are kept fresh, by the key of their spec."""
-    found: defaultdict[str, set[int]] = defaultdict(set)
+def live_ids(specs: Iterable[Spec], *, using: str) -> Callable[[], defaultdict[str, set[int]]]:
+    """Return what tells the ids of the spaces that are kept fresh, by the key of their spec."""
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
-    for key, space_id in database.prepared(using, LIVE_IDS, **wanted):
-        found[key].add(space_id)
-    return found
+    read = database.ahead(using, LIVE_IDS, **wanted)
+
+    def told() -> defaultdict[str, set[int]]:
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        for key, space_id in read():
+            found[key].add(space_id)
+        return found
+
+    return told
 
 
 def active(spec: Spec, *, using: str) -> Space | None:

@@ -6,7 +6,7 @@ What concerns units runs in a transaction that holds their jobs (``jobs.hold``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
 
-from pgembed_django import conf
+from pgembed_django import conf, database
 from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
 from pgembed_django.specs import Spec
@@ -49,15 +49,27 @@ def stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
 ) -> Stored:
     """Return what is stored of the units in these spaces, and what is staged of them."""
-    chunks: defaultdict[UnitSpace, list[StoredChunk]] = defaultdict(list)
-    staged: defaultdict[UnitSpace, set[bytes]] = defaultdict(set)
-    for source_pk, space_id, digest, is_staged, *row in _run(
+    return stored_ahead(spec, source_pks, space_ids, using=using)()
+
+
+def stored_ahead(
+    spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
+) -> Callable[[], Stored]:
+    """Ask for ``stored``, and return what reads it: see ``database.ahead``."""
+    read = _send(
         using,
         statements.of(spec, using).stored,
         spec=spec.key,
         source_pks=list(source_pks),
         space_ids=list(space_ids),
-    ):
+    )
+    return lambda: _stored(read())
+
+
+def _stored(rows: Iterable[tuple[Any, ...]]) -> Stored:
+    chunks: defaultdict[UnitSpace, list[StoredChunk]] = defaultdict(list)
+    staged: defaultdict[UnitSpace, set[bytes]] = defaultdict(set)
+    for source_pk, space_id, digest, is_staged, *row in rows:
         if is_staged:
             staged[source_pk, space_id].add(digest)
         else:
@@ -72,7 +84,7 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     """Make what is stored of the units what their plans say, whole or not at all."""
     of_spec = statements.of(spec, using)
     if waiting := [change for change in changes if change.has_waiting_text]:
-        _run(
+        _send(
             using,
             of_spec.drop_without_vector,
             source_pks=[change.source_pk for change in waiting],
@@ -81,7 +93,7 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     _insert(spec, changes, using, reuse=True)
     _keep(spec, changes, using)
     if dropped := [row_id for change in changes for row_id in change.plan.drop]:
-        _run(using, of_spec.drop, ids=dropped)
+        _send(using, of_spec.drop, ids=dropped)
 
 
 def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
@@ -94,13 +106,13 @@ def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Delete all that is stored of units whose rows are gone or out of the condition."""
-    _run(using, statements.of(spec, using).forget, source_pks=list(source_pks))
+    _send(using, statements.of(spec, using).forget, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
 def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Let nothing of units be reused. What is stored of them is found until it is replaced."""
-    _run(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
+    _send(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
@@ -111,7 +123,7 @@ def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
         for change in changes
         for digest, embedded in change.vectors.items()
     ]
-    _run(
+    _send(
         using,
         statements.STAGE,
         spec=spec.key,
@@ -125,15 +137,15 @@ def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
 def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Delete the staged vectors of units that need them no longer."""
-    _run(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
+    _send(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
 
 
 def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> int | None:
     """Delete a small batch of a retired space's chunks. Returns the last id, None at the end."""
-    deleted = _run(
+    deleted = _send(
         using, statements.of(spec, using).prune, space=space_id, after=after, limit=limit
     )
-    return max((row_id for [row_id] in deleted), default=None)
+    return max((row_id for [row_id] in deleted()), default=None)
 
 
 def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
@@ -141,7 +153,7 @@ def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool)
     if not rows:
         return
     embedded = [change.vectors.get(chunk.digest) for change, chunk in rows]
-    _run(
+    _send(
         using,
         statements.of(spec, using).insert,
         spec=spec.key,
@@ -169,7 +181,7 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
     ]
     if not rows:
         return
-    _run(
+    _send(
         using,
         statements.of(spec, using).keep,
         store_text=spec.store_text,
@@ -182,18 +194,15 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
     )
 
 
-def _run(using: str, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    """Run a statement with its parameters bound by the server: vectors travel as binary."""
+def _send(using: str, statement: str, **parameters: Any) -> database.Read:
+    """Send a statement with its parameters bound by the server: vectors travel as binary."""
     wrapper = connections[using]
     wrapper.ensure_connection()
-    connection = wrapper.connection
-    # All of it: the connection may be lost while the type is looked up, too.
+    # The connection may be lost while the type is looked up, too.
     with wrapper.wrap_database_errors:
         try:
-            connection.adapters.get_dumper(Vector, PyFormat.BINARY)
+            wrapper.connection.adapters.get_dumper(Vector, PyFormat.BINARY)
         except psycopg.ProgrammingError:
-            register_vector(connection)
-        # Not before: a cursor keeps to the types that were known when it was made.
-        with psycopg.Cursor(connection) as cursor:
-            cursor.execute(statement, parameters)
-            return cursor.fetchall() if cursor.description else []
+            register_vector(wrapper.connection)
+    # Not before: a cursor keeps to the types that were known when it was made.
+    return database.bound(using, statement, **parameters)

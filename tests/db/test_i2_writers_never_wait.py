@@ -427,6 +427,24 @@ class TestOtherIsolationLevels:
         assert Job.objects.count() == 2
 
 
+def test_a_worker_is_not_held_up_by_a_table_that_is_locked(writer, make_worker):
+    [article] = articles(1)
+    writer.connection.execute("LOCK TABLE app_article IN ACCESS EXCLUSIVE MODE")
+    worker = make_worker()
+
+    while worker.step():
+        pass
+
+    assert worker.holding.is_empty
+    [job] = Job.objects.all()
+    assert (job.status, job.attempts) == ("pending", 0)
+    writer.connection.rollback()
+    Job.objects.update(run_at="2020-01-01T00:00:00Z")
+    while worker.step():
+        pass
+    assert embedded_text(article)
+
+
 def test_the_reconciler_is_not_held_up_by_a_table_that_is_locked(writer):
     articles(1)
     Job.objects.all().delete()
