@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "PGEMBED_RECONCILE_SECONDS": 0,
+    "PGEMBED_KEEP_SUCCEEDED_SECONDS": 0,
     "PGEMBED_PROVIDERS": {
         "default": {
             "BACKEND": "pgembed_django.providers.deterministic.DeterministicProvider",

@@ -1,4 +1,4 @@
-"""Our worker's own loop, with handlers where texts would be embedded."""
+"""Our worker's own loop, with handlers where texts would be read and embedded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from threading import Thread
 from typing import Any
 
 from benchmarks.queue.handler import AT_ONCE, BATCH, Handler
-from pgembed_django import database, jobs
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.units import Unit
 
@@ -18,7 +17,7 @@ SETTLE_SECONDS = 0.01
 
 
 class HandlingPipeline(Pipeline):
-    """Claims as always, and settles as always: held, fenced, in one transaction."""
+    """Claims as always, and settles as always: held, fenced, completed, by the storing thread."""
 
     handler: Handler
 
@@ -33,7 +32,8 @@ class HandlingPipeline(Pipeline):
 
     def step(self, *, claim: bool = True) -> bool:
         """Settle what has been handled, and claim the next."""
-        moved = self._settle()
+        self._hand_in()
+        moved = self.storing.step()
         if claim and self._todo.qsize() < BATCH:
             claims = self.claiming.take(BATCH)
             self.claiming.has_more = len(claims) >= BATCH
@@ -53,16 +53,14 @@ class HandlingPipeline(Pipeline):
             if len(self._done) >= BATCH or len(self._done) == len(self.holding.units):
                 self._wake()
 
-    def _settle(self) -> bool:
+    def _hand_in(self) -> None:
+        """Let what has been handled be stored: there is nothing of it but the end of its job."""
         waited = time.monotonic() - self._settled_at
         if not self._done or (len(self._done) < BATCH and waited < SETTLE_SECONDS):
-            return False
-        units = [self._done.popleft() for _ in range(len(self._done))]
-        using = self.holding.using
-        with database.giving_way(using, in_one_go=True):
-            held = jobs.hold([unit.claim for unit in units], using=using)
-            jobs.complete(dict.fromkeys(held.ours, 1), keep_seconds=0, using=using)
-        self.holding.drop({unit.claim.id for unit in units})
-        self.storing.completed += len(held.ours)
+            return
         self._settled_at = time.monotonic()
-        return True
+        for _ in range(len(self._done)):
+            unit = self._done.popleft()
+            unit.is_planned = True
+            unit.planned_spaces = {space.pk for space in self.planning.live[unit.spec.key]}
+            self.holding.look_at(unit)
