@@ -11,9 +11,23 @@ from psycopg import sql
 
 from pgembed_django import database
 
+# How every claim begins: which jobs, each one says. ``claims`` reads what it returns.
+START = """
+    UPDATE pgembed_job AS job
+    SET
+        status = 'running',
+        claims = claims + 1,
+        worker_id = %(worker)s,
+        started_at = statement_timestamp(),
+        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+"""
+STARTED = """
+    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
+"""
+
 # Each lane (a spec's jobs of one priority) is walked in the order of run_at, so jobs that
 # are not due yet are never walked over. Lanes are found by jumping along the index.
-CLAIM = """
+TAKEN = """
     WITH RECURSIVE lane AS (
         SELECT spec, priority
         FROM unnest(%(specs)s::text[]) AS wanted(spec)
@@ -85,17 +99,9 @@ CLAIM = """
         ) AS candidate
         LIMIT {limit}
     )
-    UPDATE pgembed_job AS job
-    SET
-        status = 'running',
-        claims = claims + 1,
-        worker_id = %(worker)s,
-        started_at = statement_timestamp(),
-        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
-    FROM taken
-    WHERE job.id = taken.id
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
+
+CLAIM = TAKEN + START + "FROM taken WHERE job.id = taken.id" + STARTED
 
 # Seconds until the next pending job is due; zero or less where one is due already.
 NEXT_DUE = """

@@ -13,16 +13,9 @@ from typing import NamedTuple
 from django.db import transaction
 
 from pgembed_django import database
-from pgembed_django.jobs.claims import Claim, claims
+from pgembed_django.jobs.claims import START, STARTED, Claim, claims
 
-CLAIM_ALONE = """
-    UPDATE pgembed_job AS job
-    SET
-        status = 'running',
-        claims = claims + 1,
-        worker_id = %(worker)s,
-        started_at = statement_timestamp(),
-        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+SUSPECT = """
     WHERE id = (
         SELECT id
         FROM pgembed_job AS candidate
@@ -41,8 +34,8 @@ CLAIM_ALONE = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
+CLAIM_ALONE = START + SUSPECT + STARTED
 
 # In a statement of its own: the claim must see what the one before has committed.
 TRY_LOCK = """
@@ -51,14 +44,7 @@ TRY_LOCK = """
     )
 """
 
-CLAIM_DOUBTFUL = """
-    UPDATE pgembed_job AS job
-    SET
-        status = 'running',
-        claims = claims + 1,
-        worker_id = %(worker)s,
-        started_at = statement_timestamp(),
-        lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+DOUBTFUL = """
     WHERE id = (
         SELECT id
         FROM pgembed_job AS candidate
@@ -80,8 +66,8 @@ CLAIM_DOUBTFUL = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
 """
+CLAIM_DOUBTFUL = START + DOUBTFUL + STARTED
 
 SPECIAL_DUE = """
     SELECT

@@ -143,9 +143,9 @@ def test_what_a_writer_has_locked_is_stored_once_the_writer_has_ended(
     assert ArticleEmbedding.objects.filter(source=article).exists()
 
 
-def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_later(
-    storing, woken, make_article
-):
+@pytest.fixture
+def cut_off(storing: Pipeline, woken: Woken, make_article: Callable[..., object]) -> Pipeline:
+    """The worker, at the moment when its thread's connection breaks over the second row."""
     woken.wait_once()
     storing.step()
     make_article()
@@ -153,27 +153,23 @@ def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_la
     woken.wait_once()
     end_other_connections()
     storing.step(claim=False)
+    return storing
+
+
+def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_later(cut_off, woken):
     woken.wait_once()
     with pytest.raises(OperationalError):
-        storing.step(claim=False)
+        cut_off.step(claim=False)
 
-    storing.step(claim=False)
+    cut_off.step(claim=False)
     woken.wait_once()
-    storing.step(claim=False)
+    cut_off.step(claim=False)
 
-    assert storing.completed == 2
+    assert cut_off.completed == 2
 
 
-def test_a_worker_whose_storing_fails_at_its_end_gives_the_row_back(storing, woken, make_article):
-    woken.wait_once()
-    storing.step()
-    make_article()
-    storing.step()
-    woken.wait_once()
-    end_other_connections()
-    storing.step(claim=False)
-
-    storing.release()
+def test_a_worker_whose_storing_fails_at_its_end_gives_the_row_back(cut_off):
+    cut_off.release()
 
     [job] = Job.objects.filter(kind="write").exclude(status="succeeded")
     assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
