@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -14,8 +15,10 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.specs import Spec
 
-PLANNED_AT_ONCE = 128
-"""So many units are planned before the providers' answers are looked at again."""
+FIRST_AT_ONCE = 128
+MOST_AT_ONCE = 1024
+AT_ONCE_SECONDS = 0.1
+"""The providers' answers are looked at again after about so long, whatever the texts' lengths."""
 
 
 class Planning:
@@ -27,6 +30,7 @@ class Planning:
         self.live: Mapping[str, Sequence[Space]] = {}
         """The spaces of each spec that its units are planned for."""
         self._units: deque[Unit] = deque()
+        self._at_once = FIRST_AT_ONCE
 
     @property
     def has_more(self) -> bool:
@@ -40,7 +44,8 @@ class Planning:
     def step(self) -> bool:
         """Plan the next few units, at least a batch, and tell whether there were any."""
         batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
-        few = list(islice(self._units, max([PLANNED_AT_ONCE, *batch_sizes])))
+        few = list(islice(self._units, max([self._at_once, *batch_sizes])))
+        started = time.perf_counter()
         by_spec = defaultdict(list)
         for unit in few:
             if unit in self.holding and not unit.is_planned:
@@ -49,7 +54,13 @@ class Planning:
             self._plan(spec, units)
         for _ in few:  # only now: the database may have been lost meanwhile
             self._units.popleft()
+        if len(few) >= self._at_once:
+            self._adapt(len(few) / (time.perf_counter() - started))
         return bool(few)
+
+    def _adapt(self, units_per_second: float) -> None:
+        in_time = int(units_per_second * AT_ONCE_SECONDS)
+        self._at_once = max(1, min(in_time, 2 * self._at_once, MOST_AT_ONCE))
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         using = self.holding.using

@@ -1,0 +1,50 @@
+"""How many units are planned before the providers' answers are looked at again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise, takewhile
+from typing import Any
+
+import pytest
+
+from pgembed_django.pipeline import Pipeline, planning
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def sizes(
+    make_worker: Callable[..., Pipeline],
+    make_article: Callable[..., object],
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[float], list[int]]:
+    """Plan nine claimed units, two of them first, and return how many were planned each time."""
+    monkeypatch.setattr(planning, "FIRST_AT_ONCE", 2)
+    settings.PGEMBED_BATCH_SIZE = 1
+    settings.PGEMBED_CONCURRENCY = 8
+    for _ in range(9):
+        make_article()
+
+    def plan(seconds: float) -> list[int]:
+        monkeypatch.setattr(planning, "AT_ONCE_SECONDS", seconds)
+        worker = make_worker()
+        worker.claiming.claim()
+
+        def planned() -> int:
+            return sum(unit.is_planned for unit in worker.holding.units.values())
+
+        steps = takewhile(lambda _: worker.planning.step(), range(9))
+        totals = [0, *(planned() for _ in steps)]
+        return [after - before for before, after in pairwise(totals)]
+
+    return plan
+
+
+def test_where_planning_is_quick_more_are_planned_at_once(sizes):
+    assert sizes(3600.0) == [2, 4, 3]
+
+
+def test_where_it_takes_long_fewer_are(sizes):
+    assert sizes(0.0) == [2, 1, 1, 1, 1, 1, 1, 1]
