@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 
@@ -119,7 +119,7 @@ class Pipeline:
 
     def text_due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        oldest = next(self._without_text(), None)
+        oldest = next(iter(self.holding.without_text.values()), None)
         return None if oldest is None else self._text_due_at(oldest) - self._clock()
 
     def _text_due_at(self, unit: Unit) -> float:
@@ -129,13 +129,10 @@ class Pipeline:
 
     def _store_text_ahead(self) -> None:
         now = self._clock()
-        late = list(takewhile(lambda unit: self._text_due_at(unit) <= now, self._without_text()))
+        waiting = self.holding.without_text.values()
+        late = list(takewhile(lambda unit: self._text_due_at(unit) <= now, waiting))
         if late:
             transactions.store_text(self.holding, late)
-
-    def _without_text(self) -> Iterator[Unit]:
-        """Yield the units whose text is not stored, the oldest first."""
-        return (unit for unit in self.holding.units.values() if unit.lacks_text)
 
     def _step_aside(self) -> None:
         """Give back what waits for a paused provider, its text stored."""

@@ -225,6 +225,8 @@ class Embedding:
         Its other chunks, of this batch or of one that comes back later, are staged: a retry
         would pay for them once more.
         """
+        if not self._failures:
+            return
         in_flight = self.in_flight
         failures, self._failures = self._failures, []
         # Of a text that its provider went down with, other chunks had not had their turn.

@@ -23,6 +23,8 @@ class Holding:
         self.units: dict[int, Unit] = {}
         self.whole: dict[int, Unit] = {}
         """Those of them that can be stored: all their vectors have come."""
+        self.without_text: dict[int, Unit] = {}
+        """Those whose text could be stored ahead of their vectors, the oldest first."""
         self.has_old_spaces = False
         """Whether a space was opened since some were planned: the next claim reads them anew."""
         self.tally = rollups.Tally()
@@ -48,15 +50,22 @@ class Holding:
             self.look_at(unit)
 
     def look_at(self, unit: Unit) -> None:
-        """Note whether a unit is whole by now."""
-        if unit.is_whole and unit in self:
+        """Note whether a unit is whole by now, and whether its text is stored."""
+        if unit not in self:
+            return
+        if unit.is_whole:
             self.whole[unit.claim.id] = unit
+        if unit.lacks_text:
+            self.without_text[unit.claim.id] = unit
+        else:
+            self.without_text.pop(unit.claim.id, None)
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have succeeded or are lost."""
         for job_id in job_ids:
             self.units.pop(job_id, None)
             self.whole.pop(job_id, None)
+            self.without_text.pop(job_id, None)
 
     def lose(self, job_ids: Iterable[int]) -> None:
         """Forget units whose jobs are another's by now, or gone with their rows."""

@@ -21,6 +21,9 @@ from pgembed_django.pool import Threads
 STOP_SECONDS = 5.0
 """How long the end of a worker waits for what is being stored."""
 
+ROUNDS_BEHIND = 3
+"""So many rounds of batches wait at the most: the loop claims on while a round is stored."""
+
 
 class Storing:
     """Stores whole units, all there are at a time, and completes their jobs.
@@ -45,18 +48,20 @@ class Storing:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a round of batches waits already: no more is to be claimed."""
+        """Whether some rounds of batches wait already: no more is to be claimed."""
         settings = self.holding.settings
-        return self._waiting >= settings.batch_size * settings.concurrency
+        return self._waiting >= ROUNDS_BEHIND * settings.batch_size * settings.concurrency
 
     def step(self) -> bool:
         """Hand out what was stored, store what is whole, and tell whether anything moved."""
         moved, left = self._take()
         whole = self.holding.whole
         self._waiting = len(whole) - len(self._units) if self.is_at_work else 0
+        if self.is_at_work:
+            return moved
         # What the thread has just left is locked by an open writer: not again at once.
         units = [unit for unit in whole.values() if unit not in left]
-        if self.is_at_work or not units:
+        if not units:
             return moved
         if self._thread is None or len(units) < self.holding.settings.batch_size:
             settled, _ = self._settle(units, self._store(units))

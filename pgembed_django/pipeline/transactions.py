@@ -115,6 +115,8 @@ def store_text(holding: Holding, units: Collection[Unit]) -> None:
 
     for part in _write_held(holding, parts, write):
         part.has_waiting_text = True
+    for unit in units:
+        holding.look_at(unit)
 
 
 def _write_held(holding: Holding, parts: Parts, write: Write) -> Iterator[Part]:
