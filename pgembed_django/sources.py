@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models.functions import Cast
 
 from pgembed_django import database
@@ -37,7 +37,7 @@ def rows(spec: Spec, source_pks: Sequence[str], *, using: str) -> models.QuerySe
     To be fetched after the claim has committed, and where a writer is given way: the whole
     table may be locked (TRUNCATE, ALTER TABLE).
     """
-    found = spec.rows(using).filter(pk__in=[spec.parse_pk(source_pk) for source_pk in source_pks])
+    found = spec.rows(using).filter(_is_among(spec, source_pks, using=using))
     annotated: models.QuerySet[Any] = found.annotate(
         pgembed_source_pk=Cast("pk", models.TextField())
     )
@@ -57,3 +57,18 @@ def read(spec: Spec, found: Iterable[Any]) -> Loaded:
                 raise
             loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
     return loaded
+
+
+def _is_among(spec: Spec, source_pks: Sequence[str], *, using: str) -> models.Func:
+    """Return the condition that a row is one of the units.
+
+    ``pk__in`` would be another statement for each number of them, with a parameter for each.
+    """
+    key = spec.model._meta.pk.db_type(connections[using])
+    return models.Func(
+        models.F("pk"),
+        models.Value(list(source_pks)),
+        arg_joiner=" = ANY(",
+        template=f"%(expressions)s::text[]::{key}[])",
+        output_field=models.BooleanField(),
+    )
