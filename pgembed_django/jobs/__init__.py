@@ -9,7 +9,6 @@ from pgembed_django.jobs.entries import (
     fail_unknown,
     forget_dead_workers,
     prune,
-    taken,
 )
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.leases import Held, heartbeat, hold
@@ -55,5 +54,4 @@ __all__ = [
     "retry",
     "retry_failed",
     "special_due",
-    "taken",
 ]

@@ -33,29 +33,6 @@ ENQUEUE = """
     DO NOTHING
 """
 
-# One part for each index.
-TAKEN = """
-    SELECT source_pk
-    FROM pgembed_job
-    WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
-      AND status = 'pending'
-  UNION ALL
-    SELECT source_pk
-    FROM pgembed_job
-    WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
-      AND status = 'running'
-  UNION ALL
-    SELECT source_pk
-    FROM pgembed_job
-    WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)s::text[])
-      AND status IN ('failed', 'dismissed')
-      AND settled_at IS NULL
-      AND run_at > statement_timestamp()
-"""
-
 # ARRAY, not IN: that may be planned as a join that runs its LIMIT again for each row.
 PRUNE = """
     DELETE FROM pgembed_job
@@ -149,12 +126,6 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
             if middle:
                 pieces += [piece[middle:], piece[:middle]]
     return added
-
-
-def taken(spec: str, source_pks: Sequence[str], *, using: str) -> set[str]:
-    """Return which of the units wait for a worker, are with one, or are parked."""
-    units = list(source_pks)
-    return {pk for [pk] in database.rows(using, TAKEN, spec=spec, source_pks=units)}
 
 
 def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:

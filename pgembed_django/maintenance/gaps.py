@@ -12,9 +12,9 @@ from typing import Any
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import jobs, sources, store
+from pgembed_django import sources, store
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import UNSETTLED
+from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces import LookedUp, covered
 from pgembed_django.specs import Spec
 
@@ -27,11 +27,9 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
     for space in spaces:
         fresh &= Q(LookedUp(covered(spec, space)))
     rows = spec.rows(using).filter(page).exclude(fresh)
-    found = list(rows.values_list(Cast("pk", TextField()), flat=True))
-    if not found:
-        return []
-    taken = jobs.taken(spec.key, found, using=using)
-    return [source_pk for source_pk in found if source_pk not in taken]
+    for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
+        rows = rows.exclude(LookedUp(_jobs(spec, status)))
+    return list(rows.values_list(Cast("pk", TextField()), flat=True))
 
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
@@ -48,8 +46,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
-    parked = Job.objects.filter(PARKED, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
-    rows = spec.rows(using).filter(page).exclude(LookedUp(parked))
+    rows = spec.rows(using).filter(page).exclude(LookedUp(_jobs(spec, PARKED)))
     found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
     # Those that give no text now fail when they are written.
     texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}
@@ -61,6 +58,11 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[s
             if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
         }
     )
+
+
+def _jobs(spec: Spec, status: Q) -> QuerySet[Job]:
+    """Return the outer row's jobs of a status."""
+    return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
 def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str) -> Any:
