@@ -54,6 +54,11 @@ def _event(name: str, level: int, text: str) -> Event:
 # The worker
 
 WORKER_STARTED = _event("worker_started", INFO, "Worker %(worker)s works on %(specs)s")
+WORKER_PROGRESS = _event(
+    "worker_progress",
+    INFO,
+    "Brought %(rows)d rows up to date in the last %(seconds).0f s, and has %(holds)d at hand",
+)
 WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
 WORKER_RECYCLED = _event("worker_recycled", INFO, "Ending to be started again: %(reason)s")
 WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(rows)d rows")
@@ -114,7 +119,7 @@ GAPS_FOUND = _event("gaps_found", INFO, "Found %(count)d gaps of %(spec)s")
 
 BATCH_EMBEDDED = _event(
     "batch_embedded",
-    INFO,
+    DEBUG,
     "Embedded %(chunks)d chunks of %(rows)d rows in %(milliseconds).0f ms with %(model)s",
 )
 BATCH_FAILED = _event(

@@ -58,6 +58,8 @@ class Worker:
         self._rest = Rest(self.settings)
         self._outage_seconds = 0.0
         self._recruited_at = 0.0
+        self._reported = 0
+        self._reported_at = time.monotonic()
         self._has_reconciled = False
         self._awaits_answer = False
 
@@ -227,6 +229,15 @@ class Worker:
 
     def _report(self) -> None:
         self.presence.report(self.pipeline)
+        now, completed = time.monotonic(), self.pipeline.completed
+        if completed > self._reported:
+            events.tell(
+                events.WORKER_PROGRESS,
+                rows=completed - self._reported,
+                seconds=now - self._reported_at,
+                holds=len(self.pipeline.holding.units),
+            )
+        self._reported, self._reported_at = completed, now
 
     def _add_up(self) -> None:
         self.pipeline.holding.tally.flush(using=self.using)

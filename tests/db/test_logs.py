@@ -6,8 +6,10 @@ import json
 import logging
 
 import pytest
+from django.core.management import call_command
 
 from pgembed_django import events
+from pgembed_django.worker import worker
 
 pytestmark = pytest.mark.django_db
 
@@ -54,3 +56,23 @@ def test_a_failed_job_is_told_with_what_finds_it_again(caplog, provider, make_ar
     [record] = [one for one in caplog.records if one.event == "pgembed.job_failed"]
     assert (record.spec, record.source_pk) == ("app.ArticleEmbedding", str(article.pk))
     assert record.signature == "This text is poison."
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_tells_now_and_then_how_many_rows_it_has_done(
+    caplog, provider, make_article, monkeypatch, settings
+):
+    settings.PGEMBED_CLAIM_LIMIT = 1
+    monkeypatch.setattr(worker, "REPORT_SECONDS", 1e-6)  # each round
+    for _ in range(3):
+        make_article()
+    with caplog.at_level(logging.INFO, logger="pgembed_django"):
+        call_command("embed_worker", "--drain", verbosity=0)
+
+    progress = [one for one in caplog.records if one.event == "pgembed.worker_progress"]
+    [ended] = [one for one in caplog.records if one.event == "pgembed.worker_ended"]
+    assert ended.rows == 3
+    # What was done since the last time, and nothing where that is nothing.
+    assert progress
+    assert {one.rows for one in progress} == {1}
+    assert all(one.seconds > 0 for one in progress)
