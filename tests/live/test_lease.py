@@ -74,7 +74,7 @@ def test_a_worker_frozen_past_its_lease_stores_nothing_and_asks_nothing_when_it_
     }
     notes = [Note(body=f"old {number}") for number in range(10)]
     Note.objects.bulk_create(notes)
-    frozen = start_worker(**settings)
+    frozen = start_worker("-v", "2", **settings)
     # One request is with the server, the next one is queued.
     wait_until(lambda: server.times and Job.objects.filter(status="running").count() == 10)
     frozen.send_signal(signal.SIGSTOP)
