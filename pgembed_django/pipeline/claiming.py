@@ -175,7 +175,7 @@ class Claiming:
     def _read_spaces(self) -> None:
         if self.holding.has_old_spaces or self._clock() - self._spaces_read >= SPACES_SECONDS:
             using = self.holding.using
-            live = {key: spaces.live(spec, using=using) for key, spec in self.specs.items()}
+            live = spaces.live_of(self.specs.values(), using=using)
             self.planning.live = live
             paused = jobs.paused(using=using)
             self._paused_specs = paused.specs

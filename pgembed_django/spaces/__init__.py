@@ -8,7 +8,7 @@ from pgembed_django.spaces.coverage import (
     has_gap,
     last_gap,
 )
-from pgembed_django.spaces.living import active, live, live_ids, provider_of
+from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of
 from pgembed_django.spaces.opening import ensure
 from pgembed_django.spaces.switching import (
     activate,
@@ -33,6 +33,7 @@ __all__ = [
     "last_gap",
     "live",
     "live_ids",
+    "live_of",
     "mark_pruned",
     "note_full",
     "provider_of",

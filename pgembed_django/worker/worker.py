@@ -6,6 +6,7 @@ does the maintenance on a connection of its own; when that one dies, the worker 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -120,8 +121,10 @@ class Worker:
         self._warm_up()
         now = time.monotonic()
         self._listener_timer = Timer(LISTENER_SECONDS, self._tend_listener, now)
+        self._heartbeat = Timer(
+            self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now
+        )
         self._timers = [
-            Timer(self.settings.lease_seconds / 3, self.pipeline.holding.heartbeat, now),
             Timer(REPORT_SECONDS, self._report, now),
             Timer(rollups.FLUSH_SECONDS, self._add_up, now),
         ]
@@ -147,14 +150,17 @@ class Worker:
         self.maintenance.check()
         if self.listener.was_lost:
             self._listener_timer.due_at = 0.0  # just now: listen again at once
-        now = time.monotonic()
-        for timer in self._timers:
-            timer.run(now)
+        # Before anything else: what was lost while it was frozen is not worked on.
+        self._heartbeat.run(time.monotonic())
         # With the last jobs on their way, what comes back is first: the row waits for that.
         moved = self._step(claim=not self._awaits_answer)
         if self._outage_seconds:
             self._outage_seconds = 0.0
             events.tell(events.DATABASE_BACK)
+        # Not sooner: a row that has just come waits for none of them.
+        now = time.monotonic()
+        for timer in self._timers:
+            timer.run(now)
         if not moved and not (self.drain and self.pipeline.holding.is_empty):
             moved = self._sleep()
         is_waiting = self.pipeline.storing.is_at_work or self.pipeline.embedding.is_asking
@@ -180,7 +186,8 @@ class Worker:
 
     def _timeout(self) -> float:
         now = time.monotonic()
-        waits = [timer.due_at - now for timer in self._timers if timer.seconds]
+        timers = [self._heartbeat, *self._timers]
+        waits = [timer.due_at - now for timer in timers if timer.seconds]
         waits.append(self.settings.poll_seconds or float("inf"))
         waits += [
             pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
@@ -261,12 +268,12 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Load the models now: the first saved row is not to wait for them."""
-        for spec in self.specs.values():
-            for space in spaces.live(spec, using=self.using):
-                try:
-                    spaces.provider_of(space).warm_up()
-                except ProviderError as error:
-                    events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
+        live = spaces.live_of(self.specs.values(), using=self.using)
+        for space in itertools.chain.from_iterable(live.values()):
+            try:
+                spaces.provider_of(space).warm_up()
+            except ProviderError as error:
+                events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away. What is held stays held; look again, ever more slowly."""
