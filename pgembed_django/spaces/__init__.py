@@ -8,7 +8,7 @@ from pgembed_django.spaces.coverage import (
     has_gap,
     last_gap,
 )
-from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of
+from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of, warm_up
 from pgembed_django.spaces.opening import ensure
 from pgembed_django.spaces.switching import (
     activate,
@@ -40,4 +40,5 @@ __all__ = [
     "prunable",
     "reopen",
     "turn",
+    "warm_up",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from pgembed_django import conf, database, providers
+from pgembed_django import conf, database, events, providers
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
 from pgembed_django.specs import Spec
@@ -35,6 +37,15 @@ def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
     for space in spaces.order_by("state"):
         found[space.spec].append(space)
     return found
+
+
+def warm_up(specs: Iterable[Spec], *, using: str) -> None:
+    """Load the models of live spaces. Which ones cannot be loaded yet is told."""
+    for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
+        try:
+            provider_of(space).warm_up()
+        except ProviderError as error:
+            events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
 
 
 def live_ids(specs: Iterable[Spec], *, using: str) -> Callable[[], defaultdict[str, set[int]]]:

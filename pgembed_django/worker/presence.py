@@ -1,14 +1,15 @@
-"""The row by which the admin knows that a worker lives, and what it holds."""
+"""The row by which the admin knows that a worker lives, and what it has done and holds."""
 
 from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable
 
 from django.db.models.functions import Now
 
-from pgembed_django import __version__
+from pgembed_django import __version__, events
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
 
@@ -21,6 +22,8 @@ class Presence:
         self.row = WorkerRow.objects.using(using).create(
             host=socket.gethostname(), pid=os.getpid(), version=__version__, specs=list(specs)
         )
+        self._told = 0
+        self._told_at = time.monotonic()
 
     def __str__(self) -> str:
         return str(self.row)
@@ -41,10 +44,18 @@ class Presence:
         if not rows.filter(pk=self.row.pk).update(**state):
             # Another worker took this one for dead: it was frozen, or cut off.
             self.row.save(using=self.using, force_insert=True)
+        self._tell(pipeline.completed, holds=len(pipeline.holding.units))
 
     def end(self) -> None:
         """Leave."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+
+    def _tell(self, completed: int, *, holds: int) -> None:
+        """Tell the log how many units were completed since the last time, if any."""
+        rows, seconds = completed - self._told, time.monotonic() - self._told_at
+        if rows:
+            events.tell(events.WORKER_PROGRESS, rows=rows, seconds=seconds, holds=holds)
+        self._told, self._told_at = completed, time.monotonic()
 
 
 def paused(pipeline: Pipeline) -> dict[str, str]:

@@ -6,7 +6,6 @@ does the maintenance on a connection of its own; when that one dies, the worker 
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,7 +13,6 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import conf, database, events, rollups, spaces
-from pgembed_django.exceptions import ProviderError
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
@@ -59,8 +57,6 @@ class Worker:
         self._rest = Rest(self.settings)
         self._outage_seconds = 0.0
         self._recruited_at = 0.0
-        self._reported = 0
-        self._reported_at = time.monotonic()
         self._has_reconciled = False
         self._awaits_answer = False
 
@@ -118,7 +114,8 @@ class Worker:
         self.maintenance = Maintenance(
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )
-        self._warm_up()
+        # Now: the first saved row is not to wait for the models.
+        spaces.warm_up(self.specs.values(), using=self.using)
         now = time.monotonic()
         self._listener_timer = Timer(LISTENER_SECONDS, self._tend_listener, now)
         self._heartbeat = Timer(
@@ -236,15 +233,6 @@ class Worker:
 
     def _report(self) -> None:
         self.presence.report(self.pipeline)
-        now, completed = time.monotonic(), self.pipeline.completed
-        if completed > self._reported:
-            events.tell(
-                events.WORKER_PROGRESS,
-                rows=completed - self._reported,
-                seconds=now - self._reported_at,
-                holds=len(self.pipeline.holding.units),
-            )
-        self._reported, self._reported_at = completed, now
 
     def _add_up(self) -> None:
         self.pipeline.holding.tally.flush(using=self.using)
@@ -265,15 +253,6 @@ class Worker:
             self.listener.probe()
         elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
             database.settle_session(self.using, is_direct=True)
-
-    def _warm_up(self) -> None:
-        """Load the models now: the first saved row is not to wait for them."""
-        live = spaces.live_of(self.specs.values(), using=self.using)
-        for space in itertools.chain.from_iterable(live.values()):
-            try:
-                spaces.provider_of(space).warm_up()
-            except ProviderError as error:
-                events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away. What is held stays held; look again, ever more slowly."""
