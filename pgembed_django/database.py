@@ -12,6 +12,9 @@ import psycopg
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from pgvector import Vector
+from pgvector.psycopg import register_vector
+from psycopg.adapt import PyFormat
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
@@ -91,6 +94,18 @@ def bound(using: str, statement: str, **parameters: Any) -> Read:
     return read
 
 
+def learn_vectors(using: str) -> None:
+    """Let a connection send vectors as binary. Their type is looked up once."""
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    # The connection may be lost while it is looked up, too.
+    with wrapper.wrap_database_errors:
+        try:
+            wrapper.connection.adapters.get_dumper(Vector, PyFormat.BINARY)
+        except psycopg.ProgrammingError:
+            register_vector(wrapper.connection)
+
+
 def execute(using: str, statement: str, **parameters: Any) -> int:
     """Run a statement and return how many rows it touched."""
     with connections[using].cursor() as cursor:
@@ -125,6 +140,8 @@ def _in_one_go(using: str) -> Iterator[None]:
         with transaction.atomic(using=using):
             yield
         return
+    # Before it begins: psycopg looks types up in a transaction, whose COMMIT would end this one.
+    learn_vectors(using)
     connection = wrapper.connection
     with wrapper.wrap_database_errors:
         try:

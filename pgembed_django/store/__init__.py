@@ -10,11 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import psycopg
-from django.db import connections
 from pgvector import Vector
-from pgvector.psycopg import register_vector
-from psycopg.adapt import PyFormat
 
 from pgembed_django import conf, database
 from pgembed_django.plan import Plan, StoredChunk
@@ -196,13 +192,6 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
 
 def _send(using: str, statement: str, **parameters: Any) -> database.Read:
     """Send a statement with its parameters bound by the server: vectors travel as binary."""
-    wrapper = connections[using]
-    wrapper.ensure_connection()
-    # The connection may be lost while the type is looked up, too.
-    with wrapper.wrap_database_errors:
-        try:
-            wrapper.connection.adapters.get_dumper(Vector, PyFormat.BINARY)
-        except psycopg.ProgrammingError:
-            register_vector(wrapper.connection)
+    database.learn_vectors(using)
     # Not before: a cursor keeps to the types that were known when it was made.
     return database.bound(using, statement, **parameters)

@@ -105,6 +105,27 @@ def test_what_was_completed_a_moment_ago_is_not_lost_to_the_heartbeat(storing, w
     assert "pgembed.leases_lost" not in [record.event for record in caplog.records]
 
 
+def test_the_first_store_of_a_connection_holds_the_job_and_gives_way(
+    worker, woken, make_article, connect
+):
+    """Psycopg looks the vector type up in a transaction: in ours, its COMMIT would end ours."""
+    make_article()
+    worker.step()
+    woken.wait_once()
+    other = connect()
+    other.execute("LOCK TABLE app_articleembedding IN SHARE MODE")
+    worker.step()
+
+    # Not before the other one ends, where the transaction with our time-out has ended.
+    woken.wait_once()
+    assert not worker.step(claim=False)
+    other.rollback()
+    worker.step(claim=False)
+    woken.wait_once()
+    worker.step(claim=False)
+    assert worker.completed == 1
+
+
 def test_a_worker_that_stops_ends_with_what_is_being_stored(storing):
     storing.release()
 
