@@ -30,6 +30,11 @@ class Postgres:
         """Whether it may be restarted: nobody else is on it."""
         return self._embedded is not None
 
+    def log(self) -> str:
+        """Return what it has told so far. Empty where it is not ours."""
+        text: str = self._embedded.log.read_text(errors="replace") if self.is_own else ""
+        return text
+
     def restart(self, *, how: str) -> None:
         """Stop and start it: ``fast`` ends transactions, ``immediate`` ends like a crash."""
         server = self._embedded

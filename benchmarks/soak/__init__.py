@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="all faults are drawn from it")
-    parser.add_argument("--logs", type=Path, help="a folder for the workers' logs")
+    parser.add_argument("--logs", type=Path, help="a folder for the workers' and Postgres's logs")
     parser.add_argument("--json", type=Path, help="a file for the figures")
 
 
@@ -125,6 +125,7 @@ def _soak(
     )
     drained_seconds = quiet.drain(meanwhile=workers.tend)
     workers.stop()
+    (workers.folder / "postgres.log").write_text(database.log())
     deliveries = served.deliveries()
     repeated = repeats.count(
         deliveries,
@@ -158,6 +159,7 @@ def _soak(
                 f"{text[:60]!r}: {[(one.worker, round(one.at - started, 2)) for one in times]}"
                 for text, times in repeated.unexplained.items()
             ],
+            "transactions begun or ended twice": report.of_transactions(database.log()),
             "workers that died by themselves": workers.deaths,
         },
         file=options.json,

@@ -74,6 +74,14 @@ def of_writers(errors: Iterable[Any]) -> list[str]:
     ]
 
 
+def of_transactions(log: str) -> list[str]:
+    """Return Postgres's warnings of a BEGIN within a transaction, or a COMMIT without one.
+
+    Whatever the transaction had locked was free from then on.
+    """
+    return [line for line in log.splitlines() if line.endswith("transaction in progress")]
+
+
 def _is_their_own(error: Any) -> bool:
     return (
         error.sqlstate in CONNECTION_LOST
