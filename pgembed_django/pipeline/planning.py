@@ -55,11 +55,12 @@ class Planning:
         for _ in few:  # only now: the database may have been lost meanwhile
             self._units.popleft()
         if len(few) >= self._at_once:
-            self._adapt(len(few) / (time.perf_counter() - started))
+            self._adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
 
-    def _adapt(self, units_per_second: float) -> None:
-        in_time = int(units_per_second * AT_ONCE_SECONDS)
+    def _adapt(self, units: int, *, seconds: float) -> None:
+        """Plan as many next time as take the time that they may take; at most twice as many."""
+        in_time = int(units * AT_ONCE_SECONDS / max(seconds, 1e-6))
         self._at_once = max(1, min(in_time, 2 * self._at_once, MOST_AT_ONCE))
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
