@@ -37,6 +37,13 @@ def of(error: str) -> str:
     Numbers and ids become ``#``, what is quoted ``…``; an HTTP status stays. One line, never
     empty, never longer than ``MAX_CHARACTERS``. Idempotent.
     """
+    found, before = _shortened(error), error
+    while found != before:  # a number that went may lay bare what is quoted, and so may the end
+        found, before = _shortened(found), found
+    return found
+
+
+def _shortened(error: str) -> str:
     text = " ".join(KEPT.sub("", error.replace("\0", "")).split())
     text = STATUS.sub(lambda match: f"{match[1]} {match[2].translate(DIGITS_AS_KEPT)}", text)
     text = QUOTED.sub("…", text)
