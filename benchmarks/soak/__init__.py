@@ -125,7 +125,8 @@ def _soak(
     )
     drained_seconds = quiet.drain(meanwhile=workers.tend)
     workers.stop()
-    (workers.folder / "postgres.log").write_text(database.log())
+    log = database.log()
+    (workers.folder / "postgres.log").write_text(log)
     deliveries = served.deliveries()
     repeated = repeats.count(
         deliveries,
@@ -159,7 +160,7 @@ def _soak(
                 f"{text[:60]!r}: {[(one.worker, round(one.at - started, 2)) for one in times]}"
                 for text, times in repeated.unexplained.items()
             ],
-            "transactions begun or ended twice": report.of_transactions(database.log()),
+            "transactions begun or ended twice": report.of_transactions(log),
             "workers that died by themselves": workers.deaths,
         },
         file=options.json,

@@ -13,9 +13,9 @@ from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import sources, store
-from pgembed_django.models import Job, Space
+from pgembed_django.models import Space
 from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
-from pgembed_django.spaces import LookedUp, covered
+from pgembed_django.spaces import LookedUp, covered, jobs_of_row
 from pgembed_django.specs import Spec
 
 PARKED = UNSETTLED & Q(run_at__gt=Now())
@@ -28,7 +28,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
         fresh &= Q(LookedUp(covered(spec, space)))
     rows = spec.rows(using).filter(page).exclude(fresh)
     for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
-        rows = rows.exclude(LookedUp(_jobs(spec, status)))
+        rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))
     return list(rows.values_list(Cast("pk", TextField()), flat=True))
 
 
@@ -46,7 +46,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
-    rows = spec.rows(using).filter(page).exclude(LookedUp(_jobs(spec, PARKED)))
+    rows = spec.rows(using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
     # Those that give no text now fail when they are written.
     texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}
@@ -58,11 +58,6 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[s
             if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
         }
     )
-
-
-def _jobs(spec: Spec, status: Q) -> QuerySet[Job]:
-    """Return the outer row's jobs of a status."""
-    return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
 def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str) -> Any:

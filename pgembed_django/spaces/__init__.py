@@ -6,6 +6,7 @@ from pgembed_django.spaces.coverage import (
     coverage,
     covered,
     has_gap,
+    jobs_of_row,
     last_gap,
 )
 from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of, warm_up
@@ -30,6 +31,7 @@ __all__ = [
     "covered",
     "ensure",
     "has_gap",
+    "jobs_of_row",
     "last_gap",
     "live",
     "live_ids",

@@ -65,6 +65,11 @@ def covered(spec: Spec, space: Space) -> QuerySet[Model]:
     return chunks
 
 
+def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
+    """Return the outer row's jobs of a status."""
+    return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
+
+
 def coverage(spec: Spec, space: Space, *, using: str) -> Coverage:
     """Count. Reads the whole table: for a person who asks, not for a page that refreshes."""
     rows = spec.rows(using)
@@ -81,14 +86,11 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
     Raises:
         Busy: a writer holds the whole table.
     """
-    failed = Job.objects.filter(
-        UNSETTLED, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField())
-    )
     rows = (
         spec.rows(using)
         .filter(within or Q())
         .exclude(LookedUp(covered(spec, space)))
-        .exclude(LookedUp(failed))
+        .exclude(LookedUp(jobs_of_row(spec, UNSETTLED)))
     )
     with database.giving_way(using):
         found = list(rows.order_by("-pk").values_list("pk", flat=True)[:AT_ONCE])
