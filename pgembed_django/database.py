@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from pgvector import Vector
@@ -162,6 +162,14 @@ def is_lost_connection(error: Exception) -> bool:
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
         cause.sqlstate is None or cause.sqlstate[:2] in {"08", "57"}
     )
+
+
+def is_unreadable(error: Exception) -> bool:
+    """Tell whether a value cannot be read here, rather than a statement refused or cut off."""
+    if isinstance(error, DatabaseError | InterfaceError):
+        cause = error.__cause__
+        return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
+    return not isinstance(error, psycopg.Error)
 
 
 def notice_silence(file: int) -> None:

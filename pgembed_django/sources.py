@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models.functions import Cast
 
 from pgembed_django import database
 from pgembed_django.specs import Spec
+
+Row = tuple[str, models.Model]
+"""An instance, after its source_pk."""
+
+UNITS: Final[list[str]] = []
+"""Stands for the units that are asked for, in a statement that is compiled once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,54 +29,138 @@ class Loaded:
     errors: dict[str, str] = field(default_factory=dict)
 
 
+class Reading:
+    """Reads units of one spec, over one connection, with a statement that is compiled once.
+
+    Django takes longer to compile it than Postgres to answer it.
+    """
+
+    def __init__(self, spec: Spec, *, using: str) -> None:
+        self.spec = spec
+        self.using = using
+        rows = _rows(spec, UNITS, using=using)
+        self._compiler: Any = rows.query.get_compiler(using)
+        self._statement = ""
+        # Another base manager may join, prefetch, or make other instances. And where no row
+        # can be in the condition, there is no statement.
+        if type(spec.model._base_manager) is models.Manager:
+            with suppress(EmptyResultSet):
+                self._statement, self._parameters = self._compiler.as_sql()
+
+    def ahead(self, source_pks: Sequence[str]) -> Callable[[], Loaded]:
+        """Ask for units, and return what reads their texts: see ``database.ahead``.
+
+        To be asked after the claim has committed, and where a writer is given way: the whole
+        table may be locked (TRUNCATE, ALTER TABLE). What reads raises ``Busy`` then, too.
+        """
+        if not self._statement:
+            return lambda: _give_way_and_read(self.spec, source_pks, using=self.using)
+        units = list(source_pks)
+        cursor = connections[self.using].cursor()
+        cursor.execute(
+            self._statement, [units if given is UNITS else given for given in self._parameters]
+        )
+
+        def texts() -> Loaded:
+            try:
+                with cursor:
+                    found = list(self._instances(cursor.fetchall()))
+            except Exception as error:
+                if not database.is_unreadable(error):
+                    raise
+                return _give_way_and_read(self.spec, source_pks, using=self.using)
+            return _texts(self.spec, found, {})
+
+        return texts
+
+    def _instances(self, found: list[tuple[Any, ...]]) -> Iterator[Row]:
+        """Make the instances that the queryset would have made, each with its source_pk."""
+        columns = self._compiler.klass_info["select_fields"]
+        names = [self._compiler.select[column][0].target.attname for column in columns]
+        source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
+        for row in self._compiler.results_iter([found]):
+            values = [row[column] for column in columns]
+            yield row[source_pk], self.spec.model.from_db(self.using, names, values)
+
+
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
     """Return the texts of units. None where a writer holds the whole table."""
     try:
-        with database.giving_way(using, in_one_go=True):
-            found = list(rows(spec, source_pks, using=using))
+        return _give_way_and_read(spec, source_pks, using=using)
     except database.Busy:
         return Loaded()
-    return read(spec, found)
 
 
-def rows(spec: Spec, source_pks: Sequence[str], *, using: str) -> models.QuerySet[Any]:
-    """Return the rows of units, as ``read`` takes them.
+def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
+    """Return the texts of rows."""
+    return _texts(spec, *_fetch(_with_source_pk(rows)))
 
-    To be fetched after the claim has committed, and where a writer is given way: the whole
-    table may be locked (TRUNCATE, ALTER TABLE).
+
+def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
+    with database.giving_way(using):
+        found = _fetch(_rows(spec, list(source_pks), using=using))
+    return _texts(spec, *found)
+
+
+def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
+    """Return rows, and what is wrong with those that cannot be read, by source_pk.
+
+    A column may hold what Python has no value for: a date that is ``infinity``, JSON that is
+    too deep, what was encrypted with a key that is lost.
     """
-    found = spec.rows(using).filter(_is_among(spec, source_pks, using=using))
-    annotated: models.QuerySet[Any] = found.annotate(
-        pgembed_source_pk=Cast("pk", models.TextField())
-    )
-    return annotated
+    try:
+        return [(row.pgembed_source_pk, row) for row in rows], {}
+    except Exception as error:
+        if not database.is_unreadable(error):
+            raise
+        keys = list(rows.values_list("pk", "pgembed_source_pk"))
+        if len(keys) < 2:
+            return [], {source_pk: _told(error) for _, source_pk in keys}
+    found: list[Row] = []
+    errors: dict[str, str] = {}
+    middle = len(keys) // 2
+    for half in (keys[:middle], keys[middle:]):
+        of_half, errors_of_half = _fetch(rows.filter(pk__in=[pk for pk, _ in half]))
+        found += of_half
+        errors |= errors_of_half
+    return found, errors
 
 
-def read(spec: Spec, found: Iterable[Any]) -> Loaded:
-    """Return the texts of rows that are annotated with ``pgembed_source_pk``."""
-    loaded = Loaded()
-    for row in found:
-        source_pk = row.pgembed_source_pk
+def _texts(spec: Spec, found: Iterable[Row], errors: Mapping[str, str]) -> Loaded:
+    loaded = Loaded(errors=dict(errors))
+    for source_pk, row in found:
         try:
             loaded.texts[source_pk] = spec.text_of(row)
         except Exception as error:
             # Whatever the user's own method raises, its job is settled with it.
             if database.is_lost_connection(error):
                 raise
-            loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
+            loaded.errors[source_pk] = _told(error)
     return loaded
 
 
-def _is_among(spec: Spec, source_pks: Sequence[str], *, using: str) -> models.Func:
-    """Return the condition that a row is one of the units.
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:
+    """Return the rows of units.
 
     ``pk__in`` would be another statement for each number of them, with a parameter for each.
     """
     key = spec.model._meta.pk.db_type(connections[using])
-    return models.Func(
+    is_among = models.Func(
         models.F("pk"),
-        models.Value(list(source_pks)),
+        models.Value(source_pks),
         arg_joiner=" = ANY(",
         template=f"%(expressions)s::text[]::{key}[])",
         output_field=models.BooleanField(),
     )
+    return _with_source_pk(spec.rows(using).filter(is_among))
+
+
+def _with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
+    annotated: models.QuerySet[Any] = rows.annotate(
+        pgembed_source_pk=Cast("pk", models.TextField())
+    )
+    return annotated

@@ -79,8 +79,9 @@ class Spec:
         rows = self.model._base_manager.using(using)
         if self.when:
             rows = rows.filter(self.when)
-        # A text method may read any column.
-        return rows if self.text else rows.only("pk", *self.fields)
+        if self.text:
+            return rows  # a text method may read any column, and what its manager joins
+        return rows.select_related(None).prefetch_related(None).only("pk", *self.fields)
 
     def text_of(self, instance: Model) -> str:
         """Return the row's text, clean. Empty means: nothing to embed.

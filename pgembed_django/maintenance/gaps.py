@@ -47,7 +47,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
     rows = spec.rows(using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
-    found = sources.read(spec, rows.annotate(pgembed_source_pk=Cast("pk", TextField())))
+    found = sources.read(spec, rows)
     # Those that give no text now fail when they are written.
     texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)

@@ -30,6 +30,7 @@ class Planning:
         self.live: Mapping[str, Sequence[Space]] = {}
         """The spaces of each spec that its units are planned for."""
         self._units: deque[Unit] = deque()
+        self._readings: dict[Spec, sources.Reading] = {}
         self._at_once = FIRST_AT_ONCE
 
     @property
@@ -70,16 +71,17 @@ class Planning:
         space_ids = [space.pk for space in live]
         try:
             with database.giving_way(using, in_one_go=True):
-                is_stored = store.stored_ahead(spec, source_pks, space_ids, using=using)
-                rows = list(sources.rows(spec, source_pks, using=using))
+                stored_ahead = store.stored_ahead(spec, source_pks, space_ids, using=using)
+                read_ahead = self._reading(spec).ahead(source_pks)
+            loaded = read_ahead()
         except database.Busy:
-            rows = None
-        if rows is None or not live:
+            loaded = None
+        if loaded is None or not live:
             for unit in units:
                 unit.is_planned = True
                 self.holding.give_back(unit, delay_seconds=1.0)
             return
-        loaded, stored = sources.read(spec, rows), is_stored()
+        stored = stored_ahead()
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
@@ -96,6 +98,11 @@ class Planning:
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
+
+    def _reading(self, spec: Spec) -> sources.Reading:
+        if spec not in self._readings:
+            self._readings[spec] = sources.Reading(spec, using=self.holding.using)
+        return self._readings[spec]
 
     def _plan_unit(
         self,

@@ -1,0 +1,184 @@
+"""What is read of source rows, and that a row which cannot be read fails alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from django.db import DataError, connection, models, transaction
+from django.db.models import F, Q
+from django.test.utils import CaptureQueriesContext, isolate_apps
+from django.utils.timezone import now
+
+from pgembed_django import database, sources, specs
+from pgembed_django.maintenance.backfill import Backfill
+from pgembed_django.models import Job
+from tests.app.models import (
+    Article,
+    Category,
+    Contact,
+    ContactEmbedding,
+    Magazine,
+    Note,
+    Oddity,
+    Page,
+    Product,
+    Team,
+)
+from tests.db.conftest import reconcile_deeply
+
+pytestmark = pytest.mark.django_db
+
+ROWS: list[tuple[type[models.Model], dict[str, Any]]] = [
+    (Article, {"title": "100%", "contents": "of it", "published_time": now()}),
+    (Note, {"body": "its key is a UUID"}),
+    (Page, {"slug": "key's", "body": "its key is a text"}),
+    (Product, {"title": "Pen", "price": 3}),
+    (Contact, {"name": "Ada", "binary_json": {"b": [1]}, "plain_json": {"a": None}}),
+    (Oddity, {"title": "quoted", "order": 5}),
+    (Magazine, {"issn": "1234-5678", "blurb": "its parent has a table of its own"}),
+    (Team, {"name": "a proxy"}),
+]
+
+
+def texts(spec: specs.Spec, *rows: models.Model) -> dict[str, str]:
+    """Return what the statement reads that is compiled once."""
+    return sources.Reading(spec, using="default").ahead([str(row.pk) for row in rows])().texts
+
+
+@pytest.mark.parametrize(("model", "values"), ROWS, ids=[model.__name__ for model, _ in ROWS])
+def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
+    row = model._default_manager.create(**values)
+    model._default_manager.exclude(pk=row.pk).delete()
+
+    for spec in specs.of(model):
+        reading = sources.Reading(spec, using="default")
+        found = [reading.ahead(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
+
+        by_queryset = {str(one.pk): spec.text_of(one) for one in spec.rows()}
+        assert reading._statement
+        assert [each.texts for each in found] == [{}, by_queryset, by_queryset]
+        assert len(by_queryset) == 1
+
+
+def test_a_row_out_of_the_condition_is_not_read():
+    draft = Article.objects.create(title="A draft")
+    [spec] = specs.of(Article)
+
+    assert texts(spec, draft) == {}
+    assert texts(dataclasses.replace(spec, when=Q(pk__in=[])), draft) == {}
+
+
+def test_what_a_base_manager_joins_is_there_for_the_text():
+    class Joined(models.Manager["Told"]):
+        def get_queryset(self) -> models.QuerySet[Told]:
+            return super().get_queryset().select_related("category")
+
+    with isolate_apps("tests.app"):
+
+        class Told(Article):
+            objects = Joined()
+
+            class Meta:
+                proxy = True
+                app_label = "app"
+                base_manager_name = "objects"
+
+            def told(self) -> str:
+                assert self.category is not None
+                return f"{self.title} ({self.category})"
+
+    [spec] = specs.of(Article)
+    article = Article.objects.create(
+        title="Joins", category=Category.objects.create(name="SQL"), published_time=now()
+    )
+
+    with CaptureQueriesContext(connection) as queries:
+        told = texts(dataclasses.replace(spec, model=Told, text="told"), article)
+
+    assert len([query for query in queries if "app_category" in query["sql"]]) == 1
+    assert told == {str(article.pk): "Joins (SQL)"}
+    # Fields alone need no join.
+    assert texts(dataclasses.replace(spec, model=Told), article) == {str(article.pk): "Joins"}
+
+
+class TestAValueThatPythonCannotRead:
+    """JSON that is too deep: for Django in one column, for psycopg in the other."""
+
+    @pytest.fixture(params=["binary_json", "plain_json"])
+    def spoil(self, request: pytest.FixtureRequest) -> Any:
+        statement = f"UPDATE app_contact SET {request.param} = %s WHERE id = %s"
+        deep = "[" * 4000 + "]" * 4000
+
+        def spoil(contact: Contact) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, [deep, contact.pk])
+
+        return spoil
+
+    @pytest.fixture
+    def contacts(self) -> list[Contact]:
+        return [Contact.objects.create(name=name) for name in ("one", "two", "three")]
+
+    def test_fails_its_own_row_only(self, contacts, spoil, run_jobs, settings):
+        settings.PGEMBED_MAX_ATTEMPTS = 1
+        one, two, three = contacts
+        spoil(two)
+
+        run_jobs()
+
+        stored = ContactEmbedding.objects.values_list("source_id", flat=True)
+        assert set(stored) == {one.pk, three.pk}
+        failure = Job.objects.get(status=Job.Status.FAILED)
+        assert failure.source_pk == str(two.pk)
+        assert "RecursionError" in failure.last_error
+
+    def test_does_not_end_the_reconcilers_sweep(self, contacts, spoil, run_jobs):
+        run_jobs()
+        _, two, three = contacts
+        spoil(two)
+        Job.objects.all().delete()
+        ContactEmbedding.objects.filter(source_id=three.pk).update(text_digest=b"another")
+        [spec] = specs.of(Contact)
+
+        reconcile_deeply(spec.key)
+
+        assert Job.objects.get().source_pk == str(three.pk)
+
+    def test_is_counted_by_a_backfill(self, contacts, spoil):
+        spoil(contacts[1])
+        [spec] = specs.of(Contact)
+
+        [estimate] = Backfill(spec, using="default", where={}).estimates()
+
+        assert (estimate.rows, estimate.errors) == (2, 1)
+
+    def test_is_an_error_and_not_a_row_that_is_gone(self, contacts, spoil):
+        spoil(contacts[1])
+        [spec] = specs.of(Contact)
+
+        loaded = sources.load(spec, [str(contacts[1].pk)], using="default")
+
+        assert list(loaded.errors) == [str(contacts[1].pk)]
+
+    @pytest.mark.django_db(transaction=True)
+    def test_is_waited_for_where_a_writer_holds_the_table(self, contacts, spoil, second_connection):
+        """Nothing found would mean that the row is gone, and its vectors with it."""
+        spoil(contacts[1])
+        [spec] = specs.of(Contact)
+        read = sources.Reading(spec, using="default").ahead([str(contacts[1].pk)])
+        second_connection.execute("LOCK TABLE app_contact")
+
+        with pytest.raises(database.Busy):
+            read()
+        second_connection.rollback()
+
+
+def test_a_refused_statement_is_no_row_that_cannot_be_read():
+    [spec] = specs.of(Contact)
+    Contact.objects.create(name="zero")
+    broken = spec.rows().annotate(broken=1 / (F("id") - F("id")))
+
+    with pytest.raises(DataError, match="division by zero"), transaction.atomic():
+        sources.read(spec, broken)
