@@ -60,17 +60,6 @@ def _loads(body: bytes) -> Any:
     return json.loads(body)
 
 
-class _Headers(requests.auth.AuthBase):
-    """Sets the headers at the end, so that no .netrc puts its own Authorization there."""
-
-    def __init__(self, headers: Callable[[], Mapping[str, str]]) -> None:
-        self._headers = headers
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers.update(self._headers())
-        return request
-
-
 class Wire:
     """Keep-alive connections to one server, a pool of its own for each thread."""
 
@@ -151,10 +140,8 @@ class Wire:
         connect_seconds = min(self._connect_timeout_seconds, timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         try:
-            response = self._session().request(
-                method,
-                url,
-                data=body,
+            response = self._session().send(
+                self._prepared(method, url, body),
                 timeout=(connect_seconds, timeout_seconds),
                 allow_redirects=False,
                 stream=True,
@@ -194,12 +181,25 @@ class Wire:
                 raise requests.ReadTimeout
         return bytes(content)
 
+    def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
+        """Return a request. All but its body and its secrets is prepared once for a session."""
+        session, known = self._session(), self._local.prepared
+        if (method, url) not in known:
+            known[method, url] = session.prepare_request(requests.Request(method, url))
+        request: requests.PreparedRequest = known[method, url].copy()
+        request.prepare_body(body, None)
+        request.headers.update(self._headers())
+        return request
+
     def _session(self) -> requests.Session:
         """Return this thread's session; a forked child must not share its parent's sockets."""
         session: requests.Session | None = getattr(self._local, "session", None)
         if session is None or self._local.pid != os.getpid():
             session = requests.Session()
-            session.auth = _Headers(self._headers)
+            # Read here, not for each request. And no .netrc puts its own Authorization there.
+            session.trust_env = False
+            session.proxies = requests.utils.get_environ_proxies(self.base_url)
+            session.verify = _certificates()
             # Numbers hardly shrink, and a server close by would only work more.
             session.headers.update(
                 {
@@ -210,9 +210,15 @@ class Wire:
                 }
             )
             self._local.session, self._local.pid = session, os.getpid()
+            self._local.prepared = {}
             with self._lock:
                 self._sessions.add(session)
         return session
+
+
+def _certificates() -> str | bool:
+    """Return which certificates to trust, as requests would: a file, a folder, or its own."""
+    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
 
 
 def _was_connected(error: requests.ConnectionError) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -173,6 +174,44 @@ def test_redirects_do_not_go_round_for_ever(make_provider: Make):
     with pytest.raises(ProviderMisconfigured, match="redirects"):
         provider.embed_each(["one"])
     assert len(provider.played.asked) < 10
+
+
+def test_a_proxy_is_taken_from_the_environment(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    proxied = make_provider(base_url="http://embeddings.invalid/v1")
+    proxied.played.routes = ("http://embeddings.invalid/v1/embeddings",)
+    monkeypatch.setenv("HTTP_PROXY", proxied.played.url)
+    beside = make_provider()
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    assert len(proxied.embed_query("through it")) == proxied.dimensions
+    assert len(beside.embed_query("past it")) == beside.dimensions
+    assert proxied.played.asked == [["through it"]]
+
+
+def test_certificates_are_taken_from_the_environment(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    given = tmp_path / "ours.pem"
+    given.write_text("")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(given))
+    provider = make_provider(base_url="https://127.0.0.1:9/v1")
+
+    assert provider._wire._session().verify == str(given)
+
+
+def test_each_request_takes_the_key_of_its_own_time(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch
+):
+    provider = make_provider(api_key_env="TEAM_KEY")
+    for key in ("old", "new"):
+        monkeypatch.setenv("TEAM_KEY", key)
+        provider.embed_query(key)
+
+    sent = [seen.headers["authorization"] for seen in provider.played.seen]
+    assert sent == ["Bearer old", "Bearer new"]
 
 
 def test_each_thread_has_its_own_connection(make_provider: Make):
