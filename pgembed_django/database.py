@@ -59,7 +59,7 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement that a worker sends all day, and return its rows.
 
     In a worker's direct session (``settle_session``) the server binds the parameters and
-    plans the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
+    parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
     return ahead(using, statement, **parameters)()
 
@@ -206,6 +206,9 @@ def settle_session(using: str, *, is_direct: bool = False) -> None:
         if is_direct:
             connection.connection.prepare_threshold = PREPARE_AFTER
         with connection.cursor() as cursor:
+            if is_direct:
+                # A plan that is kept was made for a table that may have grown a thousandfold.
+                cursor.execute("SET plan_cache_mode = force_custom_plan")
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # A row that this role may not see is an error, not a deletion.
             cursor.execute("SET row_security = off")

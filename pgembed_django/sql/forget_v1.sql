@@ -10,6 +10,9 @@ RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = {tables}, pg_temp
+-- A session keeps its plans until there are new statistics. One that was made for a
+-- table of ten jobs would read all of them, and then all of a million.
+SET enable_seqscan = off
 AS $$
 BEGIN
     -- First the pending job, held until this transaction ends, so that nobody can

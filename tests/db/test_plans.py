@@ -302,10 +302,10 @@ def test_a_write_and_a_delete(explain):
     assert after == before
 
 
-def test_the_plans_that_a_worker_keeps_read_no_more(held):
-    """Those made once, for all parameters."""
+def test_what_a_worker_sends_prepared_reads_no_more(held):
+    """Planned each time: see ``test_grown_tables``."""
     connection.connection.prepare_threshold = 0
-    connection.cursor().execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    connection.cursor().execute("SET LOCAL plan_cache_mode = force_custom_plan")
     known = [spec.key for spec in specs.all()]
     before = tuples_read()
     try:
