@@ -154,14 +154,26 @@ def _in_one_go(using: str) -> Iterator[None]:
                 connection.rollback()
 
 
+def is_canceled(error: Exception) -> bool:
+    """Tell whether a statement took longer than a time-out allows, or was canceled by hand."""
+    return isinstance(error.__cause__, psycopg.errors.QueryCanceled)
+
+
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
     cause = error.__cause__
     if isinstance(cause, psycopg.errors.IdleInTransactionSessionTimeout):
         return True
+    if is_canceled(error):
+        return False
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
         cause.sqlstate is None or cause.sqlstate[:2] in {"08", "57"}
     )
+
+
+def is_to_be_sat_out(error: Exception) -> bool:
+    """Tell whether the same may work later: the database is away, or has no time just now."""
+    return is_lost_connection(error) or is_canceled(error)
 
 
 def is_unreadable(error: Exception) -> bool:

@@ -75,7 +75,7 @@ class Chores:
                 self._round()
                 outage_seconds = 0.0
             except (DatabaseError, InterfaceError) as error:
-                if not database.is_lost_connection(error):
+                if not database.is_to_be_sat_out(error):
                     raise
                 outage_seconds = min(outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
                 connections[self.using].close()

@@ -7,18 +7,16 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
+from django.db import DatabaseError
+
 from pgembed_django import database, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.specs import Spec
-
-FIRST_AT_ONCE = 128
-MOST_AT_ONCE = 1024
-AT_ONCE_SECONDS = 0.1
-"""The providers' answers are looked at again after about so long, whatever the texts' lengths."""
 
 
 class Planning:
@@ -31,7 +29,8 @@ class Planning:
         """The spaces of each spec that its units are planned for."""
         self._units: deque[Unit] = deque()
         self._readings: dict[Spec, sources.Reading] = {}
-        self._at_once = FIRST_AT_ONCE
+        # The providers' answers are looked at again after each, whatever the texts' lengths.
+        self._slices = Slices()
 
     @property
     def has_more(self) -> bool:
@@ -45,7 +44,7 @@ class Planning:
     def step(self) -> bool:
         """Plan the next few units, at least a batch, and tell whether there were any."""
         batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
-        few = list(islice(self._units, max([self._at_once, *batch_sizes])))
+        few = list(islice(self._units, max([self._slices.size, *batch_sizes])))
         started = time.perf_counter()
         by_spec = defaultdict(list)
         for unit in few:
@@ -55,14 +54,8 @@ class Planning:
             self._plan(spec, units)
         for _ in few:  # only now: the database may have been lost meanwhile
             self._units.popleft()
-        if len(few) >= self._at_once:
-            self._adapt(len(few), seconds=time.perf_counter() - started)
+        self._slices.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
-
-    def _adapt(self, units: int, *, seconds: float) -> None:
-        """Plan as many next time as take the time that they may take; at most twice as many."""
-        in_time = int(units * AT_ONCE_SECONDS / max(seconds, 1e-6))
-        self._at_once = max(1, min(in_time, 2 * self._at_once, MOST_AT_ONCE))
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         using = self.holding.using
@@ -76,6 +69,11 @@ class Planning:
             loaded = read_ahead()
         except database.Busy:
             loaded = None
+        except DatabaseError as error:
+            if not database.is_canceled(error):
+                raise
+            self._plan_halves(spec, units, error)
+            return
         if loaded is None or not live:
             for unit in units:
                 unit.is_planned = True
@@ -98,6 +96,16 @@ class Planning:
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
+
+    def _plan_halves(self, spec: Spec, units: Sequence[Unit], error: DatabaseError) -> None:
+        """To read them took longer than a time-out allows: read fewer at once."""
+        middle = len(units) // 2
+        if not middle:
+            units[0].is_planned = True
+            self.holding.retry(units[0], f"{type(error).__name__}: {error}")
+            return
+        for half in (units[:middle], units[middle:]):
+            self._plan(spec, half)
 
     def _reading(self, spec: Spec) -> sources.Reading:
         if spec not in self._readings:

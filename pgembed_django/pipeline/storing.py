@@ -1,4 +1,4 @@
-"""Store what came back. Vectors and completion commit together, in one short transaction.
+"""Store what came back. Vectors and completion commit together, in short transactions.
 
 Many at once are stored by a thread with a connection of its own: meanwhile the loop claims
 and asks on.
@@ -6,6 +6,8 @@ and asks on.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 
@@ -14,6 +16,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from pgembed_django import database, events
 from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
@@ -26,7 +29,7 @@ ROUNDS_BEHIND = 3
 
 
 class Storing:
-    """Stores whole units, all there are at a time, and completes their jobs.
+    """Stores whole units, all there are, and completes their jobs.
 
     A few of them in the loop's own thread: handing them over would take longer. The other
     thread only writes; what is held is the loop's.
@@ -40,6 +43,7 @@ class Storing:
         self._units: Sequence[Unit] = ()
         self._future: futures.Future[Completion] | None = None
         self._waiting = 0
+        self._slices = Slices()
 
     @property
     def is_at_work(self) -> bool:
@@ -92,14 +96,27 @@ class Storing:
         self._future.add_done_callback(lambda _: self._wake())
 
     def _store(self, units: Sequence[Unit]) -> Completion:
-        """Run in either thread: touch nothing of the loop's."""
-        using = self.holding.using
-        try:
-            return transactions.store_whole(units, settings=self.holding.settings, using=using)
-        except (DatabaseError, InterfaceError) as error:
-            if database.is_lost_connection(error):
-                connections[using].close()
-            raise
+        """Run in either thread: touch nothing of the loop's.
+
+        A few units in each transaction: who deletes one of their rows waits for its end.
+        """
+        done = Completion()
+        rest = deque(units)
+        while rest:
+            some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
+            started = time.perf_counter()
+            try:
+                done += transactions.store_whole(
+                    some, settings=self.holding.settings, using=self.holding.using
+                )
+            except (DatabaseError, InterfaceError) as error:
+                if database.is_lost_connection(error):
+                    connections[self.holding.using].close()
+                if not done.units:
+                    raise
+                break  # as the next try finds: what was done is told first
+            self._slices.adapt(len(some), seconds=time.perf_counter() - started)
+        return done
 
     def _take(self) -> tuple[bool, Collection[Unit]]:
         """Settle what the thread has stored."""

@@ -74,21 +74,21 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
         if database.is_lost_connection(error):
             raise
         if len(units) > 1:
-            # One unit's data may be at fault. It must not take the others along.
-            return _store_each(units, settings=settings, using=using)
+            # One unit's data may be at fault. It must not take the others along. Or all of
+            # them take longer than a time-out allows.
+            return _store_halves(units, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
     return Completion(ours, waited(), outdated, lost=held.lost, seconds=seconds)
 
 
-def _store_each(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
-    done = Completion()
-    for unit in units:
-        try:
-            done += store_whole([unit], settings=settings, using=using)
-        except (DatabaseError, InterfaceError):
-            break  # the connection is lost, as the next try finds: what was done is told first
-    return done
+def _store_halves(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
+    middle = len(units) // 2
+    done = store_whole(units[:middle], settings=settings, using=using)
+    try:
+        return done + store_whole(units[middle:], settings=settings, using=using)
+    except (DatabaseError, InterfaceError):
+        return done  # the connection is lost, as the next try finds: what was done is told first
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pgembed_django.pipeline import Pipeline, planning
+from pgembed_django.pipeline import Pipeline, slices
 
 pytestmark = pytest.mark.django_db
 
@@ -21,14 +21,14 @@ def sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[float], list[int]]:
     """Plan nine claimed units, two of them first, and return how many were planned each time."""
-    monkeypatch.setattr(planning, "FIRST_AT_ONCE", 2)
+    monkeypatch.setattr(slices, "FIRST", 2)
     settings.PGEMBED_BATCH_SIZE = 1
     settings.PGEMBED_CONCURRENCY = 8
     for _ in range(9):
         make_article()
 
     def plan(seconds: float) -> list[int]:
-        monkeypatch.setattr(planning, "AT_ONCE_SECONDS", seconds)
+        monkeypatch.setattr(slices, "SECONDS", seconds)
         worker = make_worker()
         worker.claiming.claim()
 

@@ -1,0 +1,20 @@
+"""How many units go at once, so that a step takes about as long as it may."""
+
+from __future__ import annotations
+
+FIRST = 128
+MOST = 1024
+SECONDS = 0.1
+
+
+class Slices:
+    """A number of units that follows what the last ones took."""
+
+    def __init__(self) -> None:
+        self.size = FIRST
+
+    def adapt(self, units: int, *, seconds: float) -> None:
+        """Learn from what so many took. At most twice as many go next, and at least one."""
+        if units >= self.size or seconds > SECONDS:
+            in_time = int(units * SECONDS / max(seconds, 1e-6))
+            self.size = max(1, min(in_time, 2 * self.size, MOST))

@@ -1,0 +1,99 @@
+"""A role's statement_timeout holds for workers too: what takes too long is done in fewer rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import BooleanField, Q
+from django.db.models.expressions import RawSQL
+
+from pgembed_django import specs
+from pgembed_django.models import Job
+from pgembed_django.pipeline import Pipeline, slices
+from tests.app.models import Note, NoteEmbedding
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SLOWLY_STORED = """
+    CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF NEW.passage = 'slow' THEN
+            PERFORM pg_sleep(60);
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER take_long BEFORE INSERT ON app_noteembedding
+    FOR EACH ROW EXECUTE FUNCTION take_long()
+"""
+SLOWLY_READ = "CASE WHEN body = 'slow' THEN pg_sleep(60) IS NOT NULL ELSE true END"
+
+
+def run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@pytest.fixture
+def notes() -> list[Note]:
+    return [Note.objects.create(body=body) for body in ("one", "two", "slow", "three", "four")]
+
+
+@pytest.fixture
+def work(make_worker: Callable[..., Pipeline]) -> Iterator[Callable[[Pipeline], None]]:
+    """Let a worker do all that it can, with a short time-out."""
+
+    def work(worker: Pipeline) -> None:
+        run("SET statement_timeout = '200ms'")
+        while worker.step():
+            pass
+
+    yield work
+    run("RESET statement_timeout")
+
+
+def assert_that_the_slow_one_failed_alone(notes: list[Note]) -> None:
+    stored = NoteEmbedding.objects.exclude(embedding=None).values_list("passage", flat=True)
+    assert set(stored) == {"one", "two", "three", "four"}
+    assert Job.objects.filter(status=Job.Status.SUCCEEDED).count() == 4
+    failure = Job.objects.get(status=Job.Status.FAILED)
+    assert failure.source_pk == str(notes[2].pk)
+    assert "statement timeout" in failure.last_error
+
+
+def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, work):
+    run(SLOWLY_STORED)
+    try:
+        work(make_worker(max_attempts=1))
+    finally:
+        run("DROP FUNCTION take_long() CASCADE")
+
+    assert_that_the_slow_one_failed_alone(notes)
+
+
+def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work):
+    worker = make_worker(max_attempts=1)
+    [spec] = specs.of(Note)
+    slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
+    worker.claiming.specs = {spec.key: slow}
+
+    work(worker)
+
+    assert_that_the_slow_one_failed_alone(notes)
+
+
+def test_many_rows_are_stored_in_several_transactions(
+    notes: Any, make_worker: Callable[..., Pipeline], work: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Who deletes one of them waits for the end of its transaction."""
+    monkeypatch.setattr(slices, "FIRST", 2)
+    monkeypatch.setattr(slices, "SECONDS", 3600.0)
+
+    work(make_worker())
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT count(*) FROM app_noteembedding GROUP BY xmin::text ORDER BY 1")
+        assert cursor.fetchall() == [(2,), (3,)]
