@@ -171,11 +171,6 @@ def is_lost_connection(error: Exception) -> bool:
     )
 
 
-def is_to_be_sat_out(error: Exception) -> bool:
-    """Tell whether the same may work later: the database is away, or has no time just now."""
-    return is_lost_connection(error) or is_canceled(error)
-
-
 def is_unreadable(error: Exception) -> bool:
     """Tell whether a value cannot be read here, rather than a statement refused or cut off."""
     if isinstance(error, DatabaseError | InterfaceError):

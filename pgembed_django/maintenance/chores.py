@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import database
+from pgembed_django import database, events
 from pgembed_django.exceptions import MaintenanceDied
 
 MAX_OUTAGE_SECONDS = 30.0
@@ -75,7 +75,7 @@ class Chores:
                 self._round()
                 outage_seconds = 0.0
             except (DatabaseError, InterfaceError) as error:
-                if not database.is_to_be_sat_out(error):
+                if not database.is_lost_connection(error):
                     raise
                 outage_seconds = min(outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
                 connections[self.using].close()
@@ -86,6 +86,16 @@ class Chores:
     def _round(self) -> None:
         for chore in self._chores:
             if time.monotonic() >= chore.due_at and not self.stopping.is_set():
-                if chore.once():
+                if self._do(chore):
                     self._wake()
                 chore.due_at = time.monotonic() + chore.seconds
+
+    def _do(self, chore: Chore) -> int:
+        try:
+            return chore.once()
+        except DatabaseError as error:
+            if not database.is_canceled(error):
+                raise
+            # Not again at once: the others have their turn.
+            events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
+            return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from django.db import DatabaseError
 from django.db.models import Q
 from django.db.models.functions import Now
 
@@ -71,14 +72,28 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
     Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
-    try:
-        return _next_page(spec, sweep, live, room=room, using=using)
-    except database.Busy:
-        return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
+    rows = min(PAGE_ROWS, room)
+    while rows:
+        try:
+            return _next_page(spec, sweep, live, rows=rows, using=using)
+        except database.Busy:
+            return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
+        except DatabaseError as error:
+            if not database.is_canceled(error):
+                raise
+            rows //= 2  # the page took longer than a time-out allows
+    # A single row takes too long. The lap does not end there.
+    return _next_page(spec, sweep, live, rows=1, using=using, is_skipped=True)
 
 
 def _next_page(
-    spec: Spec, sweep: str, live: Sequence[Space], *, room: int, using: str
+    spec: Spec,
+    sweep: str,
+    live: Sequence[Space],
+    *,
+    rows: int,
+    using: str,
+    is_skipped: bool = False,
 ) -> Page | None:
     with database.giving_way(using):
         laps = Lap.objects.using(using).select_for_update(skip_locked=True)
@@ -89,7 +104,8 @@ def _next_page(
             # The declaration has changed: every row is compared with it from the start.
             lap.recipe, lap.cursor = spec.recipe, None
         after = None if lap.cursor is None else spec.parse_pk(lap.cursor)
-        units, end = _look(spec, sweep, live, after, size=min(PAGE_ROWS, room), using=using)
+        page, end = _page(spec, sweep, after, rows=rows, using=using)
+        units = [] if is_skipped else _gaps(spec, sweep, live, page, using=using)
         enqueued = jobs.enqueue(
             spec.key,
             units,
@@ -163,18 +179,20 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
     return Refreshing(rows.count(), compared, backlog(spec, using=using))
 
 
-def _look(
-    spec: Spec, sweep: str, live: Sequence[Space], after: Any, *, size: int, using: str
-) -> tuple[list[str], Any]:
-    """Return the gaps in the page that begins after a key, and the page's last key."""
+def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple[Q, Any]:
+    """Return the page that begins after a key, and its last key: None on the last page."""
     by_source = sweep == Lap.Sweep.ORPHANED
     model, key = (spec.embedding_model, "source_id") if by_source else (spec.model, "pk")
-    end = gaps.page_end(model, key, after, size=size, using=using)
+    end = gaps.page_end(model, key, after, size=rows, using=using)
     page = Q() if after is None else Q(**{f"{key}__gt": after})
     if end is not None:
         page &= Q(**{f"{key}__lte": end})
-    if by_source:
-        return list(gaps.orphaned(spec, page, using=using)), end
+    return page, end
+
+
+def _gaps(spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str) -> list[str]:
+    if sweep == Lap.Sweep.ORPHANED:
+        return list(gaps.orphaned(spec, page, using=using))
     if sweep == Lap.Sweep.STALE:
-        return gaps.stale(spec, live, page, using=using), end
-    return list(gaps.missing(spec, live, page, using=using)), end
+        return gaps.stale(spec, live, page, using=using)
+    return gaps.missing(spec, live, page, using=using)

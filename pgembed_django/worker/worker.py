@@ -139,7 +139,7 @@ class Worker:
                     return
                 self._round()
             except (DatabaseError, InterfaceError) as error:
-                if not database.is_to_be_sat_out(error):
+                if not (database.is_lost_connection(error) or database.is_canceled(error)):
                     raise
                 self._sit_out(error)
 

@@ -249,7 +249,7 @@ def test_a_page_of_the_reconciler(explain, sweep):
 
     def action() -> None:
         live = spaces.live(spec, using="default")
-        pages.append(reconcile._next_page(spec, sweep, live, room=BATCH, using="default"))
+        pages.append(reconcile._next_page(spec, sweep, live, rows=BATCH, using="default"))
 
     Lap.objects.get_or_create(spec=SPEC, sweep=sweep)
     nodes = explain(action)

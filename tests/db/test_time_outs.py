@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +14,9 @@ from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import specs
-from pgembed_django.models import Job
+from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance.chores import Chore, Chores
+from pgembed_django.models import Job, Lap
 from pgembed_django.pipeline import Pipeline, slices
 from tests.app.models import Note, NoteEmbedding
 
@@ -97,3 +101,43 @@ def test_many_rows_are_stored_in_several_transactions(
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM app_noteembedding GROUP BY xmin::text ORDER BY 1")
         assert cursor.fetchall() == [(2,), (3,)]
+
+
+def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(notes, run_jobs, work):
+    run_jobs()
+    Job.objects.all().delete()
+    NoteEmbedding.objects.filter(source_id=notes[4].pk).update(text_digest=b"another")
+    [spec] = specs.of(Note)
+    slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
+    run("SET statement_timeout = '200ms'")
+
+    found = reconcile.reconcile_once(slow, using="default", sweeps=[Lap.Sweep.STALE])
+
+    assert found == 1
+    assert Job.objects.get().source_pk == str(notes[4].pk)
+    assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None  # at its end
+
+
+def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplog):
+    done = threading.Event()
+
+    def take_long() -> int:
+        run("SET statement_timeout = '100ms'")
+        run("SELECT pg_sleep(60)")
+        return 0
+
+    def do() -> int:
+        done.set()
+        return 0
+
+    chores = Chores(
+        "both", [Chore(60.0, take_long), Chore(60.0, do)], using="default", wake=lambda: None
+    )
+    with caplog.at_level(logging.WARNING, logger="pgembed_django"):
+        chores.start()
+        assert done.wait(10)
+        chores.stop()
+        chores.join()
+
+    chores.check()
+    assert "Maintenance (take_long) was canceled" in caplog.text
