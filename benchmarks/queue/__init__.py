@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="How long each may take.")
-    parser.add_argument("--only", nargs="*", default=[*PEERS], help="These peers, no others.")
+    parser.add_argument(
+        "--only", nargs="*", choices=PEERS, default=[*PEERS], help="These peers, no others."
+    )
     parser.add_argument("--handler", choices=["sleep", "noop", "both"], default="both")
 
 
