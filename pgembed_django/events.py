@@ -75,8 +75,9 @@ DATABASE_LOST = _event(
     "database_lost", WARNING, "Lost the database, again in %(seconds).1f s: %(error)s"
 )
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
+STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)s")
 CHORE_CANCELED = _event(
-    "chore_canceled", WARNING, "Maintenance (%(chore)s) was canceled, later again: %(error)s"
+    "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"
 )
 
 # Its listener

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.models.functions import Cast
 
 from pgembed_django import database
@@ -45,7 +45,9 @@ class Reading:
         # can be in the condition, there is no statement.
         if type(spec.model._base_manager) is models.Manager:
             with suppress(EmptyResultSet):
-                self._statement, self._parameters = self._compiler.as_sql()
+                statement, self._parameters = self._compiler.as_sql()
+                if any(given is UNITS for given in self._parameters):
+                    self._statement = statement
 
     def ahead(self, source_pks: Sequence[str]) -> Callable[[], Loaded]:
         """Ask for units, and return what reads their texts: see ``database.ahead``.
@@ -69,7 +71,7 @@ class Reading:
                 if not database.is_unreadable(error):
                     raise
                 return _give_way_and_read(self.spec, source_pks, using=self.using)
-            return _texts(self.spec, found, {})
+            return _texts(self.spec, found, {}, using=self.using)
 
         return texts
 
@@ -93,13 +95,13 @@ def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
 
 def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     """Return the texts of rows."""
-    return _texts(spec, *_fetch(_with_source_pk(rows)))
+    return _texts(spec, *_fetch(_with_source_pk(rows)), using=rows.db)
 
 
 def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
     with database.giving_way(using):
         found = _fetch(_rows(spec, list(source_pks), using=using))
-    return _texts(spec, *found)
+    return _texts(spec, *found, using=using)
 
 
 def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
@@ -113,7 +115,7 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     except Exception as error:
         if not database.is_unreadable(error):
             raise
-        keys = list(rows.values_list("pk", "pgembed_source_pk"))
+        keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))
         if len(keys) < 2:
             return [], {source_pk: _told(error) for _, source_pk in keys}
     found: list[Row] = []
@@ -126,11 +128,14 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     return found, errors
 
 
-def _texts(spec: Spec, found: Iterable[Row], errors: Mapping[str, str]) -> Loaded:
+def _texts(spec: Spec, found: Iterable[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
     loaded = Loaded(errors=dict(errors))
+    # A query that fails in a text method is not to take our transaction along.
+    is_apart = spec.text is not None and connections[using].in_atomic_block
     for source_pk, row in found:
         try:
-            loaded.texts[source_pk] = spec.text_of(row)
+            with transaction.atomic(using=using) if is_apart else nullcontext():
+                loaded.texts[source_pk] = spec.text_of(row)
         except Exception as error:
             # Whatever the user's own method raises, its job is settled with it.
             if database.is_lost_connection(error):

@@ -28,6 +28,17 @@ class Chore:
     due_at: float = 0.0
 
 
+def attempt(once: Callable[[], int]) -> int:
+    """Do a chore. One that a time-out has canceled is told, and waits for its next turn."""
+    try:
+        return once()
+    except DatabaseError as error:
+        if not database.is_canceled(error):
+            raise
+        events.tell(events.CHORE_CANCELED, chore=once.__name__, error=str(error))
+        return 0
+
+
 class Chores:
     """Runs chores until it is stopped. ``wake`` is called whenever jobs became ready."""
 
@@ -86,16 +97,6 @@ class Chores:
     def _round(self) -> None:
         for chore in self._chores:
             if time.monotonic() >= chore.due_at and not self.stopping.is_set():
-                if self._do(chore):
+                if attempt(chore.once):
                     self._wake()
                 chore.due_at = time.monotonic() + chore.seconds
-
-    def _do(self, chore: Chore) -> int:
-        try:
-            return chore.once()
-        except DatabaseError as error:
-            if not database.is_canceled(error):
-                raise
-            # Not again at once: the others have their turn.
-            events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
-            return 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
-from pgembed_django.maintenance.chores import Chore, Chores
+from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces import indexes
@@ -86,11 +86,11 @@ class Maintenance:
 
     def once(self) -> int:
         """Do everything once, in the caller's thread. Returns how many jobs became ready."""
-        ready = self.reap() + self.reconcile()
-        self.prune_jobs()
+        ready = attempt(self.reap) + attempt(self.reconcile)
+        attempt(self.prune_jobs)
         self._filling.look_at_once()
-        ready += self.build()
-        self.prune_spaces()
+        ready += attempt(self.build)
+        attempt(self.prune_spaces)
         return ready
 
     def reap(self) -> int:

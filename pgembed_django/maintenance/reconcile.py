@@ -26,6 +26,10 @@ CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
 ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
+_fewer_rows: dict[tuple[str, str], int] = {}
+"""Of laps whose pages were canceled by a time-out. None: one row took too long, and is passed."""
+
+
 class Page(NamedTuple):
     """What one page brought: jobs added, and whether it was the lap's last."""
 
@@ -65,25 +69,29 @@ def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEE
 
 
 def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
-    """Do the next page of a lap. None: another worker is at it, or the backlog is full."""
+    """Do the next page of a lap. None: another worker is at it, or the backlog is full.
+
+    One that is canceled by a time-out is raised, and has half as many rows the next time.
+    """
     live = spaces.live(spec, using=using)
     room = _room(spec, using=using)
     if not live or not room:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
     Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
-    rows = min(PAGE_ROWS, room)
-    while rows:
-        try:
-            return _next_page(spec, sweep, live, rows=rows, using=using)
-        except database.Busy:
-            return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
-        except DatabaseError as error:
-            if not database.is_canceled(error):
-                raise
-            rows //= 2  # the page took longer than a time-out allows
-    # A single row takes too long. The lap does not end there.
-    return _next_page(spec, sweep, live, rows=1, using=using, is_skipped=True)
+    lap = spec.key, sweep
+    rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
+    try:
+        page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_read=rows > 0)
+    except database.Busy:
+        return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
+    except DatabaseError as error:
+        if database.is_canceled(error):
+            _fewer_rows[lap] = rows // 2
+        raise
+    if lap in _fewer_rows:
+        _fewer_rows[lap] = min(2 * rows or 1, PAGE_ROWS)
+    return page
 
 
 def _next_page(
@@ -93,7 +101,7 @@ def _next_page(
     *,
     rows: int,
     using: str,
-    is_skipped: bool = False,
+    is_read: bool = True,
 ) -> Page | None:
     with database.giving_way(using):
         laps = Lap.objects.using(using).select_for_update(skip_locked=True)
@@ -105,7 +113,7 @@ def _next_page(
             lap.recipe, lap.cursor = spec.recipe, None
         after = None if lap.cursor is None else spec.parse_pk(lap.cursor)
         page, end = _page(spec, sweep, after, rows=rows, using=using)
-        units = [] if is_skipped else _gaps(spec, sweep, live, page, using=using)
+        units = _gaps(spec, sweep, live, page, using=using) if is_read else []
         enqueued = jobs.enqueue(
             spec.key,
             units,

@@ -44,14 +44,22 @@ class Planning:
     def step(self) -> bool:
         """Plan the next few units, at least a batch, and tell whether there were any."""
         batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
-        few = list(islice(self._units, max([self._slices.size, *batch_sizes])))
+        few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         by_spec = defaultdict(list)
         for unit in few:
             if unit in self.holding and not unit.is_planned:
                 by_spec[unit.spec].append(unit)
-        for spec, units in by_spec.items():
-            self._plan(spec, units)
+        try:
+            for spec, units in by_spec.items():
+                self._plan(spec, units)
+        except DatabaseError as error:
+            if not database.is_canceled(error):
+                raise
+            if len(few) > 1:
+                self._slices.halve(len(few))
+                raise
+            self.holding.retry(few[0], f"{type(error).__name__}: {error}")
         for _ in few:  # only now: the database may have been lost meanwhile
             self._units.popleft()
         self._slices.adapt(len(few), seconds=time.perf_counter() - started)
@@ -69,11 +77,6 @@ class Planning:
             loaded = read_ahead()
         except database.Busy:
             loaded = None
-        except DatabaseError as error:
-            if not database.is_canceled(error):
-                raise
-            self._plan_halves(spec, units, error)
-            return
         if loaded is None or not live:
             for unit in units:
                 unit.is_planned = True
@@ -96,16 +99,6 @@ class Planning:
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
-
-    def _plan_halves(self, spec: Spec, units: Sequence[Unit], error: DatabaseError) -> None:
-        """To read them took longer than a time-out allows: read fewer at once."""
-        middle = len(units) // 2
-        if not middle:
-            units[0].is_planned = True
-            self.holding.retry(units[0], f"{type(error).__name__}: {error}")
-            return
-        for half in (units[:middle], units[middle:]):
-            self._plan(spec, half)
 
     def _reading(self, spec: Spec) -> sources.Reading:
         if spec not in self._readings:

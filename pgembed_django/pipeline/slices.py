@@ -12,9 +12,20 @@ class Slices:
 
     def __init__(self) -> None:
         self.size = FIRST
+        self._was_canceled = False
+
+    def wanted(self, least: int) -> int:
+        """Return how many go next: no fewer than ``least``, unless so many took too long."""
+        return self.size if self._was_canceled else max(self.size, least)
 
     def adapt(self, units: int, *, seconds: float) -> None:
         """Learn from what so many took. At most twice as many go next, and at least one."""
         if units >= self.size or seconds > SECONDS:
             in_time = int(units * SECONDS / max(seconds, 1e-6))
             self.size = max(1, min(in_time, 2 * self.size, MOST))
+            self._was_canceled &= seconds > SECONDS
+
+    def halve(self, units: int) -> None:
+        """So many were canceled by a time-out: half of them go next."""
+        self.size = max(1, units // 2)
+        self._was_canceled = True

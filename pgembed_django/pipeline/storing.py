@@ -112,6 +112,8 @@ class Storing:
             except (DatabaseError, InterfaceError) as error:
                 if database.is_lost_connection(error):
                     connections[self.holding.using].close()
+                elif database.is_canceled(error):
+                    self._slices.halve(len(some))
                 if not done.units:
                     raise
                 break  # as the next try finds: what was done is told first

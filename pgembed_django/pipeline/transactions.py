@@ -51,7 +51,8 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     """Store whole units and complete their jobs, vectors and completion together.
 
     Those whose jobs an open writer has locked are left as they are. The results of lost
-    ones are discarded.
+    ones are discarded. What is wrong with one is its own; but that several took longer than
+    a time-out allows is raised.
     """
     started = time.perf_counter()
     try:
@@ -73,9 +74,10 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     except DatabaseError as error:
         if database.is_lost_connection(error):
             raise
+        if len(units) > 1 and database.is_canceled(error):
+            raise
         if len(units) > 1:
-            # One unit's data may be at fault. It must not take the others along. Or all of
-            # them take longer than a time-out allows.
+            # One unit's data may be at fault. It must not take the others along.
             return _store_halves(units, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started

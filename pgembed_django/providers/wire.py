@@ -29,6 +29,10 @@ except ImportError:
 
 MAX_REDIRECTS: Final = 3
 READ_BYTES: Final = 65536
+MAX_PREPARED: Final = 16
+
+Held = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
+"""A session, and its requests as far as they are prepared, by method and address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +186,27 @@ class Wire:
         return bytes(content)
 
     def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
-        """Return a request. All but its body and its secrets is prepared once for a session."""
-        session, known = self._session(), self._local.prepared
+        """Return a request: all but body, cookies and secrets is prepared once for a session."""
+        session, known = self._held()
         if (method, url) not in known:
+            if len(known) >= MAX_PREPARED:
+                known.clear()  # a server that redirects to ever new addresses
             known[method, url] = session.prepare_request(requests.Request(method, url))
         request: requests.PreparedRequest = known[method, url].copy()
         request.prepare_body(body, None)
+        request.headers.pop("Cookie", None)
+        request.prepare_cookies(session.cookies)
         request.headers.update(self._headers())
         return request
 
     def _session(self) -> requests.Session:
+        return self._held()[0]
+
+    def _held(self) -> Held:
         """Return this thread's session; a forked child must not share its parent's sockets."""
-        session: requests.Session | None = getattr(self._local, "session", None)
-        if session is None or self._local.pid != os.getpid():
+        local = self._local
+        held: Held | None = getattr(local, "held", None)
+        if held is None or local.pid != os.getpid():
             session = requests.Session()
             # Read here, not for each request. And no .netrc puts its own Authorization there.
             session.trust_env = False
@@ -209,11 +221,11 @@ class Wire:
                     "User-Agent": "pgembed-django",
                 }
             )
-            self._local.session, self._local.pid = session, os.getpid()
-            self._local.prepared = {}
+            held = session, {}
+            local.held, local.pid = held, os.getpid()
             with self._lock:
                 self._sessions.add(session)
-        return session
+        return held
 
 
 def _certificates() -> str | bool:

@@ -214,6 +214,19 @@ def test_each_request_takes_the_key_of_its_own_time(
     assert sent == ["Bearer old", "Bearer new"]
 
 
+def test_each_request_takes_the_cookies_of_its_own_time(make_provider: Make):
+    provider = make_provider()
+    cookies = provider._wire._session().cookies
+    for value in ("one", "two"):
+        cookies.set("node", value)
+        provider.embed_query(value)
+    cookies.clear()
+    provider.embed_query("none")
+
+    sent = [seen.headers.get("cookie") for seen in provider.played.seen]
+    assert sent == ["node=one", "node=two", None]
+
+
 def test_each_thread_has_its_own_connection(make_provider: Make):
     provider = make_provider()
     barrier = threading.Barrier(3)

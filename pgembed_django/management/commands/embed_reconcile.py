@@ -6,8 +6,9 @@ import time
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
-from pgembed_django import spaces, specs
+from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 from pgembed_django.management.progress import Progress
@@ -84,7 +85,12 @@ class Command(EmbedCommand):
     def _page(self, spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
         """Return the next page. None: the backlog is full, or somebody holds the table."""
         for _ in range(TRIES):
-            page = reconcile.reconcile_page(spec, sweep, using=using)
+            try:
+                page = reconcile.reconcile_page(spec, sweep, using=using)
+            except DatabaseError as error:
+                if not database.is_canceled(error):
+                    raise
+                continue  # with fewer rows
             if page or reconcile.is_full(spec, using=using):
                 return page
             # A worker is at the same lap for a moment.
