@@ -27,7 +27,7 @@ ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
 _fewer_rows: dict[tuple[str, str], int] = {}
-"""Of laps whose pages were canceled by a time-out. None: one row took too long, and is passed."""
+"""Of laps whose pages a time-out canceled. Zero: a single row took too long, and is passed."""
 
 
 class Page(NamedTuple):
