@@ -98,6 +98,8 @@ def test_stopped_it_leaves_nothing_leased(gaps, backfill, server, stop):
     wait_until(lambda: server.times)
 
     stopped.send_signal(stop)
+    # Once it has heard, what it had claimed and not sent is given back.
+    wait_until(lambda: Job.objects.filter(status="running").count() <= 32 * len(server.times))
     server.gate.set()
 
     assert stopped.wait(timeout=60) == 130
