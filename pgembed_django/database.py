@@ -47,6 +47,10 @@ class Busy(Exception):
     """An open transaction of the application holds what we need. To be tried again."""
 
 
+class Unreadable(Exception):
+    """A value came that Python has none for. Tells the error's name and what it says."""
+
+
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
@@ -164,15 +168,24 @@ def is_lost_connection(error: Exception) -> bool:
     cause = error.__cause__
     if isinstance(cause, psycopg.errors.IdleInTransactionSessionTimeout):
         return True
-    if is_canceled(error):
-        return False
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
-        cause.sqlstate is None or cause.sqlstate[:2] in {"08", "57"}
+        # Connections, and what ends them. 57014 cancels a statement only.
+        cause.sqlstate is None or cause.sqlstate.startswith(("08", "57P"))
     )
 
 
-def is_unreadable(error: Exception) -> bool:
-    """Tell whether a value cannot be read here, rather than a statement refused or cut off."""
+@contextmanager
+def reading() -> Iterator[None]:
+    """Read what a statement returns: raises ``Unreadable`` where a value is at fault, not it."""
+    try:
+        yield
+    except Exception as error:
+        if _is_of_a_value(error):
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _is_of_a_value(error: Exception) -> bool:
     if isinstance(error, DatabaseError | InterfaceError):
         cause = error.__cause__
         return isinstance(cause, psycopg.DataError) and cause.sqlstate is None

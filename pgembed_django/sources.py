@@ -65,11 +65,9 @@ class Reading:
 
         def texts() -> Loaded:
             try:
-                with cursor:
+                with database.reading(), cursor:
                     found = list(self._instances(cursor.fetchall()))
-            except Exception as error:
-                if not database.is_unreadable(error):
-                    raise
+            except database.Unreadable:
                 return _give_way_and_read(self.spec, source_pks, using=self.using)
             return _texts(self.spec, found, {}, using=self.using)
 
@@ -111,13 +109,12 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     too deep, what was encrypted with a key that is lost.
     """
     try:
-        return [(row.pgembed_source_pk, row) for row in rows], {}
-    except Exception as error:
-        if not database.is_unreadable(error):
-            raise
+        with database.reading():
+            return [(row.pgembed_source_pk, row) for row in rows], {}
+    except database.Unreadable as error:
         keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))
         if len(keys) < 2:
-            return [], {source_pk: _told(error) for _, source_pk in keys}
+            return [], {source_pk: str(error) for _, source_pk in keys}
     found: list[Row] = []
     errors: dict[str, str] = {}
     middle = len(keys) // 2
@@ -140,12 +137,8 @@ def _texts(spec: Spec, found: Iterable[Row], errors: Mapping[str, str], *, using
             # Whatever the user's own method raises, its job is settled with it.
             if database.is_lost_connection(error):
                 raise
-            loaded.errors[source_pk] = _told(error)
+            loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
     return loaded
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:

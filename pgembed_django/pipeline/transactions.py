@@ -72,11 +72,10 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     except database.Busy:
         return Completion()  # a person is at one of their failures
     except DatabaseError as error:
-        if database.is_lost_connection(error):
+        many = len(units) > 1
+        if database.is_lost_connection(error) or (many and database.is_canceled(error)):
             raise
-        if len(units) > 1 and database.is_canceled(error):
-            raise
-        if len(units) > 1:
+        if many:
             # One unit's data may be at fault. It must not take the others along.
             return _store_halves(units, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
