@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from tests.conftest import wait_until
 from tests.played import Ollama, Reply, Seen, serving
 
 OLLAMA = "pgembed_django.providers.ollama.OllamaProvider"
+
+# A script's background job ignores Ctrl-C, and so would every process that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Gated(Ollama):
