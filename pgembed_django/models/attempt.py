@@ -6,8 +6,10 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django.models.fixtures import NotFromFixtures
 
-class Attempt(models.Model):
+
+class Attempt(NotFromFixtures):
     """One claim of a unit that ended in an error. Kept for a while, also after a success."""
 
     class Outcome(models.TextChoices):

@@ -13,10 +13,11 @@ from django.db import models
 from django.db.models.functions import Now
 from pgvector.django import VectorField
 
+from pgembed_django.models.fixtures import NotFromFixtures
 from pgembed_django.models.space import Space
 
 
-class AbstractEmbedding(models.Model):
+class AbstractEmbedding(NotFromFixtures):
     """One chunk of one source row's text in one space. The decorator adds ``source``."""
 
     id = models.BigAutoField(primary_key=True)

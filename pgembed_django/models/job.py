@@ -11,6 +11,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django.models.fixtures import NotFromFixtures
+
 PENDING = Q(status="pending")
 RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
@@ -18,7 +20,7 @@ UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
 """What the reconciler leaves alone while it is parked, whether it is listed or not."""
 
 
-class Job(models.Model):
+class Job(NotFromFixtures):
     """One unit, ``(spec, source_pk)``, that is, was or failed to be embedded."""
 
     class Kind(models.TextChoices):

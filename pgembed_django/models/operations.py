@@ -6,8 +6,10 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django.models.fixtures import NotFromFixtures
 
-class Worker(models.Model):
+
+class Worker(NotFromFixtures):
     """One live worker process. The row goes with it."""
 
     id = models.BigAutoField(primary_key=True)
@@ -33,7 +35,7 @@ class Worker(models.Model):
         return f"{self.host}:{self.pid}"
 
 
-class Lap(models.Model):
+class Lap(NotFromFixtures):
     """How far the reconciler's round over a table has come, shared by all workers."""
 
     class Sweep(models.TextChoices):
@@ -64,7 +66,7 @@ class Lap(models.Model):
         return f"{self.spec} {self.sweep}"
 
 
-class Quota(models.Model):
+class Quota(NotFromFixtures):
     """From when on a provider may be asked again, for all workers together."""
 
     provider = models.TextField(primary_key=True, help_text=_("The alias in PGEMBED_PROVIDERS."))
@@ -75,7 +77,7 @@ class Quota(models.Model):
         return self.provider
 
 
-class Pause(models.Model):
+class Pause(NotFromFixtures):
     """What a person has paused. Workers leave it alone until it is resumed."""
 
     class What(models.TextChoices):

@@ -6,8 +6,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django.models.fixtures import NotFromFixtures
 
-class Rollup(models.Model):
+
+class Rollup(NotFromFixtures):
     """One spec's sums over one minute, or over a quarter of an hour."""
 
     class Width(models.IntegerChoices):

@@ -8,8 +8,10 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 from pgvector.django import VectorField
 
+from pgembed_django.models.fixtures import NotFromFixtures
 
-class Space(models.Model):
+
+class Space(NotFromFixtures):
     """One spec's backend, model, dimensions and prefixes, as a fingerprint.
 
     Holds all that is needed to call its provider after the settings have moved on.
@@ -64,7 +66,7 @@ class Space(models.Model):
         return f"{self.spec}: {self.model} ({self.dimensions})"
 
 
-class StagedVector(models.Model):
+class StagedVector(NotFromFixtures):
     """A vector of a unit that one provider batch did not finish. Completion moves it."""
 
     id = models.BigAutoField(primary_key=True)
