@@ -43,6 +43,21 @@ IS_PARTITIONED = """
     WHERE relkind = 'p'
        OR relispartition
 """
+OTHER_KEYS = """
+    SELECT
+        wanted.vectors,
+        format_type(source.atttypid, source.atttypmod),
+        format_type(key.atttypid, key.atttypmod)
+    FROM unnest(%(vectors)s::text[], %(rows)s::text[], %(keys)s::text[])
+        AS wanted(vectors, rows, key)
+    JOIN pg_attribute AS source
+      ON source.attrelid = to_regclass(wanted.vectors)
+     AND source.attname = 'source_id'
+    JOIN pg_attribute AS key
+      ON key.attrelid = to_regclass(wanted.rows)
+     AND key.attname = wanted.key
+    WHERE key.atttypid <> source.atttypid
+"""
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
     FROM pg_ts_config
@@ -76,6 +91,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _missing_tables(connection)
             yield from _functions(connection)
             yield from _partitioned(connection)
+            yield from _keys(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
         yield Error(
@@ -194,6 +210,34 @@ def _partitioned(connection: Any) -> Iterator[CheckMessage]:
             "misses rows that are written straight into a partition.",
             hint='Take trigger_level="statement" off its @embeddable, and run makemigrations.',
             id="pgembed.E017",
+        )
+
+
+def _keys(connection: Any) -> Iterator[CheckMessage]:
+    quote = connection.ops.quote_name
+    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
+    by_table = {quote(spec.embedding_model._meta.db_table): spec for spec in written}
+    try:
+        with transaction.atomic(using=connection.alias):
+            found = database.rows(
+                connection.alias,
+                OTHER_KEYS,
+                vectors=list(by_table),
+                rows=[quote(spec.model._meta.db_table) for spec in written],
+                keys=[spec.model._meta.pk.column for spec in written],
+            )
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    for table, stored, key in found:
+        spec = by_table[table]
+        # Not an error: those keep the migration from running that mends it.
+        yield Warning(
+            f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
+            "Nothing of it can be embedded or searched.",
+            hint="Another field has become the primary key, which alters no foreign key. Write a "
+            f"migration that runs DELETE FROM {table}; ALTER TABLE {table} ALTER COLUMN source_id "
+            f"TYPE {key} USING NULL. The rows are then embedded anew.",
+            id="pgembed.W005",
         )
 
 

@@ -14,6 +14,8 @@ SET search_path = {tables}, pg_temp
 -- table of ten jobs would read all of them, and then all of a million.
 SET enable_seqscan = off
 AS $$
+DECLARE
+    key_type text;
 BEGIN
     -- First the pending job, held until this transaction ends, so that nobody can
     -- start on the unit meanwhile: not on a job that is there, and not on one that
@@ -44,12 +46,22 @@ BEGIN
     -- A later statement, so with a snapshot that has seen what that worker stored.
     -- Anyone may call this function, so it deletes from embedding tables only. Where
     -- the table is gone, there is nothing to forget, and no reason to stop the writer.
-    IF EXISTS (
-        SELECT FROM pg_catalog.pg_attribute
-        WHERE attrelid = to_regclass(embedding_table)
-          AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
-        HAVING count(*) = 5
-    ) THEN
+    SELECT max(format_type(atttypid, atttypmod)) FILTER (WHERE attname = 'source_id')
+    INTO key_type
+    FROM pg_catalog.pg_attribute
+    WHERE attrelid = to_regclass(embedding_table)
+      AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+    HAVING count(*) = 5;
+
+    -- Nor where another column has become the key, and the one of the vectors still has
+    -- the old one's type: none of them is this row's.
+    BEGIN
+        EXECUTE format('SELECT %L::%s', unit_source_pk, COALESCE(key_type, 'text'));
+    EXCEPTION WHEN OTHERS THEN
+        key_type := NULL;
+    END;
+
+    IF key_type IS NOT NULL THEN
         EXECUTE format('DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk);
     END IF;
 

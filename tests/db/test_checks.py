@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import re
+
 import pytest
+from django.core.checks import WARNING
 from django.db import connection
 from django.db.backends.postgresql import psycopg_any
 
@@ -116,3 +119,14 @@ def test_functions_that_write_to_another_schema_are_told():
     assert "pgembed_forget_v1 in database 'default' writes to the tables in schema 'archive'" in (
         message.msg.replace('"public".', "")
     )
+
+
+def test_a_key_of_another_type_than_that_of_the_vectors_is_told_with_the_remedy():
+    execute("ALTER TABLE app_noteembedding ALTER COLUMN source_id TYPE bigint USING NULL::bigint")
+    [found] = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("pgembed.W005", WARNING)
+    assert "the key of Note is uuid, and that of its vectors bigint" in found.msg
+
+    [remedy] = re.findall(r"runs (DELETE .*?; ALTER .*?)\. ", found.hint or "")
+    execute(remedy)
+    assert ids() == []

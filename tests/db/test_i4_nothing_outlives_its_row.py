@@ -408,3 +408,13 @@ def test_a_space_that_nobody_knew_when_the_row_went_is_clean_too(article, run_jo
     article.delete()
 
     assert not ArticleEmbedding.objects.exists()
+
+
+@pytest.mark.parametrize("key", ["a slug", "9" * 30, "0e37b1a5-9d0f-4ee7-bb5f-1ad2cf7d5b5e"])
+def test_another_column_has_become_the_key_and_no_writer_hears_of_it(article, run_jobs, key):
+    run_jobs()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pgembed_forget_v1('app.ArticleEmbedding', %s, 0, 'app_articleembedding')", [key]
+        )
+    assert embedded_text(article) is not None
