@@ -163,6 +163,12 @@ def is_canceled(error: Exception) -> bool:
     return isinstance(error.__cause__, psycopg.errors.QueryCanceled)
 
 
+def is_of_schema(error: Exception) -> bool:
+    """Tell whether a table is not as the statement has it, or not for this role."""
+    cause = error.__cause__
+    return isinstance(cause, psycopg.ProgrammingError) and (cause.sqlstate or "").startswith("42")
+
+
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
     cause = error.__cause__

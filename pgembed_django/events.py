@@ -79,6 +79,9 @@ STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)
 CHORE_CANCELED = _event(
     "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"
 )
+CHORE_REFUSED = _event(
+    "chore_refused", ERROR, "Maintenance (%(chore)s) of %(spec)s, later again: %(error)s"
+)
 
 # Its listener
 
@@ -158,6 +161,12 @@ SPACE_ACTIVATED_EARLY = _event(
     "%(previous)s cannot be reached",
 )
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
+SPEC_SET_ASIDE = _event(
+    "spec_set_aside",
+    ERROR,
+    "%(spec)s is not worked on: its tables are not as this code declares them: %(error)s",
+)
+SPEC_TAKEN_UP = _event("spec_taken_up", INFO, "%(spec)s is worked on again")
 SPEC_RENAMED = _event(
     "spec_renamed", INFO, "%(spec)s is the new name of a spec: its spaces are kept"
 )

@@ -58,6 +58,7 @@ OTHER_KEYS = """
      AND key.attname = wanted.key
     WHERE key.atttypid <> source.atttypid
 """
+RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key} USING NULL"
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
     FROM pg_ts_config
@@ -234,9 +235,8 @@ def _keys(connection: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
             "Nothing of it can be embedded or searched.",
-            hint="Another field has become the primary key, which alters no foreign key. Write a "
-            f"migration that runs DELETE FROM {table}; ALTER TABLE {table} ALTER COLUMN source_id "
-            f"TYPE {key} USING NULL. The rows are then embedded anew.",
+            hint="Another field has become the primary key, which alters no foreign key. Let a "
+            f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded anew.",
             id="pgembed.W005",
         )
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import database, events
 from pgembed_django.exceptions import MaintenanceDied
+from pgembed_django.specs import Spec
 
 MAX_OUTAGE_SECONDS = 30.0
 STOP_SECONDS = 30.0
+
+
+_refused: dict[tuple[str, str], str] = {}
+"""What was told of chores and specs: it is not told again each second."""
 
 
 @dataclass(slots=True)
@@ -37,6 +43,26 @@ def attempt(once: Callable[[], int]) -> int:
             raise
         events.tell(events.CHORE_CANCELED, chore=once.__name__, error=str(error))
         return 0
+
+
+@contextmanager
+def apart(spec: Spec, *, chore: str) -> Iterator[None]:
+    """Do what a chore does for one spec. Tables that do not allow it are told, once.
+
+    A migration has run before this process is started anew, or has yet to run: the other
+    specs have their turn all the same.
+    """
+    what = chore, spec.key
+    try:
+        yield
+        _refused.pop(what, None)
+    except DatabaseError as error:
+        if not database.is_of_schema(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        if _refused.get(what) != reason:
+            events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
+        _refused[what] = reason
 
 
 class Chores:

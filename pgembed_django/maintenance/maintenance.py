@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
-from pgembed_django.maintenance.chores import Chore, Chores, attempt
+from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces import indexes
@@ -116,26 +116,29 @@ class Maintenance:
         unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
-        return sum(reconcile.reconcile_once(spec, using=self.using) for spec in self.specs.values())
+        enqueued = 0
+        for spec in self.specs.values():
+            with apart(spec, chore="reconcile"):
+                enqueued += reconcile.reconcile_once(spec, using=self.using)
+        return enqueued
 
     def refill(self) -> int:
         """Go on with laps that had filled the backlog, as soon as there is room again."""
-        return sum(
-            reconcile.reconcile_once(
-                spec,
-                using=self.using,
-                sweeps=reconcile.open_sweeps(spec, using=self.using),
-            )
-            for spec in self.specs.values()
-        )
+        enqueued = 0
+        for spec in self.specs.values():
+            with apart(spec, chore="refill"):
+                sweeps = reconcile.open_sweeps(spec, using=self.using)
+                enqueued += reconcile.reconcile_once(spec, using=self.using, sweeps=sweeps)
+        return enqueued
 
     def look_for_stale_rows(self) -> int:
         """Read the next page of texts of each spec, round and round."""
-        pages = [
-            reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
-            for spec in self.specs.values()
-        ]
-        return sum(page.enqueued for page in pages if page)
+        enqueued = 0
+        for spec in self.specs.values():
+            with apart(spec, chore="look_for_stale_rows"):
+                page = reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
+                enqueued += page.enqueued if page else 0
+        return enqueued
 
     def prune_jobs(self) -> int:
         """Delete finished jobs that are old enough, in small batches, and dead workers."""
@@ -150,22 +153,18 @@ class Maintenance:
     def open_spaces(self) -> int:
         """Ask the providers what model they have by now: a tag may have been pulled again."""
         for spec in self.specs.values():
-            spaces.ensure(spec, using=self.using)
+            with apart(spec, chore="open_spaces"):
+                spaces.ensure(spec, using=self.using)
         return 0
 
     def build(self) -> int:
         """Build the indexes that are called for. Switch to a space that is full and indexed."""
         enqueued = 0
         for spec in self.specs.values():
-            for space in spaces.live(spec, using=self.using):
-                if space.state == Space.State.ACTIVE:
-                    self._filling.index(spec, space)
-                    if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
-                        spaces.note_full(space, using=self.using)
-                else:
-                    enqueued += self._filling.look(spec, space)
-                    if self.settings.switch_early:
-                        self._switch_early(spec, space)
+            with apart(spec, chore="build"):
+                enqueued += sum(
+                    self._build(spec, space) for space in spaces.live(spec, using=self.using)
+                )
         return enqueued
 
     def fill(self) -> int:
@@ -173,7 +172,11 @@ class Maintenance:
         building = Space.objects.using(self.using).filter(
             spec__in=self.specs, state=Space.State.BUILDING
         )
-        return sum(self._filling.look(self.specs[space.spec], space) for space in building)
+        enqueued = 0
+        for space in building:
+            with apart(self.specs[space.spec], chore="fill"):
+                enqueued += self._filling.look(self.specs[space.spec], space)
+        return enqueued
 
     def prune_spaces(self) -> int:
         """Delete the vectors of spaces that were retired long enough ago, in small batches."""
@@ -182,7 +185,8 @@ class Maintenance:
             retired_for_seconds=self.settings.retired_seconds, using=self.using
         ):
             if space.spec in by_key and not self._builder.stopping.is_set():
-                self.prune_space(by_key[space.spec], space)
+                with apart(by_key[space.spec], chore="prune_spaces"):
+                    self.prune_space(by_key[space.spec], space)
         return 0
 
     def prune_space(self, spec: Spec, space: Space) -> bool:
@@ -199,6 +203,17 @@ class Maintenance:
             spaces.mark_pruned(space, using=self.using)
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
         return last is None
+
+    def _build(self, spec: Spec, space: Space) -> int:
+        if space.state == Space.State.ACTIVE:
+            self._filling.index(spec, space)
+            if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
+                spaces.note_full(space, using=self.using)
+            return 0
+        enqueued = self._filling.look(spec, space)
+        if self.settings.switch_early:
+            self._switch_early(spec, space)
+        return enqueued
 
     def _switch_early(self, spec: Spec, space: Space) -> None:
         """Switch to a space that is not full yet, if the active one's model stays out of reach."""

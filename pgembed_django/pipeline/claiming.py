@@ -160,12 +160,12 @@ class Claiming:
     def _reachable(self) -> tuple[list[str], list[str]]:
         """Return the specs whose active provider can be asked now, and the others.
 
-        Those that a person has paused are in neither.
+        Those that a person has paused are in neither, nor are those that were set aside.
         """
         up: list[str] = []
         down: list[str] = []
         for key in self.specs:
-            if key in self._paused_specs:
+            if key in self._paused_specs or self.specs[key] in self.planning.set_aside:
                 continue
             active = self.planning.live.get(key, ())[:1]
             is_down = any(self.embedding.pool(space).is_waiting for space in active)
@@ -181,5 +181,6 @@ class Claiming:
             self._paused_specs = paused.specs
             for space in itertools.chain.from_iterable(live.values()):
                 self.embedding.pool(space).paused_by = paused.providers.get(space.provider)
+            self.planning.look_again()
             self._spaces_read = self._clock()
             self.holding.has_old_spaces = False

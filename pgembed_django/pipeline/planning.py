@@ -9,7 +9,7 @@ from itertools import islice
 
 from django.db import DatabaseError
 
-from pgembed_django import database, plan, sources, store
+from pgembed_django import database, events, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
@@ -27,6 +27,8 @@ class Planning:
         self.embedding = embedding
         self.live: Mapping[str, Sequence[Space]] = {}
         """The spaces of each spec that its units are planned for."""
+        self.set_aside: dict[Spec, str] = {}
+        """The specs whose tables are not as this code declares them, and what is wrong."""
         self._units: deque[Unit] = deque()
         self._readings: dict[Spec, sources.Reading] = {}
         # The providers' answers are looked at again after each, whatever the texts' lengths.
@@ -52,7 +54,7 @@ class Planning:
                 by_spec[unit.spec].append(unit)
         try:
             for spec, units in by_spec.items():
-                self._plan(spec, units)
+                self._plan_or_leave(spec, units)
         except DatabaseError as error:
             if not database.is_canceled(error):
                 raise
@@ -65,24 +67,69 @@ class Planning:
         self._slices.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
 
-    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
-        using = self.holding.using
-        source_pks = [unit.claim.source_pk for unit in units]
-        live = self.live[spec.key]
-        space_ids = [space.pk for space in live]
-        try:
-            with database.giving_way(using, in_one_go=True):
-                stored_ahead = store.stored_ahead(spec, source_pks, space_ids, using=using)
-                read_ahead = self._reading(spec).ahead(source_pks)
-            loaded = read_ahead()
-        except database.Busy:
-            loaded = None
-        if loaded is None or not live:
-            for unit in units:
-                unit.is_planned = True
-                self.holding.give_back(unit, delay_seconds=1.0)
+    def put_aside(self, spec: Spec, error: Exception) -> None:
+        """Leave a spec alone whose tables are not as declared: a deploy is under way, or failed.
+
+        The other specs go on, and so does this one when the tables are as they should be.
+        """
+        # The lines that follow show the statement.
+        reason = str(error).partition("\n")[0]
+        if spec not in self.set_aside:
+            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
+        self.set_aside[spec] = f"{type(error).__name__}: {reason}"
+
+    def look_again(self) -> None:
+        """Take up those whose tables are by now as declared."""
+        for spec in list(self.set_aside):
+            if not self.live[spec.key]:
+                continue
+            try:
+                self._ask(spec, [])
+            except DatabaseError as error:
+                if not database.is_of_schema(error):
+                    raise
+            except database.Busy:
+                pass
+            else:
+                del self.set_aside[spec]
+                events.tell(events.SPEC_TAKEN_UP, spec=spec.key)
+
+    def _plan_or_leave(self, spec: Spec, units: Sequence[Unit]) -> None:
+        """Plan units, but for those that the database does not let us read."""
+        if spec in self.set_aside:
+            self._leave(units, reason=self.set_aside[spec])
             return
-        stored = stored_ahead()
+        try:
+            self._plan(spec, units)
+        except DatabaseError as error:
+            if database.is_canceled(error) or database.is_lost_connection(error):
+                raise
+            if database.is_of_schema(error):
+                self.put_aside(spec, error)
+                self._leave(units, reason=self.set_aside[spec])
+            elif len(units) == 1:
+                # A key of another type, a damaged value: it must not take the others along.
+                self.holding.retry(units[0], f"{type(error).__name__}: {error}")
+            else:
+                middle = len(units) // 2
+                self._plan_or_leave(spec, units[:middle])
+                self._plan_or_leave(spec, units[middle:])
+
+    def _leave(self, units: Iterable[Unit], *, reason: str = "") -> None:
+        for unit in units:
+            unit.is_planned = True
+            self.holding.give_back(unit, delay_seconds=1.0, reason=reason)
+
+    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
+        live = self.live[spec.key]
+        try:
+            loaded, stored = self._ask(spec, [unit.claim.source_pk for unit in units])
+        except database.Busy:
+            self._leave(units)
+            return
+        if not live:
+            self._leave(units)
+            return
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
@@ -99,6 +146,14 @@ class Planning:
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
+
+    def _ask(self, spec: Spec, source_pks: Sequence[str]) -> tuple[sources.Loaded, store.Stored]:
+        using = self.holding.using
+        space_ids = [space.pk for space in self.live[spec.key]]
+        with database.giving_way(using, in_one_go=True):
+            stored_ahead = store.stored_ahead(spec, source_pks, space_ids, using=using)
+            read_ahead = self._reading(spec).ahead(source_pks)
+        return read_ahead(), stored_ahead()
 
     def _reading(self, spec: Spec) -> sources.Reading:
         if spec not in self._readings:

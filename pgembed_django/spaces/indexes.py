@@ -37,7 +37,7 @@ SCHEMA = """
     SELECT nspname::text
     FROM pg_class
     JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE pg_class.oid = to_regclass(%(table)s)
+    WHERE pg_class.oid = %(table)s::regclass
 """
 
 # Counts no further than it has to.

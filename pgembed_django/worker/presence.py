@@ -59,7 +59,7 @@ class Presence:
 
 
 def paused(pipeline: Pipeline) -> dict[str, str]:
-    """Return the providers that are down or paused by hand, and why."""
+    """Return the providers that are down or paused by hand, the specs set aside, and why."""
     pools = pipeline.embedding.pools
     down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
     by_hand = {
@@ -67,4 +67,5 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
         for pool in pools
         if pool.paused_by is not None
     }
-    return down | by_hand
+    aside = {spec.key: reason for spec, reason in pipeline.planning.set_aside.items()}
+    return down | by_hand | aside

@@ -101,8 +101,7 @@ class Worker:
 
     def _start(self) -> None:
         database.settle_session(self.using)
-        for spec in self.specs.values():
-            spaces.ensure(spec, using=self.using)
+        broken = self._open_spaces()
         self.presence = Presence(self.specs, using=self.using)
         self.listener = Listener(list(self.specs), using=self.using)
         self.pipeline = Pipeline(
@@ -112,6 +111,8 @@ class Worker:
             settings=self.settings,
             wake=self.wake,
         )
+        for spec, error in broken.items():
+            self.pipeline.planning.put_aside(spec, error)
         self.maintenance = Maintenance(
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )
@@ -131,6 +132,18 @@ class Worker:
             self._timers.append(self._listener_timer)
             self.maintenance.start()
         self.is_running = True
+
+    def _open_spaces(self) -> dict[Spec, Exception]:
+        """Open the spaces. Returns the specs whose tables are not as declared, and why."""
+        broken: dict[Spec, Exception] = {}
+        for spec in self.specs.values():
+            try:
+                spaces.ensure(spec, using=self.using)
+            except DatabaseError as error:
+                if not database.is_of_schema(error):
+                    raise
+                broken[spec] = error
+        return broken
 
     def _loop(self) -> None:
         while True:

@@ -127,6 +127,6 @@ def test_a_key_of_another_type_than_that_of_the_vectors_is_told_with_the_remedy(
     assert (found.id, found.level) == ("pgembed.W005", WARNING)
     assert "the key of Note is uuid, and that of its vectors bigint" in found.msg
 
-    [remedy] = re.findall(r"runs (DELETE .*?; ALTER .*?)\. ", found.hint or "")
+    [remedy] = re.findall(r"run: (TRUNCATE .*?; ALTER .*?)\. ", found.hint or "")
     execute(remedy)
     assert ids() == []

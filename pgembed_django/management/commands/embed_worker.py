@@ -157,7 +157,11 @@ class Command(EmbedCommand):
         left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
         if left and worker.paused:
             reasons = "; ".join(f"{alias}: {why}" for alias, why in worker.paused.items())
-            raise CommandError(f"{text} {left} wait for a provider that is down. {reasons}")
+            are_specs = worker.paused.keys() <= worker.specs.keys()
+            waited_for = (
+                "their tables to be as declared" if are_specs else "a provider that is down"
+            )
+            raise CommandError(f"{text} {left} wait for {waited_for}. {reasons}")
         if left:
             text += f" {left} wait for their next attempt, or for an open transaction."
         if worker.recycled_for:

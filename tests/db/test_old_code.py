@@ -1,0 +1,156 @@
+"""A deploy is under way: one spec's tables are not as this process declares them."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import ProgrammingError, connection
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.maintenance import Maintenance
+from pgembed_django.models import Job, Space, Worker
+from pgembed_django.worker.presence import paused
+from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
+from tests.conftest import embedded_text
+from tests.db.conftest import make_due
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+NOTE = "app.NoteEmbedding"
+DRIFTS = {
+    "a column is gone": (
+        "ALTER TABLE app_note RENAME body TO text",
+        "ALTER TABLE app_note RENAME text TO body",
+    ),
+    "the table is gone": (
+        "ALTER TABLE app_note RENAME TO app_memo",
+        "ALTER TABLE app_memo RENAME TO app_note",
+    ),
+    "the vectors' table is gone": (
+        "ALTER TABLE app_noteembedding RENAME TO app_memoembedding",
+        "ALTER TABLE app_memoembedding RENAME TO app_noteembedding",
+    ),
+    "a column of theirs has another type": (
+        "ALTER TABLE app_noteembedding ALTER source_id TYPE bigint USING NULL",
+        "ALTER TABLE app_noteembedding ALTER source_id TYPE uuid USING NULL",
+    ),
+}
+
+
+def execute(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+@pytest.fixture(params=DRIFTS)
+def drift(request):
+    """Jobs of two specs, and the statements that take one's tables away and bring them back."""
+    away, back = DRIFTS[request.param]
+    for spec in specs.all():
+        spaces.ensure(spec, using="default")
+    execute(away)
+    restored = []
+
+    def restore() -> None:
+        execute(back)
+        restored.append(True)
+
+    yield restore
+    if not restored:
+        restore()
+
+
+@pytest.fixture
+def note() -> Note:
+    return Note.objects.create(body="a note")
+
+
+def steps(worker) -> None:
+    for _ in range(20):
+        if not worker.step():
+            break
+
+
+def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_worker, drift):
+    article = make_article(title="an article")
+    worker = make_worker()
+
+    steps(worker)
+
+    assert embedded_text(article)
+    job = Job.objects.get(spec=NOTE)
+    assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
+    assert list(paused(worker)) == [NOTE]
+    assert "ProgrammingError" in job.last_error
+
+    drift()
+    make_due()
+    worker.holding.has_old_spaces = True  # as after five seconds
+    steps(worker)
+
+    assert not paused(worker)
+    assert NoteEmbedding.objects.filter(source=note).exists()
+
+
+# Without the vectors' table it is refused at the start, with the remedy.
+@pytest.mark.parametrize(
+    "drift", [drift for drift in DRIFTS if "vectors" not in drift], indirect=True
+)
+def test_a_worker_starts_and_drains_the_others(note, make_article, drift):
+    article = make_article(title="an article")
+    Space.objects.all().delete()
+
+    with pytest.raises(CommandError) as raised:
+        call_command("embed_worker", drain=True, verbosity=0)
+
+    assert "1 wait for their tables to be as declared. app.NoteEmbedding: " in str(raised.value)
+    assert embedded_text(article)
+    assert not Worker.objects.exists()
+    assert Job.objects.get(spec=NOTE).attempts == 0
+
+
+def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift, caplog):
+    make_worker()
+    make_article(title="an article")
+    Job.objects.all().delete()
+    maintenance = Maintenance(
+        {spec.key: spec for spec in specs.all()},
+        using="default",
+        settings=conf.current(),
+        wake=lambda: None,
+    )
+
+    assert maintenance.once() == 1
+    assert maintenance.once() == 0
+    maintenance.open_spaces()
+    maintenance.look_for_stale_rows()
+    maintenance.refill()
+    maintenance.fill()
+
+    refused = [one for one in caplog.records if one.event == "pgembed.chore_refused"]
+    assert {one.spec for one in refused} <= {NOTE}
+    assert len({one.chore for one in refused}) == len(refused)
+
+
+def test_a_key_that_is_none_takes_no_other_along(note, make_worker):
+    Job.objects.create(spec=NOTE, source_pk="5")
+    worker = make_worker()
+
+    steps(worker)
+
+    assert NoteEmbedding.objects.filter(source=note).exists()
+    left = Job.objects.get(source_pk="5", status="pending")
+    assert left.attempts == 1
+    assert 'invalid input syntax for type uuid: "5"' in left.last_error
+
+
+def test_what_is_wrong_with_our_own_tables_is_no_specs(make_article, make_worker):
+    make_article()
+    worker = make_worker()
+    execute("ALTER TABLE pgembed_job RENAME crashes TO falls")
+    try:
+        with pytest.raises(ProgrammingError):
+            worker.step()
+    finally:
+        execute("ALTER TABLE pgembed_job RENAME falls TO crashes")
+    assert not ArticleEmbedding.objects.exists()
