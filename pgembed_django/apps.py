@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -15,5 +16,7 @@ class PgembedConfig(AppConfig):
     def ready(self) -> None:
         # Registers the system checks.
         from pgembed_django import checks, tracing  # noqa: F401
+        from pgembed_django.maintenance import renaming
 
         tracing.install()
+        post_migrate.connect(renaming.after_migrate, sender=self)

@@ -168,7 +168,7 @@ SPEC_SET_ASIDE = _event(
 )
 SPEC_TAKEN_UP = _event("spec_taken_up", INFO, "%(spec)s is worked on again")
 SPEC_RENAMED = _event(
-    "spec_renamed", INFO, "%(spec)s is the new name of a spec: its spaces are kept"
+    "spec_renamed", INFO, "%(spec)s is the new name of %(former)s: it keeps what that had"
 )
 INDEX_STARTED = _event("index_started", INFO, "Building the index %(index)s")
 INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(seconds).0f s")

@@ -13,6 +13,7 @@ from pgembed_django.jobs.entries import (
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
+from pgembed_django.jobs.renaming import rename, share
 from pgembed_django.jobs.special import claim_alone, claim_doubtful, special_due
 from pgembed_django.jobs.triage import (
     Released,
@@ -50,8 +51,10 @@ __all__ = [
     "reap",
     "release",
     "release_held",
+    "rename",
     "resume",
     "retry",
     "retry_failed",
+    "share",
     "special_due",
 ]

@@ -131,6 +131,13 @@ def _next_page(
     return Page(enqueued, end is None)
 
 
+def rename(old: str, new: str, *, using: str) -> None:
+    """Let the laps of a spec go on under the name that it has now."""
+    laps = Lap.objects.using(using)
+    laps.filter(spec=new).delete()
+    laps.filter(spec=old).update(spec=new)
+
+
 def restart(spec: Spec, sweep: str, *, using: str) -> None:
     """Let the next page be the first of a new lap."""
     Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)

@@ -10,7 +10,7 @@ from pgembed_django.spaces.coverage import (
     last_gap,
 )
 from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of, warm_up
-from pgembed_django.spaces.opening import ensure
+from pgembed_django.spaces.opening import adopt, ensure
 from pgembed_django.spaces.switching import (
     activate,
     cancel,
@@ -26,6 +26,7 @@ __all__ = [
     "LookedUp",
     "activate",
     "active",
+    "adopt",
     "cancel",
     "coverage",
     "covered",

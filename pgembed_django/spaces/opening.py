@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
 from pgembed_django import conf, events, providers, specs
@@ -29,7 +28,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     """Return the live spaces, after opening one for the declared provider where it is new."""
     provider = providers.get(spec.provider)
     identity = _identity(provider)
-    for space in live(spec, using=using) or _adopt(spec, using=using):
+    for space in live(spec, using=using):
         if _matches(space, identity):
             _learn_digest(space, identity, using=using)
             _follow_options(space, spec, using=using)
@@ -93,15 +92,26 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
         )
 
 
-def _adopt(spec: Spec, *, using: str) -> list[Space]:
-    """Take over the spaces that the table's rows are in: its spec has been renamed."""
-    known = [spec.key for spec in specs.all()]
-    rows = spec.embedding_model._base_manager.filter(space_id=OuterRef("pk"))
-    orphans = Space.objects.using(using).exclude(spec__in=known)
-    adopted = orphans.filter(Exists(rows)).update(spec=spec.key)
-    if adopted:
-        events.tell(events.SPEC_RENAMED, spec=spec.key)
-    return live(spec, using=using)
+def adopt(spec: Spec, *, using: str) -> set[str]:
+    """Take over the spaces that the table's rows are in. Returns their specs' keys until now.
+
+    Its model was renamed: the table is the same. Another one may have the former name by now.
+    """
+    every = Space.objects.using(using)
+    own = every.filter(spec=spec.key).values("fingerprint")
+    adopted = [
+        space
+        for space in every.exclude(spec=spec.key).exclude(fingerprint__in=own)
+        if _has_rows(spec, space, using=using)
+        and not ((other := specs.get(space.spec)) and _has_rows(other, space, using=using))
+    ]
+    ids = [space.pk for space in adopted]
+    Space.objects.using(using).filter(pk__in=ids).update(spec=spec.key)
+    return {space.spec for space in adopted}
+
+
+def _has_rows(spec: Spec, space: Space, *, using: str) -> bool:
+    return spec.embedding_model._base_manager.using(using).filter(space=space).exists()
 
 
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:

@@ -136,6 +136,11 @@ def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     _send(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
 
 
+def rename(old: str, new: str, *, using: str) -> None:
+    """Give a spec's staged vectors to the one that it is called now."""
+    _send(using, statements.RENAME_STAGED, old=old, new=new)
+
+
 def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> int | None:
     """Delete a small batch of a retired space's chunks. Returns the last id, None at the end."""
     deleted = _send(

@@ -172,6 +172,18 @@ UNSTAGE = """
       AND source_pk = ANY(%(source_pks)b::text[])
 """
 
+RENAME_STAGED = """
+    WITH former AS (
+        DELETE FROM pgembed_staging
+        WHERE spec = %(old)s
+        RETURNING source_pk, space_id, chunk_digest, embedding, was_cut
+    )
+    INSERT INTO pgembed_staging (spec, source_pk, space_id, chunk_digest, embedding, was_cut)
+    SELECT %(new)s, source_pk, space_id, chunk_digest, embedding, was_cut
+    FROM former
+    ON CONFLICT DO NOTHING
+"""
+
 
 class Statements(NamedTuple):
     """The statements on one spec's generated table."""

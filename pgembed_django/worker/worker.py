@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import conf, database, events, rollups, spaces
 from pgembed_django.listener import Listener
-from pgembed_django.maintenance import Maintenance
+from pgembed_django.maintenance import Maintenance, renaming
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
 from pgembed_django.worker.limits import Limits
@@ -101,6 +101,7 @@ class Worker:
 
     def _start(self) -> None:
         database.settle_session(self.using)
+        renaming.follow(using=self.using)
         broken = self._open_spaces()
         self.presence = Presence(self.specs, using=self.using)
         self.listener = Listener(list(self.specs), using=self.using)

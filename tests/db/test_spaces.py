@@ -162,17 +162,6 @@ def test_a_failed_unit_does_not_hold_up_a_switch(spec, make_article, run_jobs, m
     assert states()[-1] == ("another", "active")
 
 
-@pytest.mark.django_db
-def test_a_renamed_spec_keeps_its_spaces(spec, make_article, run_jobs):
-    make_article()
-    run_jobs()
-    Space.objects.filter(spec=KEY).update(spec="app.FormerName")
-
-    spaces.ensure(spec, using="default")
-
-    assert states() == [("bag-of-words", "active")]
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_jobs, maintain):
     make_article()

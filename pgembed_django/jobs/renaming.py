@@ -1,0 +1,93 @@
+"""A spec has another name: its jobs, their history and its pause go with it."""
+
+from __future__ import annotations
+
+from pgembed_django import database
+
+# A running job's worker was started with the former name, and finds its table gone.
+MOVE = """
+    WITH unfinished AS (
+        DELETE FROM pgembed_job
+        WHERE spec = %(old)s
+          AND status IN ('pending', 'running')
+        RETURNING *
+    )
+"""
+COPY = """
+    WITH unfinished AS (
+        SELECT *
+        FROM pgembed_job
+        WHERE spec = %(old)s
+          AND status IN ('pending', 'running')
+    )
+"""
+# Where a writer has left a job under the new name already, that one is newer.
+ENQUEUE = """
+    INSERT INTO pgembed_job (
+        spec, source_pk, kind, priority, attempts, crashes, outages, parkings,
+        last_error, run_at, created_at, traceparent
+    )
+    SELECT DISTINCT ON (source_pk)
+        %(new)s, source_pk, kind, priority, attempts, crashes, outages, parkings,
+        last_error, run_at, created_at, traceparent
+    FROM unfinished
+    ORDER BY source_pk, status
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending' DO NOTHING
+"""
+
+RENAME_FAILURES = """
+    UPDATE pgembed_job AS failure
+    SET spec = %(new)s
+    WHERE spec = %(old)s
+      AND status IN ('failed', 'dismissed')
+      AND settled_at IS NULL
+      AND NOT EXISTS (
+          SELECT
+          FROM pgembed_job AS newer
+          WHERE newer.spec = %(new)s
+            AND newer.source_pk = failure.source_pk
+            AND newer.status IN ('failed', 'dismissed')
+            AND newer.settled_at IS NULL
+      )
+"""
+SETTLE_OTHERS = """
+    UPDATE pgembed_job
+    SET settled_at = statement_timestamp()
+    WHERE spec = %(old)s
+      AND status IN ('failed', 'dismissed')
+      AND settled_at IS NULL
+"""
+RENAME_ATTEMPTS = """
+    UPDATE pgembed_attempt
+    SET spec = %(new)s
+    WHERE spec = %(old)s
+"""
+RENAME_PAUSE = """
+    WITH former AS (
+        DELETE FROM pgembed_pause
+        WHERE what = 'spec'
+          AND name = %(old)s
+        RETURNING by, paused_at
+    )
+    INSERT INTO pgembed_pause (what, name, by, paused_at)
+    SELECT 'spec', %(new)s, by, paused_at
+    FROM former
+    ON CONFLICT (what, name) DO NOTHING
+"""
+
+
+def rename(old: str, new: str, *, using: str) -> None:
+    """Give a spec's jobs to the one that it is called now."""
+    for statement in (
+        MOVE + ENQUEUE,
+        RENAME_FAILURES,
+        SETTLE_OTHERS,
+        RENAME_ATTEMPTS,
+        RENAME_PAUSE,
+    ):
+        database.execute(using, statement, old=old, new=new)
+
+
+def share(old: str, new: str, *, using: str) -> None:
+    """Enqueue a spec's unfinished units for another one too: either may be meant by its name."""
+    database.execute(using, COPY + ENQUEUE, old=old, new=new)

@@ -1,0 +1,164 @@
+"""A model is renamed: the spec under its new name has all that the former one had."""
+
+from __future__ import annotations
+
+import pytest
+from django.core.management import call_command
+from django.db import connection
+
+from pgembed_django import jobs, search, specs
+from pgembed_django.maintenance import renaming
+from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
+from tests.app.models import Article, NoteEmbedding
+from tests.conftest import embedded_text
+from tests.db.conftest import claim
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+KEY = "app.ArticleEmbedding"
+FORMER = "app.FormerEmbedding"
+NOTE = "app.NoteEmbedding"
+
+
+def call_it(key: str) -> None:
+    """What is in the database of the articles is, until now, another spec's."""
+    for model in (Space, Job, StagedVector, Attempt, Lap):
+        model.objects.filter(spec=KEY).update(spec=key)
+    Pause.objects.filter(name=KEY).update(name=key)
+
+
+@pytest.fixture
+def article(make_article, run_jobs) -> Article:
+    """A row with vectors."""
+    one = make_article(title="old")
+    run_jobs()
+    return one
+
+
+def jobs_of(key: str) -> list[tuple[str, str]]:
+    return sorted(Job.objects.filter(spec=key).values_list("source_pk", "status"))
+
+
+def test_what_was_written_before_is_not_lost(article, run_jobs):
+    Article.objects.update(title="new")
+    call_it(FORMER)
+
+    renaming.follow(using="default")
+
+    assert run_jobs() == 1
+    assert "new" in (embedded_text(article) or "")
+    assert Space.objects.filter(spec=KEY).count() == 1
+    assert not Job.objects.filter(spec=FORMER, status__in=["pending", "running"]).exists()
+
+
+def test_what_a_worker_with_the_former_name_had_at_hand_is_claimed_anew(article, run_jobs):
+    Article.objects.update(title="new")
+    claim()
+    call_it(FORMER)
+
+    renaming.follow(using="default")
+
+    assert Job.objects.get(spec=KEY, source_pk=str(article.pk)).status == "pending"
+    assert run_jobs() == 1
+    assert "new" in (embedded_text(article) or "")
+
+
+def test_what_was_written_since_is_newer(article):
+    Article.objects.update(title="new")
+    Job.objects.update(attempts=3)
+    call_it(FORMER)
+    Article.objects.update(title="newer")
+
+    renaming.follow(using="default")
+
+    [job] = Job.objects.filter(status="pending")
+    assert (job.spec, job.attempts) == (KEY, 0)
+
+
+def test_how_a_unit_has_failed_goes_with_it(article):
+    Article.objects.update(title="new")
+    Job.objects.filter(status="pending").update(attempts=2, crashes=1, last_error="refused")
+    jobs.fail(claim_of_another(), "for good", using="default")
+    jobs.pause("spec", KEY, by="ada", using="default")
+    Lap.objects.create(spec=KEY, sweep="stale", cursor="7", recipe="r", finished_recipe="q")
+    call_it(FORMER)
+
+    renaming.follow(using="default")
+
+    job = Job.objects.get(spec=KEY, status="pending")
+    assert (job.attempts, job.crashes, job.last_error) == (2, 1, "refused")
+    assert Job.objects.get(status="failed").spec == KEY
+    assert {one.spec for one in Attempt.objects.all()} == {KEY}
+    assert jobs.paused(using="default").specs == {KEY: "ada"}
+    lap = Lap.objects.get(sweep="stale")
+    assert (lap.spec, lap.cursor, lap.finished_recipe) == (KEY, "7", "q")
+
+
+def claim_of_another() -> jobs.Claim:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk, status, worker_id, lease_expires_at,"
+            " started_at, claims) VALUES (%s, '999', 'running', 1, now(), now(), 1) RETURNING id",
+            [KEY],
+        )
+        [[job_id]] = cursor.fetchall()
+    return jobs.Claim(job_id, 1, KEY, "999", "write", 0, 0, 0)
+
+
+def test_a_new_model_with_the_former_name_keeps_its_own(article, run_jobs):
+    Article.objects.update(title="new")
+    # Under this name there is a spec: another model's, which has no vectors yet.
+    Space.objects.filter(spec=NOTE).delete()
+    call_it(NOTE)
+    assert not NoteEmbedding.objects.exists()
+
+    renaming.follow(using="default")
+
+    assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
+    unfinished = [(str(article.pk), "pending")]
+    assert [one for one in jobs_of(KEY) if one in unfinished] == unfinished
+    assert [one for one in jobs_of(NOTE) if one in unfinished] == unfinished
+
+
+def test_spaces_of_others_are_left_alone(article, run_jobs):
+    before = list(Space.objects.order_by("pk").values_list("pk", "spec"))
+
+    renaming.follow(using="default")
+
+    assert list(Space.objects.order_by("pk").values_list("pk", "spec")) == before
+
+
+def test_searches_find_what_is_there_once_the_migration_has_run(article):
+    call_it(FORMER)
+    assert not list(search(Article, "old"))
+
+    call_command("migrate", verbosity=0)
+
+    assert [hit.pk for hit in search(Article, "old")] == [article.pk]
+
+
+def test_a_worker_follows_where_no_migrate_has_told_it(article):
+    Article.objects.update(title="new")
+    call_it(FORMER)
+
+    call_command("embed_worker", drain=True, verbosity=0)
+
+    assert "new" in (embedded_text(article) or "")
+
+
+def test_a_busy_writer_puts_it_off(article, second_connection):
+    Article.objects.update(title="new")
+    call_it(FORMER)
+    with second_connection.transaction():
+        second_connection.execute("SELECT FROM pgembed_job WHERE status = 'pending' FOR UPDATE")
+        renaming.follow(using="default")
+        assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {FORMER}
+
+    renaming.follow(using="default")
+
+    assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
+
+
+def spaces_of(article: Article) -> list[int]:
+    embedding = specs.get(KEY).embedding_model
+    return list(embedding.objects.filter(source=article).values_list("space", flat=True))
