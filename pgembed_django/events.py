@@ -161,6 +161,11 @@ SPACE_ACTIVATED_EARLY = _event(
     "%(previous)s cannot be reached",
 )
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
+TRIGGERS_AMISS = _event(
+    "triggers_amiss",
+    WARNING,
+    "Triggers of %(spec)s are %(states)s, and writes go unseen: run manage.py check --database",
+)
 SPEC_SET_ASIDE = _event(
     "spec_set_aside",
     ERROR,

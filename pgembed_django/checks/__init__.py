@@ -40,6 +40,7 @@ IDS = {
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",
     "pgembed.W005": "The key of an embeddable model has another type than that of its vectors.",
+    "pgembed.W006": "Triggers of an embeddable model are missing, outdated or disabled.",
 }
 
 register(check_settings)

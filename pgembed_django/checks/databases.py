@@ -11,6 +11,7 @@ from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
 from pgembed_django import conf, database, specs, sql
+from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
@@ -93,6 +94,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _functions(connection)
             yield from _partitioned(connection)
             yield from _keys(connection)
+            yield from check_triggers(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
         yield Error(

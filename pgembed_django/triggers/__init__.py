@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pgembed_django.triggers.compiled import CompiledTrigger
+from pgembed_django.triggers.installed import amiss
 from pgembed_django.triggers.kinds import (
     Deleted,
     Inserted,
@@ -21,7 +22,7 @@ from pgembed_django.triggers.kinds import (
     trigger_name,
 )
 
-__all__ = ["CompiledTrigger", "SpecTrigger", "Watch", "trigger_name", "triggers"]
+__all__ = ["CompiledTrigger", "SpecTrigger", "Watch", "amiss", "trigger_name", "triggers"]
 
 
 def triggers(watch: Watch) -> Iterator[SpecTrigger]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, rollups, spaces
+from pgembed_django import conf, database, events, rollups, spaces, triggers
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance, renaming
 from pgembed_django.pipeline import Pipeline
@@ -103,6 +103,8 @@ class Worker:
         database.settle_session(self.using)
         renaming.follow(using=self.using)
         broken = self._open_spaces()
+        for key, states in triggers.amiss(self.specs, using=self.using).items():
+            events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
         self.presence = Presence(self.specs, using=self.using)
         self.listener = Listener(list(self.specs), using=self.using)
         self.pipeline = Pipeline(

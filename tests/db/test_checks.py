@@ -4,6 +4,7 @@ import re
 
 import pytest
 from django.core.checks import WARNING
+from django.core.management import call_command
 from django.db import connection
 from django.db.backends.postgresql import psycopg_any
 
@@ -130,3 +131,62 @@ def test_a_key_of_another_type_than_that_of_the_vectors_is_told_with_the_remedy(
     [remedy] = re.findall(r"run: (TRUNCATE .*?; ALTER .*?)\. ", found.hint or "")
     execute(remedy)
     assert ids() == []
+
+
+class TestTriggers:
+    """Each is there, as it is declared, and fires."""
+
+    def test_missing_ones_are_told_with_the_command(self):
+        names = [trigger for trigger in triggers_of("app_note") if "delete" in trigger]
+        execute(f"DROP TRIGGER {names[0]} ON app_note")
+        found = check_databases(databases=["default"])
+        assert [message.id for message in found] == ["pgembed.W006"]
+        assert found[0].msg.startswith("app.NoteEmbedding: 1 trigger is missing. ")
+        assert "pgtrigger install" in (found[0].hint or "")
+
+        call_command("pgtrigger", "install", verbosity=0)
+        assert ids() == []
+
+    def test_those_that_call_for_another_spec_are_none(self):
+        for name in triggers_of("app_note"):
+            execute(f"ALTER TRIGGER {name} ON app_note RENAME TO former_{name[:40]}")
+        [found] = check_databases(databases=["default"])
+        assert "5 triggers are missing" in found.msg
+
+    def test_outdated_and_disabled_ones_are_told(self):
+        first, second, *_ = triggers_of("app_note")
+        execute(f"COMMENT ON TRIGGER {first} ON app_note IS 'another hash'")
+        execute(f"ALTER TABLE app_note DISABLE TRIGGER {second}")
+        [found] = check_databases(databases=["default"])
+        assert "1 trigger is disabled and 1 trigger is outdated" in found.msg
+        assert "pgtrigger enable" in (found.hint or "")
+
+    def test_those_that_always_fire_are_well(self):
+        for name in triggers_of("app_note"):
+            execute(f"ALTER TABLE app_note ENABLE ALWAYS TRIGGER {name}")
+        assert ids() == []
+
+    @pytest.mark.django_db(transaction=True)
+    def test_a_worker_tells_at_its_start(self, caplog):
+        execute("ALTER TABLE app_note DISABLE TRIGGER USER")
+        try:
+            call_command("embed_worker", drain=True, verbosity=0)
+        finally:
+            execute("ALTER TABLE app_note ENABLE TRIGGER USER")
+        told = [one for one in caplog.records if one.event == "pgembed.triggers_amiss"]
+        assert [(one.spec, one.states) for one in told] == [("app.NoteEmbedding", "disabled")]
+
+    def test_before_a_migration_nothing_is_told(self):
+        execute("ALTER TABLE app_note DISABLE TRIGGER ALL")
+        execute("DELETE FROM django_migrations WHERE app = 'app'")
+        assert ids() == []
+
+
+def triggers_of(table: str) -> list[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = %s::regclass AND NOT tgisinternal"
+            " ORDER BY tgname",
+            [table],
+        )
+        return [name for [name] in cursor.fetchall()]

@@ -1,0 +1,59 @@
+"""Check that the triggers are there: what is written past them is found hours later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from django.core.checks import CheckMessage, Warning  # noqa: A004
+from django.db import ProgrammingError, router, transaction
+from django.db.migrations.executor import MigrationExecutor
+
+from pgembed_django import specs, triggers
+
+
+def check_triggers(connection: Any) -> Iterator[CheckMessage]:
+    """Yield the specs of a database whose triggers are not as declared, once it is migrated."""
+    alias = connection.alias
+    written = {spec.key: spec for spec in specs.all() if router.db_for_write(spec.model) == alias}
+    try:
+        with transaction.atomic(using=alias):
+            found = triggers.amiss(written, using=alias)
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    if not found or _has_migrations_to_run(connection):
+        return
+    for key, states in found.items():
+        model = written[key].model._meta
+        # Not an error: those keep the migration from running that mends it.
+        yield Warning(
+            f"{key}: {_told(states)}. What is written to {model.label} is not embedded until the "
+            "reconciler comes by.",
+            hint=_remedy(states),
+            id="pgembed.W006",
+        )
+
+
+def _told(states: Mapping[str, int]) -> str:
+    return " and ".join(
+        f"{count} trigger{'s are' if count > 1 else ' is'} {state}"
+        for state, count in states.items()
+    )
+
+
+def _remedy(states: Mapping[str, int]) -> str:
+    remedies = []
+    if states.keys() & {"missing", "outdated"}:
+        remedies.append(
+            "Run manage.py makemigrations and migrate. Where they find nothing to do (a model was "
+            "moved to another app, say): manage.py pgtrigger install, then pgtrigger prune"
+        )
+    if "disabled" in states:
+        remedies.append("Run manage.py pgtrigger enable")
+    remedies.append("What was written meanwhile is found by manage.py embed_reconcile --deep")
+    return ". ".join(remedies) + "."
+
+
+def _has_migrations_to_run(connection: Any) -> bool:
+    executor = MigrationExecutor(connection)
+    return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))

@@ -1,0 +1,58 @@
+"""Whether the triggers are in the database as they are declared, and fire."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pgtrigger import registry
+
+from pgembed_django import conditions, database
+from pgembed_django.triggers.kinds import SpecTrigger
+
+# Its comment is the hash of what was installed. With 'A' it fires for a replica's rows, too.
+STATES = """
+    SELECT
+        wanted.key,
+        CASE
+            WHEN trigger.oid IS NULL THEN 'missing'
+            WHEN obj_description(trigger.oid, 'pg_trigger') IS DISTINCT FROM wanted.hash
+            THEN 'outdated'
+            ELSE 'disabled'
+        END,
+        count(*)
+    FROM unnest(%(keys)s::text[], %(names)s::text[], %(tables)s::text[], %(hashes)s::text[])
+        AS wanted(key, name, rows, hash)
+    LEFT JOIN pg_trigger AS trigger
+      ON trigger.tgname = wanted.name
+     AND trigger.tgrelid = to_regclass(wanted.rows)
+    WHERE trigger.oid IS NULL
+       OR obj_description(trigger.oid, 'pg_trigger') IS DISTINCT FROM wanted.hash
+       OR trigger.tgenabled NOT IN ('O', 'A')
+    GROUP BY 1, 2
+    ORDER BY 1, 2
+"""
+
+
+def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
+    """Return how many triggers of specs are missing, outdated or disabled.
+
+    By the specs' keys. A table that is not there has none of its triggers.
+    """
+    wanted: list[tuple[Any, SpecTrigger]] = [
+        (model, trigger)
+        for model, trigger in registry.registered()
+        if isinstance(trigger, SpecTrigger) and trigger.watch.key in keys
+    ]
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for key, state, count in database.rows(
+        using,
+        STATES,
+        keys=[trigger.watch.key for _, trigger in wanted],
+        names=[trigger.get_pgid(model) for model, trigger in wanted],
+        tables=[conditions.quoted_name(model._meta.db_table) for model, _ in wanted],
+        hashes=[trigger.compile(model).hash for model, trigger in wanted],
+    ):
+        found[key][state] = count
+    return found
