@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
-from django.db.models.signals import post_migrate
+from django.db.models.signals import post_migrate, pre_migrate
 from django.utils.translation import gettext_lazy as _
 
 
@@ -17,6 +17,9 @@ class PgembedConfig(AppConfig):
         # Registers the system checks.
         from pgembed_django import checks, tracing  # noqa: F401
         from pgembed_django.maintenance import renaming
+        from pgembed_django.sql import unmigrated
 
         tracing.install()
+        pre_migrate.connect(unmigrated.before_migrate, sender=self)
+        post_migrate.connect(unmigrated.after_migrate, sender=self)
         post_migrate.connect(renaming.after_migrate, sender=self)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from django.db import connection
+from django.apps import apps
+from django.db import IntegrityError, ProgrammingError, connection
 
 from pgembed_django.models import Job
+from pgembed_django.sql import unmigrated
+from tests.app.models import Note
 
 
 def call(function: str, *arguments: object) -> None:
@@ -41,3 +46,31 @@ def test_only_embedding_tables_are_deleted_from_and_no_writer_is_stopped(table: 
     call("pgembed_forget_all_v1", "app.T", table)
 
     assert Job.objects.filter(source_pk="1").exists()
+
+
+@pytest.mark.django_db
+def test_without_migrations_what_they_bring_is_created_and_only_once(settings: Any) -> None:
+    settings.MIGRATION_MODULES = {"pgembed": None}
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE pgembed_job DROP CONSTRAINT pgembed_job_is_possible")
+        cursor.execute("DROP FUNCTION pgembed_job_is_possible_v1")
+        cursor.execute("DROP FUNCTION pgembed_enqueue_v1")
+    ours = apps.get_app_config("pgembed")
+
+    for _ in range(2):
+        unmigrated.before_migrate(ours, using="default")
+        unmigrated.after_migrate(ours, using="default")
+
+    Note.objects.create(body="a note")
+    assert Job.objects.count() == 1
+    with pytest.raises(IntegrityError):
+        Job.objects.update(status="failed")
+
+
+@pytest.mark.django_db
+def test_with_migrations_they_are_left_to_them() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DROP FUNCTION pgembed_enqueue_v1")
+    unmigrated.after_migrate(apps.get_app_config("pgembed"), using="default")
+    with pytest.raises(ProgrammingError, match="pgembed_enqueue_v1"):
+        Note.objects.create(body="a note")

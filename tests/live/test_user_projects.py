@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -111,6 +112,21 @@ def test_the_tests_of_the_page_pass_in_a_users_project(project):
     by_pytest = run_pytest(project, "--ds=settings", "test_blog.py", "blog/tests.py")
     assert by_pytest.returncode == 0, by_pytest.stdout + by_pytest.stderr
     assert "5 passed" in by_pytest.stdout
+
+
+@pytest.mark.parametrize("are_migrations_left_out", ["by pytest", "by the settings", "by the app"])
+def test_the_tests_of_the_page_pass_without_migrations(project, are_migrations_left_out):
+    options = ["--nomigrations"] if are_migrations_left_out == "by pytest" else []
+    if are_migrations_left_out == "by the settings":
+        with (project / "settings.py").open("a") as settings:
+            settings.write('DATABASES["default"]["TEST"]["MIGRATE"] = False\n')
+    if are_migrations_left_out == "by the app":
+        shutil.rmtree(project / "blog" / "migrations")
+
+    done = run_pytest(project, "--ds=settings", *options, "test_blog.py", "blog/tests.py")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
 
 
 def test_the_plugin_leaves_a_project_without_django_alone(installed):
