@@ -16,6 +16,7 @@ SET enable_seqscan = off
 AS $$
 DECLARE
     key_type text;
+    is_a_key boolean;
 BEGIN
     -- First the pending job, held until this transaction ends, so that nobody can
     -- start on the unit meanwhile: not on a job that is there, and not on one that
@@ -55,13 +56,18 @@ BEGIN
 
     -- Nor where another column has become the key, and the one of the vectors still has
     -- the old one's type: none of them is this row's.
-    BEGIN
-        EXECUTE format('SELECT %L::%s', unit_source_pk, COALESCE(key_type, 'text'));
-    EXCEPTION WHEN OTHERS THEN
-        key_type := NULL;
+    is_a_key := CASE
+        WHEN key_type = 'uuid'
+        THEN length(unit_source_pk) = 36 AND unit_source_pk ~ '^[0-9a-f-]+$'
+        WHEN key_type IN ('smallint', 'integer', 'bigint') AND unit_source_pk !~ '^-?[0-9]+$'
+        THEN false
+        WHEN key_type = 'smallint' THEN unit_source_pk::numeric BETWEEN -32768 AND 32767
+        WHEN key_type = 'integer' THEN unit_source_pk::numeric BETWEEN -2147483648 AND 2147483647
+        WHEN key_type = 'bigint'
+        THEN unit_source_pk::numeric BETWEEN -9223372036854775808 AND 9223372036854775807
+        ELSE key_type IS NOT NULL
     END;
-
-    IF key_type IS NOT NULL THEN
+    IF is_a_key THEN
         EXECUTE format('DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk);
     END IF;
 

@@ -35,7 +35,7 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
 
 def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     """Receive ``post_migrate``: create the functions that the triggers call."""
-    module, _ = MigrationLoader.migrations_module(sender.label)
+    module = MigrationLoader.migrations_module(sender.label)[0]
     if module is not None or not _is_ours(sender, using):
         return
     with connections[using].cursor() as cursor:
@@ -50,4 +50,5 @@ def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
 
 
 def _is_ours(sender: AppConfig, using: str) -> bool:
-    return connections[using].vendor == "postgresql" and router.allow_migrate(using, sender.label)
+    is_postgres = connections[using].vendor == "postgresql"
+    return is_postgres and bool(router.allow_migrate(using, sender.label))
