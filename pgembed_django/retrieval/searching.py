@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, get_args, overload
 
 from asgiref.sync import sync_to_async
@@ -101,9 +102,40 @@ def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
     )
 
 
-async def asearch(*arguments: Any, **keywords: Any) -> Results[Any]:
+@overload
+async def asearch(
+    where: type[Row] | QuerySet[Row] | Manager[Row],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Row]: ...
+@overload
+async def asearch(
+    where: Sequence[Some],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Any]: ...
+async def asearch(
+    where: Some | Sequence[Some],
+    text: str,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    mode: Mode = "hybrid",
+    name: str | None = None,
+) -> Results[Any]:
     """Search like ``search``, without blocking the event loop."""
-    return await sync_to_async(search)(*arguments, **keywords)
+    run: Callable[[], Results[Any]] = partial(
+        search, where, text, limit=limit, offset=offset, mode=mode, name=name
+    )
+    return await sync_to_async(run)()
 
 
 def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:

@@ -61,9 +61,18 @@ def similar_to(
     return searching.page([answer], limit=limit, offset=offset)
 
 
-async def asimilar_to(instance: Row, **keywords: Any) -> Results[Row]:
+async def asimilar_to(
+    instance: Row,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    among: QuerySet[Row] | None = None,
+    name: str | None = None,
+) -> Results[Row]:
     """Find like ``similar_to``, without blocking the event loop."""
-    return await sync_to_async(similar_to)(instance, **keywords)
+    return await sync_to_async(similar_to)(
+        instance, limit=limit, offset=offset, among=among, name=name
+    )
 
 
 def _mean(target: Target[Any], space: Space, instance: Model) -> Vector | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import get_overloads
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgembed_django import asearch, asimilar_to, search, similar_to
 from pgembed_django.retrieval import fusing, highlights, words
 
 RANKINGS = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=3)
@@ -123,3 +127,14 @@ def test_a_word_without_an_end_is_cut_anywhere():
 def test_a_short_passage_is_shown_whole_on_one_line():
     assert highlights.highlight("a\n\n  trout", ()) == "a trout"
     assert highlights.highlight("", ()) == ""
+
+
+# Sync and async
+
+
+@pytest.mark.parametrize(("sync", "awaited"), [(search, asearch), (similar_to, asimilar_to)])
+def test_what_is_awaited_takes_and_gives_the_same(sync, awaited):
+    assert inspect.signature(awaited) == inspect.signature(sync)
+    assert [inspect.signature(one) for one in get_overloads(awaited)] == [
+        inspect.signature(one) for one in get_overloads(sync)
+    ]

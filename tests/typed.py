@@ -1,0 +1,34 @@
+"""What a user's type checker knows. mypy reads it; nothing runs it."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from django.contrib.auth.models import Group
+
+from pgembed_django import Results, asearch, asimilar_to, search, similar_to
+from pgembed_django.retrieval import Hit
+
+
+def searches(group: Group) -> None:
+    assert_type(search(Group, "trout"), Results[Group])
+    assert_type(search(Group.objects, "trout"), Results[Group])
+    assert_type(search(Group.objects.filter(name="cooks"), "trout", limit=5), Results[Group])
+    assert_type(search([Group, Group.objects.all()], "trout"), Results[Any])
+    assert_type(similar_to(group, limit=5), Results[Group])
+
+
+async def asynchronous_searches(group: Group) -> None:
+    assert_type(await asearch(Group, "trout"), Results[Group])
+    assert_type(await asearch(Group.objects, "trout"), Results[Group])
+    assert_type(await asearch(Group.objects.filter(name="cooks"), "trout", limit=5), Results[Group])
+    assert_type(await asearch([Group, Group.objects.all()], "trout"), Results[Any])
+    assert_type(await asimilar_to(group, limit=5), Results[Group])
+
+
+def hits(results: Results[Group]) -> None:
+    for row in results:
+        assert_type(row, Group)
+    for hit in results.hits:
+        assert_type(hit, Hit[Group])
+        assert_type((hit.instance, hit.score, hit.passage), tuple[Group, float, str])
