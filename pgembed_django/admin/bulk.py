@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -167,7 +167,7 @@ def _do(
         total, taken = int(request.POST.get("total", "0")), int(request.POST.get("taken", "0"))
         counts = Counter({str(key): int(n) for key, n in _loaded(request).items()})
         batch = scope.run(cursor, end)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, ValidationError) as error:
         raise Http404 from error
     counts.update(batch.counts)
     acts.log(request, acts.told(act, batch.counts), about=scope.name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import BigIntegerField, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.text import Truncator
 from django.utils.translation import gettext_lazy as _
@@ -81,8 +81,8 @@ class WorkerFilter(Asked):
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Return the running jobs of the worker."""
-        worker = self.value() or ""
-        return queryset.filter(RUNNING, worker_id=worker) if worker.isdecimal() else queryset
+        worker = self.value()
+        return queryset.filter(held_by(worker)) if worker else queryset
 
 
 class SpecFilter(admin.SimpleListFilter):
@@ -101,6 +101,8 @@ class SpecFilter(admin.SimpleListFilter):
         return queryset.filter(spec=self.value()) if self.value() in keys else queryset
 
 
+MAX_DIGITS = len(str(BigIntegerField.MAX_BIGINT))
+
 PARAMETERS = ("status", "spec", "signature", "worker", "q")
 """What the job list is filtered by, and so what "all that match" means."""
 
@@ -118,9 +120,15 @@ def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet
     for name in ("spec", "signature"):
         if parameters.get(name):
             queryset = queryset.filter(**{name: parameters[name]})
-    if parameters.get("worker", "").isdecimal():
-        queryset = queryset.filter(RUNNING, worker_id=parameters["worker"])
+    if parameters.get("worker"):
+        queryset = queryset.filter(held_by(parameters["worker"]))
     return queryset.filter(unit(parameters.get("q", "")))
+
+
+def held_by(worker: str) -> Q:
+    """Find the running jobs of a worker by its id. What is no id holds nothing."""
+    is_id = worker.isdecimal() and len(worker) <= MAX_DIGITS
+    return RUNNING & Q(worker_id=int(worker)) if is_id else Q(pk__in=())
 
 
 def unit(term: str) -> Q:

@@ -9,16 +9,16 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, bulk, columns, failures, filters, operate
+from pgembed_django.admin import acts, bulk, columns, failures, filters, operate, reading
 from pgembed_django.models import Job
 
 
-class JobList(ChangeList):
+class JobList(reading.ReadOnlyList):
     """A page of jobs, with what is looked up for all of them at once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -189,6 +189,8 @@ class JobAdmin(columns.JobColumns):
 
     def _wrapped(self, view: Any) -> Any:
         def wrapped(request: HttpRequest, **kwargs: Any) -> HttpResponse:
+            if reading.has_nul(request.GET) or reading.has_nul(request.POST):
+                raise Http404
             response: HttpResponse = view(self, request, **kwargs)
             return response
 

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from pgembed_django import conf, jobs, providers, specs
-from pgembed_django.admin import acts
+from pgembed_django.admin import acts, filters
 from pgembed_django.models import Job, Pause
 from pgembed_django.providers import Probe
 
@@ -95,7 +95,7 @@ def _probe(request: HttpRequest, name: str) -> Said:
 def _release(request: HttpRequest, name: str) -> Said:
     if not name.isdecimal():
         raise Http404
-    held = Job.objects.using(acts.using()).filter(status=Job.Status.RUNNING, worker_id=int(name))
+    held = Job.objects.using(acts.using()).filter(filters.held_by(name))
     ids = list(held.order_by("pk").values_list("pk", flat=True)[:MAX_RELEASED])
     counts = acts.ACTS["release"].run(ids)
     return messages.SUCCESS if ids else messages.WARNING, acts.told("release", counts)

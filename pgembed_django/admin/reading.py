@@ -6,10 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
 from django.db import router
 from django.db.models import Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 
 Row = TypeVar("Row", bound=Model)
 
@@ -46,6 +48,16 @@ class BoundedPaginator(AnyPaginator):
         return self._counted > MAX_COUNT
 
 
+class ReadOnlyList(ChangeList):
+    """A page of rows. A filter by what no row can hold is taken away, as Django does."""
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        """Return the rows that are listed."""
+        if has_nul(request.GET, but=SEARCH_VAR):
+            raise IncorrectLookupParameters
+        return super().get_queryset(request, *args, **kwargs)
+
+
 class ReadOnlyAdmin(ModelAdmin[Row]):
     """Shows rows to those who may view them, from the database that is written to."""
 
@@ -56,6 +68,10 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
     show_full_result_count = False
     # A column that no index is sorted by would sort the whole table.
     sortable_by = ()
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        """Return the kind of list."""
+        return ReadOnlyList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Row]:
         """Return what the viewer may see, without a replica's delay."""
@@ -72,3 +88,8 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody deletes rows by hand."""
         return False
+
+
+def has_nul(given: QueryDict, *, but: str = "") -> bool:
+    """Tell whether a value is none that Postgres could hold. ``but`` names one to pass over."""
+    return any("\0" in value for name, values in given.lists() if name != but for value in values)

@@ -1,0 +1,117 @@
+"""What nobody typed: each parameter of each admin page, with each odd value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import pytest
+from django.contrib import admin
+from django.contrib.admin import AdminSite
+from django.db import transaction
+from django.test import Client
+from django.urls import path, reverse
+
+from pgembed_django import jobs
+from pgembed_django.admin import VectorsMixin, filters
+from pgembed_django.admin.acts import ACTS
+from pgembed_django.admin.operate import VERBS
+from tests.app.models import Article
+from tests.db.conftest import claim
+
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
+
+
+class ArticleAdmin(VectorsMixin, admin.ModelAdmin):
+    search_fields = ("title",)
+
+
+editors = AdminSite(name="editors")
+editors.register(Article, ArticleAdmin)
+
+urlpatterns = [path("admin/", admin.site.urls), path("editors/", editors.urls)]
+
+KEY = "app.ArticleEmbedding"
+NUL = ("%00", f"{KEY}%00 17")
+ODD = (*NUL, "%ED%A0%80", "%D9%A1", "%C2%B2", "9" * 30, "9" * 5000, "-1", "x", "[]", "")
+LISTS = {
+    "/admin/pgembed/job/": filters.PARAMETERS,
+    "/admin/pgembed/space/": ("state__exact", "q"),
+    "/admin/pgembed/worker/": ("q",),
+    "/editors/app/article/": ("vectors", "q"),
+}
+OWN = {
+    "/admin/pgembed/": ("hours", "refresh"),
+    "/admin/pgembed/job/failures/": ("spec",),
+    **{f"/admin/pgembed/job/all/{act}/": (*filters.PARAMETERS, "scope") for act in ACTS},
+}
+POSTED = (*filters.PARAMETERS, "scope", "cursor", "end", "total", "taken", "counts")
+
+
+def test_every_list_of_ours_is_crawled() -> None:
+    registered = [model._meta for model in admin.site._registry]
+    ours = [meta.model_name for meta in registered if meta.app_label == "pgembed"]
+
+    assert {reverse(f"admin:pgembed_{name}_changelist") for name in ours} < set(LISTS)
+
+
+def read() -> Iterator[str]:
+    for where, names in (LISTS | OWN).items():
+        for name in names:
+            yield from (f"{where}?{name}={odd}" for odd in ODD)
+            yield from (f"{where}?spec={KEY}&scope=rows&{name}={odd}" for odd in ODD)
+    for where in LISTS:
+        for odd in ODD:
+            yield from (f"{where}{odd}/{page}/" for page in ("change", "history", "delete"))
+
+
+def written() -> Iterator[tuple[str, dict[str, str]]]:
+    for odd in map(unquote, ODD):
+        for act in ACTS:
+            for name in POSTED:
+                for given in ({"end": "10"}, {"scope": "rows", "spec": KEY}):
+                    yield f"/admin/pgembed/job/all/{act}/", {**given, name: odd}
+        for verb in VERBS:
+            for what in ("spec", "provider", odd):
+                yield f"/admin/pgembed/job/operate/{verb}/", {"name": odd, "what": what}
+
+
+def test_no_parameter_breaks_a_page(admin_client: Client, make_article) -> None:
+    make_article()
+    [held] = claim()
+    jobs.fail(held, "The server is down.", using="default")
+    broken = []
+    for method, url, data in [
+        *(("get", url, None) for url in read()),
+        *(("post", url, data) for url, data in written()),
+    ]:
+        try:
+            with transaction.atomic():
+                getattr(admin_client, method)(url, data)
+        except Exception as error:  # noqa: BLE001
+            broken.append(f"{method} {url[:80]} {str(data)[:80]} {type(error).__name__}")
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("odd", NUL)
+@pytest.mark.parametrize("where", ["job/?status=", "job/?signature=", "space/?state__exact="])
+def test_a_list_that_is_filtered_by_a_nul_begins_anew(
+    admin_client: Client, where: str, odd: str
+) -> None:
+    response = admin_client.get(f"/admin/pgembed/{where}{odd}")
+
+    assert (response.status_code, response["Location"][-4:]) == (302, "?e=1")
+
+
+@pytest.mark.parametrize("odd", ["9" * 30, "9" * 5000, "nobody"])
+def test_what_is_no_worker_holds_nothing(admin_client: Client, make_article, odd: str) -> None:
+    make_article()
+    [held] = claim()
+    jobs.fail(held, "The server is down.", using="default")
+
+    listed = admin_client.get(f"/admin/pgembed/job/?worker={odd}")
+    asked = admin_client.get(f"/admin/pgembed/job/all/retry/?worker={odd}")
+
+    assert list(listed.context["cl"].result_list) == []
+    assert asked.context["count"] == 0
