@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgembed_django.status.queue import MIN_COUNT
-from pgembed_django.status.shapes import SpecStatus
+from pgembed_django.status.shapes import Count, SpecStatus
 
 OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -62,9 +62,16 @@ class Condition:
 
         A value that is not known (a coverage that cannot be looked at) meets no comparison.
         """
+        return self._holding(lambda name: value(status, name))
+
+    def reasons_of_undeclared(self, failures: Count) -> list[str]:
+        """Return what holds of a spec that is not declared: its failures are all that is known."""
+        return self._holding(lambda name: failures.value if name == "failures" else None)
+
+    def _holding(self, look: Callable[[str], float | None]) -> list[str]:
         found = []
         for comparisons in self.alternatives:
-            values = [value(status, comparison.name) for comparison in comparisons]
+            values = [look(comparison.name) for comparison in comparisons]
             if all(
                 known is not None and comparison.compare(known, comparison.number)
                 for known, comparison in zip(values, comparisons, strict=True)

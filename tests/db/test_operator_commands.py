@@ -84,7 +84,7 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     assert f"searched   space {number}, bag-of-words, 64 dimensions: 50 % of 2 rows" in told
     assert "1 write" in told
     assert "3  timed out" in told
-    assert "app.Gone  is not declared here" in told
+    assert "app.Gone  is not declared here" in run("embed_status")
     assert "here:7  seen 0 s ago, holds nothing" in told
     assert "default  bag-of-words, down for all workers: No route." in told
 
@@ -112,6 +112,18 @@ def test_the_exit_status_answers_the_question(make_article, run_jobs):
     assert exit_status("embed_status", "--specs", KEY, "--fail-if", "failures>0") == 1
     with pytest.raises(CommandError, match=f"{KEY}: failures>0"):
         run("embed_status", "--fail-if", "failures>0")
+
+
+def test_failures_of_a_spec_that_is_gone_count_where_they_are_told():
+    make_failures(2, spec="app.Gone")
+
+    with pytest.raises(CommandError, match=r"^app\.Gone: failures>1$"):
+        run("embed_status", "--fail-if", "failures>1 or failures>0 and workers<1")
+    told = run("embed_status", "--specs", KEY, "--fail-if", "failures>1")
+    as_json = json.loads(run("embed_status", "--specs", KEY, "--json"))
+
+    assert "app.Gone" not in told
+    assert as_json["unknown"] == {}
 
 
 def test_a_condition_that_is_none_is_refused():

@@ -66,6 +66,8 @@ class Command(EmbedCommand):
         chosen = list(self.specs(options["specs"], using=self.using).values())
         while True:
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
+            if options["specs"]:
+                found = dataclasses.replace(found, unknown={})
             kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
             self._write(found, kinds, options)
             self._judge(found, options["fail_if"])
@@ -93,13 +95,12 @@ class Command(EmbedCommand):
     def _judge(self, found: status.Overview, wanted: fail_if.Condition | None) -> None:
         if wanted is None:
             return
-        reasons = [
-            f"{spec.key}: {' and '.join(holding)}"
-            for spec in found.specs
-            if (holding := wanted.reasons(spec))
-        ]
-        if reasons:
-            raise CommandError("; ".join(reasons))
+        reasons = {spec.key: wanted.reasons(spec) for spec in found.specs}
+        for key, failures in found.unknown.items():
+            reasons[key] = wanted.reasons_of_undeclared(failures)
+        told = [f"{key}: {' and '.join(holding)}" for key, holding in reasons.items() if holding]
+        if told:
+            raise CommandError("; ".join(told))
 
 
 def condition(text: str) -> fail_if.Condition:
