@@ -51,6 +51,17 @@ class Unreadable(Exception):
     """A value came that Python has none for. Tells the error's name and what it says."""
 
 
+def not_postgres(using: str, *, remedy: str) -> str:
+    """Return why a database cannot be used, and which ones can. Empty: it is PostgreSQL."""
+    if connections[using].vendor == "postgresql":
+        return ""
+    said = f"The database {using!r} is {connections[using].display_name}, not PostgreSQL"
+    others = [one.alias for one in connections.all() if one.vendor == "postgresql"]
+    if not others:
+        return f"{said}, and no other in DATABASES is."
+    return f"{said}. Name one that is with {remedy}: {', '.join(others)}."
+
+
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:

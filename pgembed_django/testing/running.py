@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
-from pgembed_django import conf, spaces, specs
+from pgembed_django import conf, database, spaces, specs
 from pgembed_django.pipeline import Pipeline
 
 
@@ -16,7 +17,12 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     It is the worker's own pipeline, without threads or a second connection, so it works
     inside ``TestCase``, where nothing ever commits. A provider's quota is waited for while
     that takes a few seconds; after that its jobs are not due.
+
+    Raises:
+        ImproperlyConfigured: the database is not PostgreSQL.
     """
+    if other := database.not_postgres(using, remedy="using"):
+        raise ImproperlyConfigured(other)
     known = {spec.key: spec for spec in specs.on(using)}
     for spec in known.values():
         spaces.ensure(spec, using=using)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 import pgtrigger
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 from django.db.models import Model
 
@@ -41,6 +42,8 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         self._before: list[str] = []
 
     def __enter__(self) -> None:
+        if other := database.not_postgres(self._using, remedy="using"):
+            raise ImproperlyConfigured(other)
         [[before]] = database.rows(self._using, CURRENT)
         names = [name for name in before.strip("{}").split(",") if name]
         self._before.append(before or "{}")

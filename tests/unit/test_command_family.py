@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import (
     CommandError,
     ManagementUtility,
@@ -11,9 +14,14 @@ from django.core.management import (
     load_command_class,
 )
 from django.core.management.base import CommandParser
+from django.db import connections
 
+from pgembed_django import testing
+
+SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "pgembed_django")
 WITHOUT_DATABASE = {"embed_probe"}
+CHOICES = {"embed_dismiss": ["--all"], "embed_retry": ["--all"]}
 
 
 def parser(name: str) -> CommandParser:
@@ -88,3 +96,39 @@ def test_the_shell_completes_its_options(
     # The shortest of its spellings, as Django completes all commands.
     wanted = {min(one.option_strings) for one in parser(name)._actions if one.option_strings}
     assert {word for word in wanted if word.startswith("--")} <= told
+
+
+@pytest.fixture
+def lite(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setitem(connections.settings, "lite", SQLITE)
+    yield "lite"
+    del connections["lite"]
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_DATABASE))
+def test_a_database_that_is_not_postgres_is_named_with_those_that_are(name: str, lite: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        call_command(name, *CHOICES.get(name, ()), "--database", lite)
+
+    assert caught.value.returncode == 2
+    assert str(caught.value) == (
+        "The database 'lite' is SQLite, not PostgreSQL. Name one that is with --database: default."
+    )
+
+
+def test_so_it_is_where_tests_embed(lite: str) -> None:
+    said = r"'lite' is SQLite, not PostgreSQL\. Name one that is with using: default\.$"
+
+    with pytest.raises(ImproperlyConfigured, match=said):
+        testing.run_jobs(using=lite)
+    with pytest.raises(ImproperlyConfigured, match=said), testing.without_triggers(using=lite):
+        pass
+
+
+def test_where_no_database_is_postgres_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, lite: str
+) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "oracle")
+
+    with pytest.raises(CommandError, match=r"not PostgreSQL, and no other in DATABASES is\.$"):
+        call_command("embed_worker", "--database", lite)
