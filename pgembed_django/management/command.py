@@ -79,11 +79,13 @@ class EmbedCommand(StoppableCommand):
 
     def database(self, alias: str | None, *, writes: bool = True) -> str:
         """Return the alias that was asked for, once our tables are found there."""
-        alias = alias or conf.current().worker_database or DEFAULT_DB_ALIAS
+        if alias is None:
+            alias = conf.current().worker_database or DEFAULT_DB_ALIAS
         if alias not in connections:
+            # Empty is a shell's variable that is not set.
+            what = f"No database named {alias!r}" if alias else "--database is empty"
             raise CommandError(
-                f"No database named {alias!r}. There are: {', '.join(connections)}.",
-                returncode=CANNOT_START,
+                f"{what}. There are: {', '.join(connections)}.", returncode=CANNOT_START
             )
         if other := database.not_postgres(alias, remedy="--database"):
             raise CommandError(other, returncode=CANNOT_START)

@@ -132,3 +132,11 @@ def test_where_no_database_is_postgres_none_is_named(
 
     with pytest.raises(CommandError, match=r"not PostgreSQL, and no other in DATABASES is\.$"):
         call_command("embed_worker", "--database", lite)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_DATABASE))
+def test_an_empty_alias_is_not_the_default_database(name: str) -> None:
+    with pytest.raises(CommandError, match=r"^--database is empty\. There are: default\.$") as caught:
+        call_command(name, *CHOICES.get(name, ()), "--database", "")
+
+    assert caught.value.returncode == 2
