@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -16,12 +18,33 @@ CANNOT_START = 2
 INTERRUPTED = 130
 """The exit status of a command that was stopped by Ctrl-C, like a shell's."""
 
+UNREAD = 141
+"""The exit status of a command whose output nobody reads any more, like a shell's."""
+
 
 class StoppableCommand(BaseCommand):
-    """A command that a person may stop."""
+    """A command that a person may stop, or stop reading: ``| head``."""
 
     stopped = "Stopped."
     """What to say after Ctrl-C."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run as a program of its own. A failure keeps its exit status, read or not."""
+        status: int | str | None = None
+        try:
+            super().run_from_argv(argv)
+        except BrokenPipeError:
+            status = UNREAD
+        except SystemExit as ended:
+            status = ended.code
+        try:
+            self.stdout.flush()
+        except BrokenPipeError:
+            # What is left would be written, and refused with a traceback, at Python's end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = status or UNREAD
+        if status:
+            sys.exit(status)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. Ctrl-C is an answer, not a traceback."""

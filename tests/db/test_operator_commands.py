@@ -131,6 +131,23 @@ def test_a_condition_that_is_none_is_refused():
         run("embed_status", "--fail-if", "failure>0")
 
 
+def test_what_is_watched_reaches_a_pipe_at_once(make_article, monkeypatch):
+    make_article()
+    written = []
+
+    class Pipe(io.StringIO):
+        def flush(self) -> None:
+            written.append(self.getvalue())
+
+    def sleep(seconds: float) -> None:
+        assert KEY in written[-1]
+        raise KeyboardInterrupt
+
+    patience(monkeypatch, "embed_status", sleep)
+
+    call_command("embed_status", "--watch", "--json", stdout=Pipe())
+
+
 def test_watching_goes_on_until_it_is_stopped(make_article, run_jobs, monkeypatch):
     make_article()
     run_jobs()

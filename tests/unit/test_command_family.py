@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +23,7 @@ from django.db import connections
 
 from pgembed_django import testing
 
+ROOT = Path(__file__).resolve().parents[2]
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "pgembed_django")
 WITHOUT_DATABASE = {"embed_probe"}
@@ -136,7 +142,57 @@ def test_where_no_database_is_postgres_none_is_named(
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_DATABASE))
 def test_an_empty_alias_is_not_the_default_database(name: str) -> None:
-    with pytest.raises(CommandError, match=r"^--database is empty\. There are: default\.$") as caught:
+    with pytest.raises(
+        CommandError, match=r"^--database is empty\. There are: default\.$"
+    ) as caught:
         call_command(name, *CHOICES.get(name, ()), "--database", "")
 
     assert caught.value.returncode == 2
+
+
+# Nobody reads on: embed_… | head
+
+
+def unread(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output nobody reads any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "django", *arguments],
+            env={
+                **os.environ,
+                "DATABASE_URL": "postgresql://nobody@localhost:1/nothing",
+                "DJANGO_SETTINGS_MODULE": "tests.settings",
+                **environment,
+            },
+            cwd=ROOT,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_command_whose_output_nobody_reads_ends_like_any_other_program(unbuffered: str) -> None:
+    done = unread("embed_probe", PYTHONUNBUFFERED=unbuffered)
+
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
+def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
+    down = {
+        "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
+        "MODEL": "none",
+        "DIMENSIONS": 16,
+        "OPTIONS": {"base_url": "http://127.0.0.1:1"},
+    }
+
+    settings = json.dumps({"PGEMBED_PROVIDERS": {"default": down}})
+
+    done = unread("embed_probe", TEST_SETTINGS=settings, PYTHONUNBUFFERED="")
+
+    assert (done.stderr, done.returncode) == ("CommandError: Not well: default.\n", 1)

@@ -70,6 +70,7 @@ class Command(EmbedCommand):
                 found = dataclasses.replace(found, unknown={})
             kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
             self._write(found, kinds, options)
+            self.stdout.flush()
             self._judge(found, options["fail_if"])
             if options["watch"] is None:
                 return
