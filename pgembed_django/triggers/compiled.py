@@ -18,7 +18,8 @@ class CompiledTrigger(compiler.Trigger):
     pgtrigger drops it from the table by the table's old name, so one would survive
     RenameModel, and call with a spec and a table that are gone. This one is found by
     its function, whatever its table is called by now. Undoing such a migration, pgtrigger
-    comes with the old name too early: that can only be told.
+    comes with the old name too early, and with a new db_table before AlterModelTable: that
+    can only be told.
     """
 
     MISSING: ClassVar[str] = """
@@ -26,7 +27,9 @@ class CompiledTrigger(compiler.Trigger):
         BEGIN
             IF to_regclass({table}) IS NULL THEN
                 RAISE EXCEPTION 'pgembed: there is no table % to put a trigger on', {table}
-                USING HINT = 'To undo a RenameModel, first move the RemoveTrigger operations '
+                USING HINT = 'Where db_table is another, move AlterModelTable of its migration '
+                    'above the AddTrigger operations, below those of RemoveTrigger. '
+                    'To undo a RenameModel, first move the RemoveTrigger operations '
                     'of its migration above it, with the old model_name.';
             END IF;
         END

@@ -248,6 +248,34 @@ def test_undoing_the_renaming_of_a_model_says_what_to_do_and_then_works(project)
     assert len(project.triggers()) == 5
 
 
+def test_another_name_of_the_table_says_what_to_do_and_then_works(project):
+    project.migrated(EMBEDDED + ITEM)
+    project.ask(ROW)
+    project.ask(VECTOR)
+    project.write(EMBEDDED + ITEM + "\n    class Meta:\n        db_table = 'items'\n")
+    project.manage("makemigrations", "shop")
+
+    said = project.manage("migrate", fails=True)
+    assert 'pgembed: there is no table "items"' in said
+    assert "move AlterModelTable of its migration above the AddTrigger operations" in said
+
+    [migration] = (project.folder / "shop" / "migrations").glob("0002*.py")
+    written = migration.read_text()
+    [moved] = re.findall(r" +migrations\.AlterModelTable\([^)]*\),\n", written)
+    first = " " * 8 + "pgtrigger.migrations.AddTrigger("
+    migration.write_text(written.replace(moved, "").replace(first, moved + first, 1))
+    for target in ((), ("shop", "0001"), ()):
+        project.manage("migrate", *target)
+        assert len(project.triggers()) == 5
+
+    project.manage("makemigrations", "--check")
+    assert project.ask("SELECT source_id FROM shop_itemembedding") == [(1,)]
+    project.ask("UPDATE items SET title = 'b'")
+    assert project.jobs()[-1] == ("shop.ItemEmbedding", "1")
+    project.ask("DELETE FROM items")
+    assert project.ask("SELECT source_id FROM shop_itemembedding") == []
+
+
 def test_renamed_fields_keep_the_vectors(project):
     project.migrated(EMBEDDED + ITEM)
     project.ask(ROW)
