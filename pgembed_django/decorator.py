@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import keyword
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, get_args
@@ -133,6 +134,7 @@ class _Declaration:
             stale=self.stale,
             store_text=self.store_text,
             trigger_level=self.trigger_level,
+            is_from_outside=_is_bound(model),
         )
         watch = triggers.Watch(
             key=spec.key,
@@ -248,6 +250,11 @@ class _Declaration:
 
 def _refuse(model: type[models.Model], problem: str) -> NoReturn:
     raise ImproperlyConfigured(f"@embeddable on {model.__name__}: {problem}")
+
+
+def _is_bound(model: type[models.Model]) -> bool:
+    # A decorator is called before its class has a name in the module.
+    return getattr(sys.modules.get(model.__module__), model.__name__, None) is model
 
 
 def _has_text(field: models.Field[Any, Any]) -> bool:

@@ -55,6 +55,8 @@ class Spec:
     stale: Stale
     store_text: bool
     trigger_level: TriggerLevel
+    is_from_outside: bool = False
+    """Whether the model was decorated by another module than its own."""
 
     def __str__(self) -> str:
         return self.key

@@ -39,6 +39,7 @@ IDS = {
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",
+    "pgembed.W004": "Migrations of an installed package's model would be written into the package.",
     "pgembed.W005": "The key of an embeddable model has another type than that of its vectors.",
     "pgembed.W006": "Triggers of an embeddable model are missing, outdated or disabled.",
 }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
-from django.core.checks import CheckMessage, Error
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import FieldError, ValidationError
 from django.db import connections, models, router
 
@@ -25,9 +28,12 @@ UNSTABLE_KEYS = (
 )
 
 
+INSTALLED = {"site-packages", "dist-packages"}
+
+
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return what is wrong with any of them."""
-    checks = (_provider_of, _database_of, _routers_of, _condition_of, _key_of)
+    checks = (_provider_of, _database_of, _routers_of, _condition_of, _key_of, _migrations_of)
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
@@ -108,4 +114,22 @@ def _key_of(spec: Spec) -> Iterator[CheckMessage]:
             "on the connection.",
             hint="Give the model a key of integers, a UUID or a text.",
             id="pgembed.E007",
+        )
+
+
+def _migrations_of(spec: Spec) -> Iterator[CheckMessage]:
+    label = spec.model._meta.app_label
+    app = apps.app_configs.get(label)
+    # A package that decorates its own models has their migrations with it.
+    if app is None or not spec.is_from_outside or label in settings.MIGRATION_MODULES:
+        return
+    if not INSTALLED.isdisjoint(Path(app.path).parts):
+        yield Warning(
+            f"@embeddable on {spec.model.__name__}: makemigrations would write its table and "
+            f"triggers into {app.path}, where the next installation deletes them.",
+            hint="Decorate a proxy of the model in an app of your own. Or keep the app's "
+            f"migrations in your project, with a copy of those that it has: "
+            f"MIGRATION_MODULES[{label!r}].",
+            obj=spec.model,
+            id="pgembed.W004",
         )

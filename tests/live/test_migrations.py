@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -342,3 +343,43 @@ def test_without_our_app_the_error_says_so_and_is_not_djangos(project):
     said = project.manage("check", fails=True)
 
     assert "@embeddable on Item: 'pgembed_django' is not in INSTALLED_APPS. Add it" in said
+
+
+def test_a_model_of_an_installed_package_is_decorated_by_a_proxy_or_with_migrations_of_ones_own(
+    project,
+):
+    package = project.folder / "site-packages" / "vendor"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "models.py").write_text("from django.db import models\n" + ITEM)
+    settings = project.folder / "shop_settings.py"
+    before = settings.read_text().replace('"shop",', '"shop", "vendor",', 1)
+    before = f"import sys\nsys.path.append({str(package.parent)!r})\n" + before
+    settings.write_text(before)
+    project.write("")
+    project.manage("makemigrations", "vendor")
+    shipped = set(package.rglob("0*.py"))
+    imported = "from vendor.models import Item\n"
+
+    project.write(imported + EMBEDDED.removeprefix("@").rstrip("\n") + "(Item)\n")
+    assert "(pgembed.W004)" in project.manage("check")
+
+    redirected = '\nMIGRATION_MODULES = {"vendor": "shop.vendor_migrations"}\n'
+    settings.write_text(before + redirected)
+    shutil.copytree(package / "migrations", project.folder / "shop" / "vendor_migrations")
+    assert "W004" not in project.manage("check")
+    project.manage("makemigrations", "vendor")
+    project.manage("migrate")
+    assert len(project.triggers()) == 5
+    project.write("")
+    project.manage("makemigrations", "vendor")
+    project.manage("migrate")
+
+    settings.write_text(before)
+    proxy = "class Mine(Item):\n    class Meta:\n        proxy = True\n"
+    project.migrated(imported + EMBEDDED + proxy)
+    assert "W004" not in project.manage("check")
+    assert len(project.triggers()) == 5
+    project.ask("INSERT INTO vendor_item (title, is_public) VALUES ('a', true)")
+    assert project.jobs() == [("shop.MineEmbedding", "1")]
+    assert set(package.rglob("0*.py")) == shipped

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.checks import run_checks
 from django.db import connections, models
 from django.db.models import Q
@@ -204,6 +205,43 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
 
     assert [message.id for message in messages] == ["pgembed.E007"] * 2
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> type[models.Model]:
+    """A model of an installed package, decorated in the project."""
+    package = "/venv/lib/python3.13/site-packages/theirs"
+    monkeypatch.setattr(apps.get_app_config("app"), "path", package)
+    model = make_model()
+    monkeypatch.setattr(sys.modules[model.__module__], "Thing", model, raising=False)
+    return embeddable(fields=["title"])(model)
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_migration_that_would_be_written_into_a_package_is_told():
+    [message] = [found for found in check_declarations() if found.id == "pgembed.W004"]
+
+    assert message.msg == (
+        "@embeddable on Thing: makemigrations would write its table and triggers into "
+        "/venv/lib/python3.13/site-packages/theirs, where the next installation deletes them."
+    )
+    assert "proxy" in message.hint
+    assert "MIGRATION_MODULES['app']" in message.hint
+
+
+@pytest.mark.usefixtures("theirs")
+def test_migrations_that_are_kept_elsewhere_are_ones_own(settings):
+    settings.MIGRATION_MODULES = {"app": "shop.their_migrations"}
+
+    assert check_declarations() == []
+
+
+def test_a_package_that_decorates_its_own_models_ships_their_migrations(monkeypatch):
+    package = "/venv/lib/python3.13/site-packages/theirs"
+    monkeypatch.setattr(apps.get_app_config("app"), "path", package)
+    embeddable(fields=["title"])(make_model())
+
+    assert check_declarations() == []
 
 
 def test_an_unreachable_database_is_a_message_and_no_traceback():
