@@ -22,10 +22,7 @@ def follow(*, using: str) -> None:
     """
     if not Space.objects.using(using).exists():
         return  # nothing was ever embedded here
-    live = spaces.live_of(specs.all(), using=using)
     for spec in specs.on(using):
-        if live[spec.key]:
-            continue
         try:
             with database.giving_way(using):
                 _follow(spec, using=using)

@@ -95,18 +95,22 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
 def adopt(spec: Spec, *, using: str) -> set[str]:
     """Take over the spaces that the table's rows are in. Returns their specs' keys until now.
 
-    Its model was renamed: the table is the same. Another one may have the former name by now.
+    Its model was renamed: the table is the same. Another one may have the former name by now,
+    and a worker that still knew a name opens a space for it, which stays empty.
     """
     every = Space.objects.using(using)
-    own = every.filter(spec=spec.key).values("fingerprint")
+    own = every.filter(spec=spec.key)
+    if any(_has_rows(spec, space, using=using) for space in own):
+        return set()
     adopted = [
         space
-        for space in every.exclude(spec=spec.key).exclude(fingerprint__in=own)
+        for space in every.exclude(spec=spec.key)
         if _has_rows(spec, space, using=using)
         and not ((other := specs.get(space.spec)) and _has_rows(other, space, using=using))
     ]
-    ids = [space.pk for space in adopted]
-    Space.objects.using(using).filter(pk__in=ids).update(spec=spec.key)
+    if adopted:
+        own.delete()
+        every.filter(pk__in=[space.pk for space in adopted]).update(spec=spec.key)
     return {space.spec for space in adopted}
 
 

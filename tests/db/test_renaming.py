@@ -6,7 +6,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import jobs, search, specs
+from pgembed_django import jobs, search, spaces, specs
 from pgembed_django.maintenance import renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
 from tests.app.models import Article, NoteEmbedding
@@ -118,6 +118,20 @@ def test_a_new_model_with_the_former_name_keeps_its_own(article, run_jobs):
     unfinished = [(str(article.pk), "pending")]
     assert [one for one in jobs_of(KEY) if one in unfinished] == unfinished
     assert [one for one in jobs_of(NOTE) if one in unfinished] == unfinished
+
+
+def test_a_renaming_that_is_undone_is_followed_back(article, run_jobs):
+    Article.objects.update(title="new")
+    call_it(FORMER)
+    # Until it was stopped, a worker went on under this name.
+    spaces.ensure(specs.get(KEY), using="default")
+
+    renaming.follow(using="default")
+
+    assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
+    assert Space.objects.filter(spec=KEY).count() == 1
+    assert run_jobs() == 1
+    assert "new" in (embedded_text(article) or "")
 
 
 def test_spaces_of_others_are_left_alone(article, run_jobs):
