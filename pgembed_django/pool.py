@@ -15,6 +15,7 @@ from typing import Any
 
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.text import clean
 
 Outcomes = list[Embedded | ProviderError]
 
@@ -188,7 +189,7 @@ class Pool:
         return future
 
     def _pause(self, error: ProviderUnavailable) -> None:
-        self.reason = str(error)
+        self.reason = clean(str(error))  # told to the log, the port and other processes
         if self._paused_until > self._clock():
             return  # another request of the same outage
         self._has_answered = False

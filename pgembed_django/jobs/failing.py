@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import IntegrityError
 from django.utils.text import Truncator
 
-from pgembed_django import database, signature
+from pgembed_django import database, signature, text
 from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim
 from pgembed_django.models import Attempt
@@ -90,7 +90,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 using,
                 PARK,
                 error=bounded(error),
-                signature=signature.of(error),
+                signature=signature.of(text.clean(error)),
                 attempts=attempts,
                 crashes=crashes,
                 parkings=parkings,
@@ -103,6 +103,8 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
 
 
 def bounded(error: str) -> str:
-    """Return the error as it is stored: never empty, never long, no NUL."""
-    text = error.replace("\x00", "").strip() or "unknown error"
-    return Truncator(text).chars(MAX_ERROR_CHARACTERS)
+    """Return the error as it is stored: never empty, never long, and clean.
+
+    It may quote anything: a file's name that is not UTF-8, what a server sent.
+    """
+    return Truncator(text.clean(error) or "unknown error").chars(MAX_ERROR_CHARACTERS)

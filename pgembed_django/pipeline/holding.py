@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pgembed_django import conf, events, jobs, rollups, signature
+from pgembed_django import conf, events, jobs, rollups, signature, text
 from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.units import Unit
 
@@ -158,7 +158,7 @@ class Holding:
                 spec=claim.spec,
                 source_pk=claim.source_pk,
                 job_id=claim.id,
-                signature=signature.of(error or ""),
+                signature=signature.of(text.clean(error or "")),
             )
         elif result == "requeued" and error is not None:
             events.tell(
@@ -168,7 +168,7 @@ class Holding:
                 source_pk=claim.source_pk,
                 job_id=claim.id,
                 attempts=claim.attempts + 1,
-                signature=signature.of(error),
+                signature=signature.of(text.clean(error)),
             )
         elif result != "busy":
             events.tell(

@@ -17,6 +17,7 @@ from pgembed_django.providers import ollama_host, vectors
 from pgembed_django.providers.server import ServerProvider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.providers.wire import Answer
+from pgembed_django.text import clean
 
 RECHECK_SECONDS: Final = 300.0
 """How long what was learnt of a server is believed: servers are upgraded under their clients."""
@@ -174,7 +175,7 @@ class OllamaProvider(ServerProvider):
         if answer.status == 200 and isinstance(models, list):
             for known in models:
                 if isinstance(known, dict) and _tagged(known.get("name")) == _tagged(self.model):
-                    return str(known["digest"]) if known.get("digest") else None
+                    return clean(str(known["digest"])) if known.get("digest") else None
             raise self._not_pulled()
         # A proxy may hide the route. But what was told once is not unknown now: it would
         # make a new space.

@@ -1,4 +1,4 @@
-"""Quote a server's words in an error: short, and without keys or the texts themselves. Pure."""
+"""Quote a server's words in an error: short, clean, and without keys or the texts. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterable
 from typing import Any, Final
+
+from pgembed_django.text import clean
 
 LIMIT: Final = 300
 """Characters of a server's answer that an error quotes."""
@@ -59,7 +61,8 @@ def _reason(value: Any) -> str:
 
 
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
-    """Return the words of a server, fit for an error, a log and the admin."""
+    """Return the words of a server, fit for an error, a log, the database and the admin."""
+    words = clean(words)  # JSON may escape half a surrogate pair, and a body hold NUL
     for secret in secrets:
         if secret:
             words = words.replace(secret, HIDDEN)

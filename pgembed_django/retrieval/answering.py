@@ -17,6 +17,7 @@ from pgembed_django.retrieval.results import Mode, Ranking
 from pgembed_django.retrieval.showing import Ranked
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Opened, Words
+from pgembed_django.text import clean
 
 # Two depths, and no more: what the first pages show must not depend on how far one asks,
 # and a longer look changes how the arms are fused. The results of the first depth stay.
@@ -171,7 +172,8 @@ def _vector(pending: Pending | None) -> Vector | None:
     try:
         return pending.vector()
     except ProviderError as error:
-        events.tell(events.QUERY_NOT_EMBEDDED, model=pending.space.model, error=str(error))
+        message = clean(str(error))
+        events.tell(events.QUERY_NOT_EMBEDDED, model=pending.space.model, error=message)
         return None
 
 

@@ -13,6 +13,7 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
 from pgembed_django.specs import Spec
+from pgembed_django.text import clean
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
@@ -45,7 +46,7 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
         try:
             provider_of(space).warm_up()
         except ProviderError as error:
-            events.tell(events.MODEL_NOT_LOADED, space=str(space), error=str(error))
+            events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
 
 
 def live_ids(specs: Iterable[Spec], *, using: str) -> Callable[[], defaultdict[str, set[int]]]:

@@ -19,6 +19,7 @@ from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
 from pgembed_django.spaces.living import live
 from pgembed_django.specs import Spec
+from pgembed_django.text import clean
 
 Identity = dict[str, Any]
 """What makes vectors comparable, as ``Provider.identity`` returns it."""
@@ -46,7 +47,7 @@ def _identity(provider: Provider) -> Identity:
         return provider.identity()
     except ProviderError as error:
         # The server is down. What it cannot tell now is learned when it is back.
-        events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=str(error))
+        events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))
         return {
             "backend": f"{type(provider).__module__}.{type(provider).__qualname__}",
             "model": provider.model,

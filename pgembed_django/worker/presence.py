@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from pgembed_django import __version__, events
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.text import clean
 
 
 class Presence:
@@ -68,4 +69,4 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
         if pool.paused_by is not None
     }
     aside = {spec.key: reason for spec, reason in pipeline.planning.set_aside.items()}
-    return down | by_hand | aside
+    return {what: clean(why) for what, why in (down | by_hand | aside).items()}
