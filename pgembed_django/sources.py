@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any, Final
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
-from django.db.models.functions import Cast
+from django.db.models.functions import Cast, Coalesce
 
 from pgembed_django import database
 from pgembed_django.specs import Spec
@@ -19,6 +21,14 @@ Row = tuple[str, models.Model]
 
 UNITS: Final[list[str]] = []
 """Stands for the units that are asked for, in a statement that is compiled once."""
+
+READ_BYTES = 2**24
+"""How long the texts are that are read at once: rows are small, or there are few of them."""
+
+TEXTUAL = (models.CharField, models.TextField)
+LENGTH = "octet_length(%(expressions)s::text)"
+# As text a JSON would have to be read for it. Stored, a long one is compressed.
+STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,11 @@ class Reading:
         self.using = using
         rows = _rows(spec, UNITS, using=using)
         self._compiler: Any = rows.query.get_compiler(using)
+        plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
+        lengths = plain.filter(_is_among(spec, UNITS, using=using)).values_list(
+            Cast("pk", models.TextField()), length_of(spec)
+        )
+        self._lengths, self._lengths_given = lengths.query.get_compiler(using).as_sql()
         self._statement = ""
         # Another base manager may join, prefetch, or make other instances. And where no row
         # can be in the condition, there is no statement.
@@ -48,6 +63,12 @@ class Reading:
                 statement, self._parameters = self._compiler.as_sql()
                 if any(given is UNITS for given in self._parameters):
                     self._statement = statement
+
+    def lengths(self, source_pks: Sequence[str]) -> dict[str, int]:
+        """Return about how many bytes are read of each unit's row."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(self._lengths, _given(self._lengths_given, list(source_pks)))
+            return dict(cursor.fetchall())
 
     def ahead(self, source_pks: Sequence[str]) -> Callable[[], Loaded]:
         """Ask for units, and return what reads their texts: see ``database.ahead``.
@@ -59,9 +80,7 @@ class Reading:
             return lambda: _give_way_and_read(self.spec, source_pks, using=self.using)
         units = list(source_pks)
         cursor = connections[self.using].cursor()
-        cursor.execute(
-            self._statement, [units if given is UNITS else given for given in self._parameters]
-        )
+        cursor.execute(self._statement, _given(self._parameters, units))
 
         def texts() -> Loaded:
             try:
@@ -96,6 +115,52 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     return _texts(spec, *_fetch(_with_source_pk(rows)), using=rows.db)
 
 
+def digests(spec: Spec, rows: models.QuerySet[Any]) -> dict[str, bytes]:
+    """Return the digests of rows' texts. Those that give no text now are left out.
+
+    Each text is dropped at once: a method may make long ones of short rows.
+    """
+    found, _ = _fetch(_with_source_pk(rows))
+    return {
+        source_pk: spec.text_digest(text)
+        for source_pk, text, error in _each(spec, found, using=rows.db)
+        if not error
+    }
+
+
+def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
+    """Return the first keys, in their order, of rows that can be read at once: one at least."""
+    sized = rows.order_by("pk").values_list("pk", length_of(spec))
+    keys: list[Any] = []
+    room = READ_BYTES
+    for key, length in sized[:most]:
+        room -= length
+        if keys and room < 0:
+            break
+        keys.append(key)
+    return keys
+
+
+def length_of(spec: Spec) -> Any:
+    """Return an expression for about how many bytes are read of a row.
+
+    It reads none of them: a long value lies apart, and its length in the row.
+    """
+    fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
+    if spec.text:  # which may read any column
+        concrete = spec.model._meta.concrete_model or spec.model
+        fields = list(concrete._meta.local_concrete_fields)
+    lengths = [
+        models.Func(
+            models.F(field.attname),
+            template=LENGTH if isinstance(field, TEXTUAL) else STORED_LENGTH,
+            output_field=models.BigIntegerField(),
+        )
+        for field in fields
+    ]
+    return reduce(add, (Coalesce(length, 0) for length in lengths))
+
+
 def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
     with database.giving_way(using):
         found = _fetch(_rows(spec, list(source_pks), using=using))
@@ -125,20 +190,33 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     return found, errors
 
 
-def _texts(spec: Spec, found: Iterable[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
+def _texts(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
     loaded = Loaded(errors=dict(errors))
+    for source_pk, text, error in _each(spec, found, using=using):
+        if error:
+            loaded.errors[source_pk] = error
+        else:
+            loaded.texts[source_pk] = text
+    return loaded
+
+
+def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
+    """Take the rows out of a list, and yield the source_pk of each, its text and its error."""
     # A query that fails in a text method is not to take our transaction along.
     is_apart = spec.text is not None and connections[using].in_atomic_block
-    for source_pk, row in found:
+    found.reverse()
+    while found:
+        source_pk, row = found.pop()
         try:
             with transaction.atomic(using=using) if is_apart else nullcontext():
-                loaded.texts[source_pk] = spec.text_of(row)
+                text = spec.text_of(row)
         except Exception as error:
             # Whatever the user's own method raises, its job is settled with it.
             if database.is_lost_connection(error):
                 raise
-            loaded.errors[source_pk] = f"{type(error).__name__}: {error}"
-    return loaded
+            yield source_pk, "", f"{type(error).__name__}: {error}"
+        else:
+            yield source_pk, text, ""
 
 
 def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:
@@ -146,15 +224,22 @@ def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[A
 
     ``pk__in`` would be another statement for each number of them, with a parameter for each.
     """
+    return _with_source_pk(spec.rows(using).filter(_is_among(spec, source_pks, using=using)))
+
+
+def _is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
     key = spec.model._meta.pk.db_type(connections[using])
-    is_among = models.Func(
+    return models.Func(
         models.F("pk"),
         models.Value(source_pks),
         arg_joiner=" = ANY(",
         template=f"%(expressions)s::text[]::{key}[])",
         output_field=models.BooleanField(),
     )
-    return _with_source_pk(spec.rows(using).filter(is_among))
+
+
+def _given(parameters: Sequence[Any], units: list[str]) -> list[Any]:
+    return [units if given is UNITS else given for given in parameters]
 
 
 def _with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:

@@ -153,9 +153,7 @@ class Backfill:
 
     def _texts(self, space: Space | None) -> Iterator[sources.Loaded]:
         after = Q()
-        while page := list(
-            self.rows.filter(after).order_by("pk").values_list("pk", flat=True)[:PAGE_ROWS]
-        ):
+        while page := sources.fitting(self.spec, self.rows.filter(after), most=PAGE_ROWS):
             within = after & Q(pk__lte=page[-1])
             rows = self.rows.filter(within).annotate(pgembed_source_pk=Cast("pk", TextField()))
             if space and not self.force:

@@ -47,9 +47,8 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
     rows = spec.rows(using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
-    found = sources.read(spec, rows)
     # Those that give no text now fail when they are written.
-    texts = {source_pk: spec.text_digest(text) for source_pk, text in found.texts.items()}
+    texts = sources.digests(spec, rows)
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
     return sorted(
         {
@@ -58,6 +57,16 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[s
             if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
         }
     )
+
+
+def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
+    """Return the last key of a page whose texts can be read at once, None on the last page."""
+    rows = spec.model._base_manager.using(using)
+    if after is not None:
+        rows = rows.filter(pk__gt=after)
+    keys = sources.fitting(spec, rows, most=size)
+    is_cut = len(keys) == size or (keys and rows.filter(pk__gt=keys[-1]).exists())
+    return keys[-1] if is_cut else None
 
 
 def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str) -> Any:

@@ -198,7 +198,10 @@ def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple
     """Return the page that begins after a key, and its last key: None on the last page."""
     by_source = sweep == Lap.Sweep.ORPHANED
     model, key = (spec.embedding_model, "source_id") if by_source else (spec.model, "pk")
-    end = gaps.page_end(model, key, after, size=rows, using=using)
+    if sweep == Lap.Sweep.STALE:
+        end = gaps.text_page_end(spec, after, size=rows, using=using)
+    else:
+        end = gaps.page_end(model, key, after, size=rows, using=using)
     page = Q() if after is None else Q(**{f"{key}__gt": after})
     if end is not None:
         page &= Q(**{f"{key}__lte": end})

@@ -18,6 +18,12 @@ from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.specs import Spec
 
+HELD_CHARACTERS = 2 * sources.READ_BYTES
+"""How much text is planned at once. The rest waits, unread, until some of it is stored."""
+
+UNASKED = 4
+"""So few rows are read whatever their length."""
+
 
 class Planning:
     """Plans what claimed units need, and queues what is new to be embedded."""
@@ -33,6 +39,8 @@ class Planning:
         self._readings: dict[Spec, sources.Reading] = {}
         # The providers' answers are looked at again after each, whatever the texts' lengths.
         self._slices = Slices()
+        self._made_lengths: dict[Spec, float] = {}
+        """Of the texts that a method has made: their rows do not tell."""
 
     @property
     def has_more(self) -> bool:
@@ -44,16 +52,18 @@ class Planning:
         self._units.extend(units)
 
     def step(self) -> bool:
-        """Plan the next few units, at least a batch, and tell whether there were any."""
+        """Plan the next few units, at least a batch, and tell whether there were any.
+
+        Fewer where their texts are long, and none while enough of that is at hand.
+        """
+        if not self._units or self._held() >= HELD_CHARACTERS:
+            return False
         batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
         few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
-        by_spec = defaultdict(list)
-        for unit in few:
-            if unit in self.holding and not unit.is_planned:
-                by_spec[unit.spec].append(unit)
         try:
-            for spec, units in by_spec.items():
+            few = self._fitting(few)
+            for spec, units in self._by_spec(few).items():
                 self._plan_or_leave(spec, units)
         except DatabaseError as error:
             if not database.is_canceled(error):
@@ -66,6 +76,46 @@ class Planning:
             self._units.popleft()
         self._slices.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
+
+    def _held(self) -> int:
+        return sum(unit.characters for unit in self.holding.units.values())
+
+    def _by_spec(self, units: Iterable[Unit]) -> Mapping[Spec, Sequence[Unit]]:
+        by_spec = defaultdict(list)
+        for unit in units:
+            if unit in self.holding and not unit.is_planned:
+                by_spec[unit.spec].append(unit)
+        return by_spec
+
+    def _fitting(self, units: list[Unit]) -> list[Unit]:
+        """Return the first of them, whose texts can be read at once: one at least."""
+        if len(units) <= UNASKED:
+            return units
+        lengths: dict[Unit, float] = {}
+        for spec, of_spec in self._by_spec(units).items():
+            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
+            made = self._made_lengths.get(spec, sources.READ_BYTES / 16) if spec.text else 0
+            for unit in of_spec:
+                lengths[unit] = max(stored.get(unit.claim.source_pk, 0), made)
+        total = 0.0
+        for number, unit in enumerate(units):
+            total += lengths.get(unit, 0)
+            if total > sources.READ_BYTES:
+                return units[: max(number, 1)]
+        return units
+
+    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
+        if spec in self.set_aside:
+            return {}
+        try:
+            with database.giving_way(self.holding.using, in_one_go=True):
+                return self._reading(spec).lengths(source_pks)
+        except database.Busy:
+            return {}
+        except DatabaseError as error:
+            if database.is_canceled(error) or database.is_lost_connection(error):
+                raise
+            return {}  # what is wrong is found when they are read
 
     def put_aside(self, spec: Spec, error: Exception) -> None:
         """Leave a spec alone whose tables are not as declared: a deploy is under way, or failed.
@@ -130,6 +180,8 @@ class Planning:
         if not live:
             self._leave(units)
             return
+        if spec.text and loaded.texts:
+            self._made_lengths[spec] = sum(map(len, loaded.texts.values())) / len(loaded.texts)
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
@@ -145,6 +197,7 @@ class Planning:
                     self.holding.retry(unit, f"{type(error).__name__}: {error}")
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
+                unit.characters = len(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
 
     def _ask(self, spec: Spec, source_pks: Sequence[str]) -> tuple[sources.Loaded, store.Stored]:

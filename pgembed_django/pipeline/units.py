@@ -44,6 +44,8 @@ class Unit:
     parts: list[Part] = field(default_factory=list)
     planned_spaces: set[int] = field(default_factory=set)
     chunks: int = 0
+    characters: int = 0
+    """How long its text is, which is held until it is stored."""
     is_planned: bool = False
     is_gone: bool = False
     """The source row is gone, or out of the condition: what is stored of it goes too."""
