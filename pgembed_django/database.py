@@ -183,7 +183,8 @@ def is_of_schema(error: Exception) -> bool:
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
     cause = error.__cause__
-    if isinstance(cause, psycopg.errors.IdleInTransactionSessionTimeout):
+    # Sat idle in a transaction, or took too long over one (since PostgreSQL 17).
+    if isinstance(cause, psycopg.Error) and cause.sqlstate in {"25P03", "25P04"}:
         return True
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
         # Connections, and what ends them. 57014 cancels a statement only.

@@ -79,6 +79,11 @@ STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)
 CHORE_CANCELED = _event(
     "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"
 )
+CHORE_CUT_OFF = _event(
+    "chore_cut_off",
+    WARNING,
+    "Maintenance (%(chore)s) lost the database, again in %(seconds).1f s: %(error)s",
+)
 CHORE_REFUSED = _event(
     "chore_refused", ERROR, "Maintenance (%(chore)s) of %(spec)s, later again: %(error)s"
 )

@@ -75,6 +75,7 @@ class Chores:
         self.stopping = threading.Event()
         self._chores = [chore for chore in chores if chore.seconds]
         self._wake = wake
+        self._at = ""
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
@@ -115,6 +116,12 @@ class Chores:
                 if not database.is_lost_connection(error):
                     raise
                 outage_seconds = min(outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
+                events.tell(
+                    events.CHORE_CUT_OFF,
+                    chore=self._at,
+                    seconds=outage_seconds,
+                    error=str(error).strip(),
+                )
                 connections[self.using].close()
             next_due = min((chore.due_at for chore in self._chores), default=float("inf"))
             wait = max(next_due - time.monotonic(), 0.0)
@@ -123,6 +130,7 @@ class Chores:
     def _round(self) -> None:
         for chore in self._chores:
             if time.monotonic() >= chore.due_at and not self.stopping.is_set():
+                self._at = chore.once.__name__
                 if attempt(chore.once):
                     self._wake()
                 chore.due_at = time.monotonic() + chore.seconds

@@ -66,6 +66,14 @@ CREATE_FULLTEXT = """
     WHERE space_id = {space}
 """
 
+# A build, or a drop, takes as long as it takes: it waits for older transactions, not for rows.
+# ``transaction_timeout`` is known since PostgreSQL 17.
+TAKE_TIME = """
+    SELECT set_config(name, '0', false)
+    FROM pg_settings
+    WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')
+"""
+
 HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, false)"
 
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
@@ -131,6 +139,8 @@ def _as_builder(using: str) -> Iterator[bool]:
     """Be the one builder, if there is no other. A build that gave way is tried again later."""
     [[is_builder]] = database.rows(using, TRY_LOCK)
     try:
+        if is_builder:
+            database.rows(using, TAKE_TIME)
         yield is_builder
     except OperationalError as error:
         # Somebody else's VACUUM or CREATE INDEX on the same table, and Postgres chose us.
@@ -138,7 +148,8 @@ def _as_builder(using: str) -> Iterator[bool]:
             raise
         events.tell(events.INDEX_POSTPONED, error=str(error).strip())
     finally:
-        if is_builder:
+        # Where the connection is gone the lock went with it, and what ended it is told.
+        if is_builder and not connections[using].connection.closed:
             database.rows(using, UNLOCK)
 
 
@@ -204,9 +215,6 @@ def _wanted(spec: Spec, space: Space) -> list[tuple[str, sql.Composed]]:
 def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) -> bool:
     if _is_valid(spec, name, using=using):
         return False
-    # A build takes as long as it takes; it waits for older transactions, not for rows.
-    database.execute(using, "SET statement_timeout = 0")
-    database.execute(using, "SET lock_timeout = 0")
     database.execute(using, HELPERS, workers=str(conf.current().index_workers))
     _run(using, DROP, name=_qualified(spec, name, using=using))
     events.tell(events.INDEX_STARTED, spec=spec.key, index=name)

@@ -6,19 +6,24 @@ import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, OperationalError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import database, specs
+from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
-from pgembed_django.models import Job, Lap
+from pgembed_django.models import Job, Lap, Space
 from pgembed_django.pipeline import Pipeline, slices
+from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
+from tests.conftest import wait_until
+from tests.db.conftest import backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -176,3 +181,119 @@ def test_a_query_that_fails_in_a_text_method_does_not_end_the_sweep(run_jobs, mo
     reconcile.reconcile_once(spec, using="default", sweeps=[Lap.Sweep.STALE])
 
     assert Job.objects.get().source_pk == str(good.pk)
+
+
+@pytest.fixture
+def build(notes, settings, connect) -> Iterator[Callable[[str], tuple[Future[int], int]]]:
+    """Build an index in a thread, after a statement of its session. Returns the backend, too.
+
+    An open transaction that has written to the table keeps the build from its end.
+    """
+    settings.PGEMBED_INDEX_ROWS = 1
+    [spec] = specs.of(Note)
+    [space] = spaces.ensure(spec, using="default")
+    for note in notes:
+        store_one(note, space)
+    open_writer = connect()
+    open_writer.execute("DELETE FROM app_note WHERE body = 'one'")
+    pids: Queue[int] = Queue()
+
+    def build(statement: str) -> int:
+        try:
+            run(statement)
+            pids.put(backend_pid())
+            return indexes.build(spec, space, using="default")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+
+        def start(statement: str) -> tuple[Future[int], int]:
+            building = thread.submit(build, statement)
+            return building, pids.get(timeout=10)
+
+        start.end_the_writer = open_writer.rollback  # type: ignore[attr-defined]
+        yield start
+        open_writer.rollback()
+
+
+def store_one(note: Note, space: Space) -> None:
+    NoteEmbedding.objects.create(
+        source=note,
+        space=space,
+        position=0,
+        start_offset=0,
+        end_offset=3,
+        passage=note.body,
+        chunk_digest=b"",
+        text_digest=b"",
+        embedding=[1.0] * space.dimensions,
+        was_cut=False,
+    )
+
+
+def waits_since(pid: int, milliseconds: int) -> bool:
+    """Tell whether a backend waits for a lock, in a transaction of that age."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock' "
+            "AND clock_timestamp() - xact_start > %s * interval '1 ms'",
+            [pid, milliseconds],
+        )
+        return cursor.fetchone() is not None
+
+
+@pytest.mark.parametrize("name", ["statement_timeout", "lock_timeout", "transaction_timeout"])
+def test_an_index_takes_as_long_to_build_as_it_takes(build, name):
+    if name == "transaction_timeout" and connection.pg_version < 170000:
+        pytest.skip("since PostgreSQL 17")
+    building, pid = build(f"SET {name} = '100ms'")
+
+    wait_until(lambda: building.done() or waits_since(pid, 200))
+    build.end_the_writer()
+
+    assert building.result(timeout=30) == 2
+
+
+def test_a_transaction_that_takes_too_long_is_a_lost_connection():
+    if connection.pg_version < 170000:
+        pytest.skip("since PostgreSQL 17")
+    run("SET transaction_timeout = '50ms'")
+
+    with pytest.raises(DatabaseError) as caught:
+        run("SELECT pg_sleep(60)")
+
+    assert database.is_lost_connection(caught.value)
+    connection.close()
+
+
+def test_what_ends_a_build_is_told_as_it_was(build):
+    building, pid = build("SELECT 1")
+    wait_until(lambda: waits_since(pid, 0))
+
+    run(f"SELECT pg_terminate_backend({pid})")
+
+    with pytest.raises(OperationalError, match="terminating connection"):
+        building.result(timeout=30)
+
+
+def test_a_chore_that_loses_its_connection_is_told(caplog):
+    done = threading.Event()
+
+    def once() -> int:
+        if not caplog.records:
+            run("SELECT pg_terminate_backend(pg_backend_pid())")
+        done.set()
+        return 0
+
+    chores = Chores("one", [Chore(60.0, once)], using="default", wake=lambda: None)
+    with caplog.at_level(logging.WARNING, logger="pgembed_django"):
+        chores.start()
+        assert done.wait(10)
+        chores.stop()
+        chores.join()
+
+    chores.check()
+    [record] = caplog.records
+    assert (record.event, record.chore) == ("pgembed.chore_cut_off", "once")
+    assert "terminating connection" in record.error
