@@ -74,6 +74,12 @@ MODEL_NOT_LOADED = _event("model_not_loaded", WARNING, "Cannot load %(space)s ye
 DATABASE_LOST = _event(
     "database_lost", WARNING, "Lost the database, again in %(seconds).1f s: %(error)s"
 )
+CONNECTIONS_CUT = _event(
+    "connections_cut",
+    WARNING,
+    "Cut %(count)d connections: for %(seconds).0f s no answer has come over them, and the server "
+    "owes none: is there a proxy?",
+)
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
 STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)s")
 CHORE_CANCELED = _event(

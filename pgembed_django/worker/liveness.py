@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from pgembed_django import events
 from pgembed_django.worker.rest import Rest
+from pgembed_django.worker.sessions import Sessions
 
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
+LISTENER = "pgembed_django.listener"  # which gives up by itself
 LOOK_SECONDS = 5.0
 
 
@@ -57,18 +59,34 @@ class Liveness:
 
     def stuck(self) -> Stuck | None:
         """Tell where the loop is stuck, if it is."""
-        seconds = self.age_seconds
-        if not self.stuck_seconds or seconds <= self.stuck_seconds or self._loop is None:
-            return None
-        frames = list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
-        return None if _waits(frames) else Stuck(seconds, _where(frames))
+        frames = self._late_frames()
+        return None if not frames or _waits(frames) else Stuck(self.age_seconds, _where(frames))
+
+    def waiting_for_database(self) -> int | None:
+        """Return the loop's thread, if it has waited for an answer for longer than it may."""
+        frames = self._late_frames()
+        is_waiting = _is_in_database(frames) and all(_module(one) != LISTENER for one in frames)
+        return self._loop if is_waiting else None
+
+    def _late_frames(self) -> list[FrameType]:
+        """Return where the loop is, if it has not come round for longer than it may."""
+        if not self.stuck_seconds or self.age_seconds <= self.stuck_seconds or self._loop is None:
+            return []
+        return list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
 
 
 class Vigil:
-    """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not."""
+    """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not.
 
-    def __init__(self, liveness: Liveness, *, file: Path | None = None) -> None:
+    Where it waits for the database, asks that whether there is anything to wait for.
+    """
+
+    def __init__(
+        self, liveness: Liveness, *, sessions: Sessions | None = None, file: Path | None = None
+    ) -> None:
         self._liveness = liveness
+        self._sessions = sessions
+        self._asking: threading.Thread | None = None
         self._file = file
         self._is_stuck = False
         self._is_file_lost = False
@@ -96,6 +114,21 @@ class Vigil:
         self._is_stuck = stuck is not None
         if self._file and not stuck:
             self._touch(self._file)
+        if self._sessions and self._liveness.waiting_for_database() is not None:
+            self._ask(self._sessions)
+
+    def _ask(self, sessions: Sessions) -> None:
+        """In a thread of its own: there may be no answer to this, either."""
+        if self._asking is None or not self._asking.is_alive():
+            self._asking = threading.Thread(
+                target=self._cut_silent, args=[sessions], name="pgembed-asking", daemon=True
+            )
+            self._asking.start()
+
+    def _cut_silent(self, sessions: Sessions) -> None:
+        loop = self._liveness.waiting_for_database()
+        if loop is not None:
+            sessions.cut_silent(loop, seconds=self._liveness.stuck_seconds)
 
     def _touch(self, file: Path) -> None:
         try:
@@ -124,6 +157,10 @@ def _waits(frames: list[FrameType]) -> bool:
     """Tell whether the loop waits for jobs, or for the database."""
     if not frames or frames[0].f_code is Rest.wait.__code__:
         return True
+    return _is_in_database(frames)
+
+
+def _is_in_database(frames: list[FrameType]) -> bool:
     return any(_module(frame).partition(".")[0] in DATABASE for frame in frames)
 
 

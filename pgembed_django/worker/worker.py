@@ -21,6 +21,7 @@ from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
 from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
+from pgembed_django.worker.sessions import Sessions
 from pgembed_django.worker.signals import stopped_by_signals
 from pgembed_django.worker.timer import Timer
 
@@ -49,6 +50,7 @@ class Worker:
         self.drain = drain
         self.limits = limits or Limits()
         self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
+        self.sessions = Sessions(using=using)
         self.stops_asked = 0
         self.is_running = False
         """Whether it claims: it has started, and is not being stopped."""
@@ -102,6 +104,7 @@ class Worker:
     def _start(self) -> None:
         database.settle_session(self.using)
         renaming.follow(using=self.using)
+        self.sessions.watch()
         broken = self._open_spaces()
         for key, states in triggers.amiss(self.specs, using=self.using).items():
             events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
@@ -299,4 +302,5 @@ class Worker:
         self.maintenance.stop()
         self._rest.close()
         database.unsettle_sessions(self.using)
+        self.sessions.end()
         events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)

@@ -60,6 +60,22 @@ def test_a_listener_on_a_dead_wire_holds_nothing_up(start_worker, wire):
     wait_until(lambda: is_embedded(note), seconds=20)
 
 
+def test_connections_that_a_proxy_keeps_and_forgets_are_opened_anew(start_worker, wire):
+    worker = start_worker(
+        DATABASES=databases(HOST="127.0.0.1", PORT=wire.port),
+        PGEMBED_POLL_SECONDS=0.5,
+        PGEMBED_STUCK_SECONDS=2,
+    )
+    wait_until(is_asleep)
+
+    wire.cut_all()
+    note = Note.objects.create(body="written meanwhile")
+
+    wait_until(lambda: is_embedded(note), seconds=40)
+    wait_for_log(worker, "is there a proxy?")
+    assert worker.poll() is None
+
+
 def test_a_direct_alias_beside_a_pooler_is_notified(start_worker, pooler):
     start_worker(
         DATABASES={**databases(HOST="127.0.0.1", PORT=pooler), "direct": databases()["default"]},
@@ -129,18 +145,23 @@ server_check_delay = 0
 
 
 class Wire:
-    """Passes on what is sent to the database, until the listener's connection is cut."""
+    """Passes on what is sent to the database, until connections are cut."""
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self._is_cut = threading.Event()
+        self._cuts = 0
         self._over = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_the_listener(self) -> None:
         """Nothing arrives from now on, and nobody hangs up."""
         self._is_cut.set()
+
+    def cut_all(self) -> None:
+        """Nothing arrives over the connections there are. Those to come are passed on."""
+        self._cuts += 1
 
     def close(self) -> None:
         self._over.set()
@@ -155,15 +176,15 @@ class Wire:
             threading.Thread(target=self._pass_on, args=[client], daemon=True).start()
 
     def _pass_on(self, client: socket.socket) -> None:
-        server, is_listener = connect_to_server(), False
+        server, is_listener, cuts = connect_to_server(), False, self._cuts
         # Whoever is killed in the middle of a statement resets its connection.
         with client, server, suppress(ConnectionError):
             while not self._over.is_set():
-                if is_listener and self._is_cut.is_set():
+                if cuts < self._cuts or (is_listener and self._is_cut.is_set()):
                     self._over.wait()
                     return
                 readable, _, _ = select.select([client, server], [], [], 0.02)
-                if is_listener and self._is_cut.is_set():
+                if cuts < self._cuts or (is_listener and self._is_cut.is_set()):
                     continue
                 for one, other in ((client, server), (server, client)):
                     if one in readable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from pgembed_django import search, similar_to
 from pgembed_django.models import Job
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import run_jobs, without_triggers
+from pgembed_django.worker.sessions import Sessions
 from tests.app.models import Article, ArticleEmbedding, Page, PageExtra
 from tests.conftest import wait_until
 from tests.live.conftest import is_asleep
@@ -74,6 +76,16 @@ def test_a_write_through_it_wakes_the_worker(pooled, start_worker):
     write(pooled, "red wool")
 
     wait_until(lambda: ArticleEmbedding.objects.filter(embedding__isnull=False), seconds=5)
+
+
+def test_a_session_that_a_pooler_lends_is_never_cut(pooled):
+    sessions = Sessions(using=pooled)
+    connections[pooled].ensure_connection()
+    sessions.watch()
+    try:
+        assert sessions.cut_silent(threading.get_ident(), seconds=0) == 0
+    finally:
+        sessions.end()
 
 
 def test_settings_of_one_search_are_not_left_to_the_next_client(pooled):

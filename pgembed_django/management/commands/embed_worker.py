@@ -144,7 +144,8 @@ class Command(EmbedCommand):
                     f"Cannot write --heartbeat-file {file}: {error.strerror}.",
                     returncode=CANNOT_START,
                 ) from error
-        watches: list[AbstractContextManager[object]] = [Vigil(worker.liveness, file=file)]
+        vigil = Vigil(worker.liveness, sessions=worker.sessions, file=file)
+        watches: list[AbstractContextManager[object]] = [vigil]
         if worker.settings.tracing:
             watches.append(tracing.of_worker())
         if listen is not None:

@@ -1,0 +1,122 @@
+"""The worker's sessions: does the server still work on what they wait for?
+
+A proxy that has lost its way (after a failover, say) may keep a connection, acknowledge
+what is sent, and pass nothing on: TCP finds nothing wrong, and the loop would wait for ever.
+A new connection tells whether there is anything to wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import psycopg
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+from pgembed_django import events
+
+CONNECT_SECONDS = 10
+
+IDENTIFY = """
+    SELECT pid, backend_start
+    FROM pg_stat_activity
+    WHERE pid = pg_backend_pid()
+"""
+
+BUSY = """
+    SELECT pid, backend_start
+    FROM pg_stat_activity
+    WHERE pid = ANY(%(pids)s)
+      AND (
+            state NOT LIKE 'idle%%'
+            -- Just now: the answer may be on its way.
+         OR state_change > clock_timestamp() - %(seconds)s * interval '1 second'
+            -- Of another role's session nothing else is told.
+         OR state IS NULL
+      )
+"""
+
+Backend = tuple[int, Any]
+"""Its pid, and when it started: a pid is used again."""
+
+
+class Session(NamedTuple):
+    """Which backend a connection has, and which thread it belongs to."""
+
+    backend: Backend
+    thread: int
+
+
+class Sessions:
+    """The sessions of one alias in this process. ``cut_silent`` may be called by any thread."""
+
+    def __init__(self, *, using: str) -> None:
+        self.using = using
+        self._sessions: WeakKeyDictionary[psycopg.Connection[Any], Session] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def watch(self) -> None:
+        """Know the connection of this thread, and those that are opened from now on."""
+        connection_created.connect(self._learn, dispatch_uid=self._uid)
+        if connections[self.using].connection is not None:
+            self._learn(connections[self.using])
+
+    def end(self) -> None:
+        """Know no more of them."""
+        connection_created.disconnect(dispatch_uid=self._uid)
+
+    def cut_silent(self, thread: int, *, seconds: float) -> int:
+        """Cut what is idle or gone on the server, if the session that a thread waits for is.
+
+        ``seconds``: for how long it has been idle at the least. Returns how many were cut:
+        none where the server cannot be asked, which is sat out.
+        """
+        with self._lock:
+            known = dict(self._sessions)
+        backends = [session.backend for session in known.values()]
+        try:
+            busy = self._busy([pid for pid, _ in backends], seconds=seconds)
+        except psycopg.Error:
+            return 0
+        silent = {one: session for one, session in known.items() if session.backend not in busy}
+        if not any(session.thread == thread for session in silent.values()):
+            return 0
+        for one in silent:
+            _cut(one)
+        events.tell(events.CONNECTIONS_CUT, count=len(silent), seconds=seconds)
+        return len(silent)
+
+    @property
+    def _uid(self) -> str:
+        return f"pgembed-sessions-{self.using}"
+
+    def _learn(self, connection: BaseDatabaseWrapper, **_: object) -> None:
+        if connection.alias != self.using:
+            return
+        raw = connection.connection
+        with connection.cursor() as cursor:
+            cursor.execute(IDENTIFY)
+            backend = cursor.fetchone()
+        # Behind a pooler it is another one each time.
+        if backend and backend[0] == raw.info.backend_pid:
+            with self._lock:
+                self._sessions[raw] = Session(backend, threading.get_ident())
+
+    def _busy(self, pids: list[int], *, seconds: float) -> set[Backend]:
+        parameters = connections[self.using].get_connection_params()
+        parameters.pop("cursor_factory", None)
+        parameters["connect_timeout"] = CONNECT_SECONDS
+        with psycopg.connect(**parameters, autocommit=True) as asking:
+            return set(asking.execute(BUSY, {"pids": pids, "seconds": seconds}).fetchall())
+
+
+def _cut(connection: psycopg.Connection[Any]) -> None:
+    """Let whoever waits for it find the connection at its end."""
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
+        one.shutdown(socket.SHUT_RDWR)

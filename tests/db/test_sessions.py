@@ -1,0 +1,107 @@
+"""A connection is cut where the server owes it no answer, and left alone wherever it does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from django.db import OperationalError, connection, transaction
+
+from pgembed_django.worker.sessions import Sessions
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def sessions() -> Iterator[Sessions]:
+    one = Sessions(using="default")
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def watched(sessions) -> Iterator[Sessions]:
+    """This thread's own connection is watched."""
+    connection.ensure_connection()
+    sessions.watch()
+    yield sessions
+    connection.close()
+
+
+def run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def cut(sessions: Sessions, *, seconds: float = 0, thread: int | None = None) -> int:
+    return sessions.cut_silent(thread or threading.get_ident(), seconds=seconds)
+
+
+def test_what_is_idle_on_the_server_is_cut(watched, caplog):
+    assert cut(watched) == 1
+
+    with pytest.raises(OperationalError):
+        run("SELECT 1")
+    [record] = caplog.records
+    assert (record.event, record.count) == ("pgembed.connections_cut", 1)
+
+
+def test_what_is_gone_from_the_server_is_cut(watched, second_connection):
+    pid = connection.connection.info.backend_pid
+    second_connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+    assert cut(watched, seconds=60) == 1
+
+
+def test_what_the_server_has_just_answered_is_left_alone(watched):
+    assert cut(watched, seconds=60) == 0
+
+    run("SELECT 1")
+
+
+def test_what_another_thread_waits_for_is_no_reason_to_cut_this_one(watched):
+    assert cut(watched, thread=-1) == 0
+
+    run("SELECT 1")
+
+
+def test_who_waits_for_a_lock_is_left_alone(sessions, second_connection):
+    second_connection.execute("LOCK app_note")
+    pids: list[int] = []
+
+    def wait() -> None:
+        try:
+            connection.ensure_connection()
+            sessions.watch()
+            pids.append(connection.connection.info.backend_pid)
+            with transaction.atomic():
+                run("LOCK app_note")
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        ident = thread.submit(threading.get_ident).result()
+        waiting = thread.submit(wait)
+        wait_until(lambda: pids and is_waiting(pids[0]))
+        found = cut(sessions, thread=ident)
+        second_connection.rollback()
+        waiting.result(timeout=30)
+
+    assert found == 0
+
+
+def is_waiting(pid: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid])
+        return cursor.fetchone() == (True,)
+
+
+def test_sessions_that_are_watched_no_longer_are_not_cut(watched):
+    watched.end()
+    connection.close()
+    run("SELECT 1")
+
+    assert cut(watched) == 0
