@@ -38,6 +38,11 @@ SILENCE = {
     "TCP_USER_TIMEOUT": 50_000,
 }
 
+# In SQLSTATE. The first two end the session, so that it is lost.
+IDLE_TIMEOUT = "25P03"
+TRANSACTION_TIMEOUT = "25P04"
+TOO_MANY_CONNECTIONS = "53300"
+READ_ONLY = "25006"
 
 Row = tuple[Any, ...]
 Read = Callable[[], list[Row]]
@@ -141,7 +146,7 @@ def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> I
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
-        if getattr(error.__cause__, "sqlstate", None) in {"55P03", "40P01"}:
+        if _sqlstate(error) in {"55P03", "40P01"}:
             raise Busy from error
         raise
 
@@ -170,26 +175,48 @@ def _in_one_go(using: str) -> Iterator[None]:
 
 
 def is_canceled(error: Exception) -> bool:
-    """Tell whether a statement took longer than a time-out allows, or was canceled by hand."""
-    return isinstance(error.__cause__, psycopg.errors.QueryCanceled)
+    """Tell whether something took longer than a time-out allows, or was canceled by hand.
+
+    A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole.
+    """
+    return _sqlstate(error) in {"57014", "55P03", TRANSACTION_TIMEOUT}
+
+
+def is_of_the_server(error: Exception) -> bool:
+    """Tell whether the server can do nothing of the kind just now, whatever is asked of it.
+
+    A full disk, no memory, an error of its own; or it is read-only for a while. Nobody's
+    fault, and no other rows would do better.
+    """
+    state = _sqlstate(error)
+    return state.startswith(("53", "58")) or state == READ_ONLY
 
 
 def is_of_schema(error: Exception) -> bool:
     """Tell whether a table is not as the statement has it, or not for this role."""
-    cause = error.__cause__
-    return isinstance(cause, psycopg.ProgrammingError) and (cause.sqlstate or "").startswith("42")
+    return isinstance(error.__cause__, psycopg.ProgrammingError) and _sqlstate(error).startswith(
+        "42"
+    )
 
 
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
-    cause = error.__cause__
-    # Sat idle in a transaction, or took too long over one (since PostgreSQL 17).
-    if isinstance(cause, psycopg.Error) and cause.sqlstate in {"25P03", "25P04"}:
+    if _sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
-    return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
+    return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
         # Connections, and what ends them. 57014 cancels a statement only.
-        cause.sqlstate is None or cause.sqlstate.startswith(("08", "57P"))
+        not _sqlstate(error) or _sqlstate(error).startswith(("08", "57P"))
     )
+
+
+def is_outage(error: Exception) -> bool:
+    """Tell whether it is nobody's fault: the connection is gone, or the server is unwell."""
+    return is_lost_connection(error) or is_of_the_server(error)
+
+
+def _sqlstate(error: Exception) -> str:
+    """Return the SQLSTATE of what Django's error was made of. Empty: it has none."""
+    return getattr(error.__cause__, "sqlstate", None) or ""
 
 
 @contextmanager

@@ -80,6 +80,11 @@ CONNECTIONS_CUT = _event(
     "Cut %(count)d connections: for %(seconds).0f s no answer has come over them, and the server "
     "owes none: is there a proxy?",
 )
+DATABASE_REFUSES = _event(
+    "database_refuses",
+    WARNING,
+    "The database can do nothing just now, again in %(seconds).1f s: %(error)s",
+)
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
 STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)s")
 CHORE_CANCELED = _event(

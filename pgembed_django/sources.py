@@ -212,7 +212,7 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
                 text = spec.text_of(row)
         except Exception as error:
             # Whatever the user's own method raises, its job is settled with it.
-            if database.is_lost_connection(error):
+            if database.is_outage(error):
                 raise
             yield source_pk, "", f"{type(error).__name__}: {error}"
         else:

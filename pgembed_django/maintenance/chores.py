@@ -26,12 +26,19 @@ _refused: dict[tuple[str, str], str] = {}
 class Chore:
     """Calls ``once`` every ``seconds``, never where that is zero.
 
-    ``once`` returns how many jobs became ready by it.
+    ``once`` returns how many jobs became ready by it. ``put_off_seconds``: for how long the
+    last one was, for which the server had no room.
     """
 
     seconds: float
     once: Callable[[], int]
     due_at: float = 0.0
+    put_off_seconds: float = 0.0
+
+
+def longer(seconds: float) -> float:
+    """Return the wait that follows one in vain."""
+    return min(seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
 
 
 def attempt(once: Callable[[], int]) -> int:
@@ -115,7 +122,7 @@ class Chores:
             except (DatabaseError, InterfaceError) as error:
                 if not database.is_lost_connection(error):
                     raise
-                outage_seconds = min(outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
+                outage_seconds = longer(outage_seconds)
                 events.tell(
                     events.CHORE_CUT_OFF,
                     chore=self._at,
@@ -131,6 +138,19 @@ class Chores:
         for chore in self._chores:
             if time.monotonic() >= chore.due_at and not self.stopping.is_set():
                 self._at = chore.once.__name__
-                if attempt(chore.once):
-                    self._wake()
-                chore.due_at = time.monotonic() + chore.seconds
+                try:
+                    if attempt(chore.once):
+                        self._wake()
+                    chore.put_off_seconds = 0.0
+                except DatabaseError as error:
+                    if not database.is_of_the_server(error):
+                        raise
+                    self._put_off(chore, error)
+                chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)
+
+    def _put_off(self, chore: Chore, error: DatabaseError) -> None:
+        """The server has no room for it just now. Told once; for another chore it may have."""
+        if not chore.put_off_seconds:
+            events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
+        chore.put_off_seconds = longer(chore.put_off_seconds)
+        connections[self.using].close()

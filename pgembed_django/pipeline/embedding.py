@@ -116,11 +116,11 @@ class Embedding:
         self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
     def stuck(self) -> list[tuple[Unit, Pool]]:
-        """Take the units that wait for paused providers. Their text can be stored.
+        """Return the units that wait for paused providers, until ``do_without`` lets each go.
 
-        Those that have chunks in flight as well are let go when these are back.
+        Their text can be stored. Those that have chunks in flight as well are let go when
+        these are back.
         """
-        found, self._stuck = self._stuck, {}
         in_flight = self.in_flight
         for pool, queue in self._queues.items():
             if pool.is_waiting:
@@ -129,9 +129,9 @@ class Embedding:
                     if unit in in_flight:
                         self._failures.append(Failure(unit, part, pool, outage))
                     elif unit in self.holding:
-                        found[unit, pool] = None
+                        self._stuck[unit, pool] = None
                 queue.clear()
-        return list(found)
+        return list(self._stuck)
 
     def do_without(self, unit: Unit, pool: Pool) -> None:
         """Let go of a unit that waits for a paused provider.
@@ -140,6 +140,7 @@ class Embedding:
         and the reconciler brings it back. But where its provider went down with the text,
         the job has to remember it.
         """
+        self._stuck.pop((unit, pool), None)
         is_lost = (unit, pool) in self._lost
         self._lost.discard((unit, pool))
         parts = [part for part in unit.parts if self.pool(part.space) is not pool]

@@ -152,7 +152,7 @@ class Planning:
         try:
             self._plan(spec, units)
         except DatabaseError as error:
-            if database.is_canceled(error) or database.is_lost_connection(error):
+            if database.is_canceled(error) or database.is_outage(error):
                 raise
             if database.is_of_schema(error):
                 self.put_aside(spec, error)

@@ -31,7 +31,8 @@ ROUNDS_BEHIND = 3
 class Storing:
     """Stores whole units, all there are, and completes their jobs.
 
-    A few of them in the loop's own thread: handing them over would take longer. The other
+    A few of them in the loop's own thread: handing them over would take longer. So are the
+    next ones after a failure: the loop learns at once whether they can be stored. The other
     thread only writes; what is held is the loop's.
     """
 
@@ -43,6 +44,7 @@ class Storing:
         self._units: Sequence[Unit] = ()
         self._future: futures.Future[Completion] | None = None
         self._waiting = 0
+        self._has_failed = False
         self._slices = Slices()
 
     @property
@@ -67,8 +69,11 @@ class Storing:
         units = [unit for unit in whole.values() if unit not in left]
         if not units:
             return moved
-        if self._thread is None or len(units) < self.holding.settings.batch_size:
+        is_few = len(units) < self.holding.settings.batch_size
+        if self._thread is None or self._has_failed or is_few:
+            self._has_failed = True  # unless
             settled, _ = self._settle(units, self._store(units))
+            self._has_failed = False
             return settled or moved
         self._hand_over(units, self._thread)
         return moved
@@ -110,9 +115,9 @@ class Storing:
                     some, settings=self.holding.settings, using=self.holding.using
                 )
             except (DatabaseError, InterfaceError) as error:
-                if database.is_lost_connection(error):
+                if database.is_outage(error):
                     connections[self.holding.using].close()
-                elif database.is_canceled(error):
+                if database.is_canceled(error):
                     self._slices.halve(len(some))
                 if not done.units:
                     raise
@@ -128,6 +133,7 @@ class Storing:
         units, self._units = self._units, ()
         for unit in units:
             unit.is_being_stored = False
+        self._has_failed = future.exception() is not None
         return self._settle(units, future.result())
 
     def _settle(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:

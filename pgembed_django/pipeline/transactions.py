@@ -52,7 +52,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
 
     Those whose jobs an open writer has locked are left as they are. The results of lost
     ones are discarded. What is wrong with one is its own; but that several took longer than
-    a time-out allows is raised.
+    a time-out allows is raised, and so is what is wrong with the server.
     """
     started = time.perf_counter()
     try:
@@ -73,7 +73,8 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
         return Completion()  # a person is at one of their failures
     except DatabaseError as error:
         many = len(units) > 1
-        if database.is_lost_connection(error) or (many and database.is_canceled(error)):
+        is_slow = database.is_canceled(error)
+        if (is_slow and many) or (database.is_outage(error) and not is_slow):
             raise
         if many:
             # One unit's data may be at fault. It must not take the others along.
@@ -89,7 +90,7 @@ def _store_halves(units: Sequence[Unit], *, settings: conf.Settings, using: str)
     try:
         return done + store_whole(units[middle:], settings=settings, using=using)
     except (DatabaseError, InterfaceError):
-        return done  # the connection is lost, as the next try finds: what was done is told first
+        return done  # as the next try finds: what was done is told first
 
 
 def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
@@ -137,7 +138,7 @@ def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Ite
             if ours:
                 write(spec, ours)
     except DatabaseError as error:
-        if database.is_lost_connection(error):
+        if database.is_outage(error):
             raise
         if len(parts) > 1:
             for one in parts:

@@ -28,6 +28,7 @@ from pgembed_django.worker.timer import Timer
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
+FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
 CANCELED_SECONDS = 0.5
 
@@ -159,12 +160,12 @@ class Worker:
                     return
                 self._round()
             except (DatabaseError, InterfaceError) as error:
-                if database.is_canceled(error):
+                if database.is_outage(error):
+                    self._sit_out(error)
+                elif database.is_canceled(error):
                     # Not at once again; in fewer rows, where it was many.
                     events.tell(events.STATEMENT_CANCELED, error=str(error))
                     self._rest.wait(self.listener, CANCELED_SECONDS)
-                elif database.is_lost_connection(error):
-                    self._sit_out(error)
                 else:
                     raise
 
@@ -174,6 +175,11 @@ class Worker:
             self._listener_timer.due_at = 0.0  # just now: listen again at once
         # Before anything else: what was lost while it was frozen is not worked on.
         self._heartbeat.run(time.monotonic())
+        if self._outage_seconds:
+            # What is held, before more is claimed that could not be stored either.
+            self.pipeline.storing.finish()
+            self._step(claim=False)
+            self._awaits_answer = False
         # With the last jobs on their way, what comes back is first: the row waits for that.
         moved = self._step(claim=not self._awaits_answer)
         if self._outage_seconds:
@@ -280,14 +286,22 @@ class Worker:
             database.settle_session(self.using, is_direct=True)
 
     def _sit_out(self, error: Exception) -> None:
-        """The database is away. What is held stays held; look again, ever more slowly."""
-        self._outage_seconds = min(self._outage_seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
-        events.tell(events.DATABASE_LOST, seconds=self._outage_seconds, error=str(error))
-        connections[self.using].close()
-        self._rest.wait(
-            self.listener,
-            self._outage_seconds if self._stopping_since is None else BUSY_LOOK_SECONDS,
+        """The database is away or unwell. What is held stays held; look again, ever more slowly."""
+        self._outage_seconds = min(
+            self._outage_seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS
         )
+        if database.is_of_the_server(error):
+            # Without the lines that show the statement.
+            reason = str(error).partition("\n")[0]
+            events.tell(events.DATABASE_REFUSES, seconds=self._outage_seconds, error=reason)
+        else:
+            events.tell(events.DATABASE_LOST, seconds=self._outage_seconds, error=str(error))
+        connections[self.using].close()
+        seconds = self._outage_seconds if self._stopping_since is None else BUSY_LOOK_SECONDS
+        until, stops_asked = time.monotonic() + seconds, self.stops_asked
+        # Writers nudge on, where only our tables have no room.
+        while self.stops_asked == stops_asked and (left := until - time.monotonic()) > 0:
+            self._rest.wait(self.listener, left)
 
     def _end(self) -> None:
         """Leave nothing leased. The leases first: the rest may take its time."""

@@ -119,6 +119,25 @@ def test_many_rows_are_stored_in_several_transactions(
         assert cursor.fetchall() == [(2,), (3,)]
 
 
+def test_a_table_that_stays_locked_beyond_the_roles_lock_timeout_ends_no_worker(
+    notes, make_worker, connect
+):
+    worker = make_worker()
+    run("SET lock_timeout = '50ms'")
+    other = connect()
+    other.execute("LOCK TABLE pgembed_job IN ACCESS EXCLUSIVE MODE")
+
+    with pytest.raises(DatabaseError) as raised:
+        worker.step()
+
+    assert database.is_canceled(raised.value)  # so it is tried again in a while
+    other.rollback()
+    while worker.step():
+        pass
+    assert worker.completed == len(notes)
+    run("RESET lock_timeout")
+
+
 @pytest.mark.usefixtures("work")
 def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(
     notes, run_jobs, monkeypatch
@@ -162,6 +181,31 @@ def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplo
 
     chores.check()
     assert "Maintenance (take_long), later again: canceling statement" in caplog.text
+
+
+def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
+    """An index build, say. It ends the session, too."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'")
+        if not cursor.fetchone():
+            pytest.skip("PostgreSQL 17 and later")
+    rounds = threading.Semaphore(0)
+
+    def take_long() -> int:
+        rounds.release()
+        run("SET transaction_timeout = '10ms'")
+        run("SELECT pg_sleep(60)")
+        return 0
+
+    chores = Chores("slow", [Chore(0.001, take_long)], using="default", wake=lambda: None)
+    chores.start()
+    for _ in range(2):
+        assert rounds.acquire(timeout=10)
+    chores.stop()
+    chores.join()
+
+    chores.check()
+    assert "Maintenance (take_long), later again" in caplog.text
 
 
 def test_a_query_that_fails_in_a_text_method_does_not_end_the_sweep(run_jobs, monkeypatch):
