@@ -21,6 +21,16 @@ INTERRUPTED = 130
 UNREAD = 141
 """The exit status of a command whose output nobody reads any more, like a shell's."""
 
+# A replica stays read-only, and so does a connection that asks for it.
+STATE = """
+    SELECT
+        current_setting('transaction_read_only')::boolean,
+        pg_is_in_recovery() OR source IN ('client', 'session'),
+        'pgembed_job'::regclass
+    FROM pg_settings
+    WHERE name = 'default_transaction_read_only'
+"""
+
 
 class StoppableCommand(BaseCommand):
     """A command that a person may stop, or stop reading: ``| head``."""
@@ -100,8 +110,11 @@ class EmbedCommand(StoppableCommand):
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
 
-    def database(self, alias: str | None, *, writes: bool = True) -> str:
-        """Return the alias that was asked for, once our tables are found there."""
+    def database(self, alias: str | None, *, writes: bool = True, waits: bool = False) -> str:
+        """Return the alias that was asked for, once our tables are found there.
+
+        ``waits``: whoever asks can wait until a server that is read-only for a while is not.
+        """
         if alias is None:
             alias = conf.current().worker_database or DEFAULT_DB_ALIAS
         if alias not in connections:
@@ -114,10 +127,8 @@ class EmbedCommand(StoppableCommand):
             raise CommandError(other, returncode=CANNOT_START)
         try:
             with connections[alias].cursor() as cursor:
-                cursor.execute(
-                    "SELECT current_setting('transaction_read_only'), 'pgembed_job'::regclass"
-                )
-                [read_only, _] = cursor.fetchone()
+                cursor.execute(STATE)
+                [is_read_only, is_for_good, _] = cursor.fetchone()
         except OperationalError as error:
             raise CommandError(
                 f"Cannot reach the database {alias!r}: {str(error).strip()}\n"
@@ -129,7 +140,7 @@ class EmbedCommand(StoppableCommand):
                 f"The database {alias!r} has no job table. Run {migrate(alias)}.",
                 returncode=CANNOT_START,
             ) from error
-        if writes and read_only == "on":
+        if writes and is_read_only and (is_for_good or not waits):
             raise CommandError(
                 f"The database {alias!r} is read-only: a replica? Name the one that is written to "
                 "with --database.",

@@ -52,6 +52,7 @@ class Worker:
         self.limits = limits or Limits()
         self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
         self.sessions = Sessions(using=using)
+        self.listener = Listener(list(specs), using=using)
         self.stops_asked = 0
         self.is_running = False
         """Whether it claims: it has started, and is not being stopped."""
@@ -71,7 +72,8 @@ class Worker:
             MaintenanceDied: the maintenance thread ended with an error.
         """
         with stopped_by_signals(self.stop):
-            self._start()
+            if not self._begin():
+                return 0
             try:
                 self._loop()
             finally:
@@ -81,7 +83,7 @@ class Worker:
     @property
     def paused(self) -> dict[str, str]:
         """The providers that are down or paused by hand, and why."""
-        return paused(self.pipeline)
+        return paused(self.pipeline) if hasattr(self, "pipeline") else {}
 
     @property
     def is_cut_off(self) -> bool:
@@ -102,6 +104,21 @@ class Worker:
         """Wake the loop. May be called from any thread, or from a signal handler."""
         self._rest.wake()
 
+    def _begin(self) -> bool:
+        """Start as soon as the server lets us. Tells whether it did before we were stopped."""
+        while not self.stops_asked:
+            try:
+                self._start()
+            except DatabaseError as error:
+                if not database.is_of_the_server(error):
+                    raise
+                self._sit_out(error)
+            else:
+                return True
+        self._rest.close()
+        database.unsettle_sessions(self.using)
+        return False
+
     def _start(self) -> None:
         database.settle_session(self.using)
         renaming.follow(using=self.using)
@@ -110,7 +127,6 @@ class Worker:
         for key, states in triggers.amiss(self.specs, using=self.using).items():
             events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
         self.presence = Presence(self.specs, using=self.using)
-        self.listener = Listener(list(self.specs), using=self.using)
         self.pipeline = Pipeline(
             self.specs,
             using=self.using,

@@ -104,7 +104,7 @@ class Command(EmbedCommand):
             for name in ("concurrency", "batch_size", "claim_limit", "poll_seconds")
             if options[name] is not None
         }
-        using = self.database(options["database"])
+        using = self.database(options["database"], waits=True)
         worker = Worker(
             self.specs(options["specs"], using=using),
             using=using,
