@@ -26,6 +26,10 @@ MAX_TEXT_AHEAD_SECONDS = 1.0
 """While answers keep coming, its turn will soon come: it would only be written twice."""
 
 
+LOCKED_SECONDS = 1.0
+"""How soon what can be done later is tried again where somebody has locked its table."""
+
+
 class Pipeline:
     """Claims units, embeds their chunks in batches across units, stores what came back."""
 
@@ -57,6 +61,8 @@ class Pipeline:
         self._rate_since = clock()
         self._rate_from = 0
         self._answered_at = float("-inf")
+        self._staged_at = float("-inf")
+        self._locked_until: dict[Spec, float] = {}
 
     @property
     def completed(self) -> int:
@@ -113,14 +119,19 @@ class Pipeline:
         self.embedding.close()
 
     def _stage(self) -> None:
-        if self.embedding.to_stage:
-            transactions.stage(self.holding, self.embedding.to_stage)
-            self.embedding.to_stage.clear()
+        to_stage = self.embedding.to_stage
+        if to_stage and self._clock() >= self._staged_at:
+            busy = transactions.stage(self.holding, to_stage)
+            self.embedding.to_stage = [one for one in to_stage if one[0].spec in busy]
+            self._staged_at = self._clock() + LOCKED_SECONDS if busy else float("-inf")
 
     def text_due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        oldest = next(iter(self.holding.without_text.values()), None)
-        return None if oldest is None else self._text_due_at(oldest) - self._clock()
+        due = min(map(self._text_tried_at, self.holding.without_text.values()), default=None)
+        return None if due is None else due - self._clock()
+
+    def _text_tried_at(self, unit: Unit) -> float:
+        return max(self._text_due_at(unit), self._locked_until.get(unit.spec, float("-inf")))
 
     def _text_due_at(self, unit: Unit) -> float:
         flows_until = self._answered_at + TEXT_AHEAD_SECONDS
@@ -130,9 +141,13 @@ class Pipeline:
     def _store_text_ahead(self) -> None:
         now = self._clock()
         waiting = self.holding.without_text.values()
-        late = list(takewhile(lambda unit: self._text_due_at(unit) <= now, waiting))
-        if late:
-            transactions.store_text(self.holding, late)
+        late = takewhile(lambda unit: self._text_due_at(unit) <= now, waiting)
+        units = [unit for unit in late if self._locked_until.get(unit.spec, now) <= now]
+        if units:
+            busy = transactions.store_text(self.holding, units)
+            self._locked_until = {
+                spec: until for spec, until in self._locked_until.items() if until > now
+            } | dict.fromkeys(busy, now + LOCKED_SECONDS)
 
     def _step_aside(self) -> None:
         """Give back what waits for a paused provider, its text stored."""

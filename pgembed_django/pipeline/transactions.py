@@ -10,12 +10,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from django.db import DatabaseError, InterfaceError, transaction
+from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, database, jobs, spaces, store
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
+
+BRIEFLY = "10ms"
+"""How long what can be done later waits for a lock: the loop has other things to do."""
 
 Parts = list[tuple[Unit, Part]]
 Write = Callable[[Spec, Parts], None]
@@ -93,46 +96,62 @@ def _store_halves(units: Sequence[Unit], *, settings: conf.Settings, using: str)
         return done  # as the next try finds: what was done is told first
 
 
-def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> None:
+def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> set[Spec]:
     """Persist what batches brought for units that wait for further ones.
 
-    Also for those that are about to be given back: their next run resumes there.
+    Also for those that are about to be given back: their next run resumes there. Returns the
+    specs for which it has to be tried again later.
     """
     unfinished = {part: unit for unit, part in parts if part.waiting}
 
     def write(spec: Spec, ours: Parts) -> None:
         store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
 
-    for part in _write_held(holding, [(unit, part) for part, unit in unfinished.items()], write):
+    busy: set[Spec] = set()
+    ours = [(unit, part) for part, unit in unfinished.items()]
+    for part in _write_held(holding, ours, write, busy):
         part.is_staged = True
+    return busy
 
 
-def store_text(holding: Holding, units: Collection[Unit]) -> None:
-    """Store the text of units that have no rows yet: full-text search finds them at once."""
+def store_text(holding: Holding, units: Collection[Unit]) -> set[Spec]:
+    """Store the text of units that have no rows yet: full-text search finds them at once.
+
+    Returns the specs whose table somebody has locked: to be tried again later.
+    """
     parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
 
     def write(spec: Spec, ours: Parts) -> None:
         changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
         store.apply_text(spec, changes, using=holding.using)
 
-    for part in _write_held(holding, parts, write):
+    busy: set[Spec] = set()
+    for part in _write_held(holding, parts, write, busy):
         part.has_waiting_text = True
     for unit in units:
         holding.look_at(unit)
+    return busy
 
 
-def _write_held(holding: Holding, parts: Parts, write: Write) -> Iterator[Part]:
-    """Write what is still ours, a spec and a transaction at a time. Yields what was written."""
+def _write_held(holding: Holding, parts: Parts, write: Write, busy: set[Spec]) -> Iterator[Part]:
+    """Write what is still ours, a spec and a transaction at a time. Yields what was written.
+
+    ``busy`` takes the specs for which somebody has locked a table.
+    """
     by_spec: dict[Spec, Parts] = defaultdict(list)
     for unit, part in parts:
         by_spec[unit.spec].append((unit, part))
     for spec, of_spec in by_spec.items():
-        yield from _write_spec(holding, spec, of_spec, write)
+        try:
+            yield from _write_spec(holding, spec, of_spec, write)
+        except database.Busy:
+            busy.add(spec)
 
 
 def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
     try:
-        with transaction.atomic(using=holding.using):
+        # Who waited for a table with jobs in hand would hold up their writers, or meet them.
+        with database.giving_way(holding.using, wait=BRIEFLY):
             held = jobs.hold({unit.claim for unit, _ in parts}, using=holding.using)
             ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
             if ours:

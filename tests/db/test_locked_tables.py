@@ -1,0 +1,116 @@
+"""A table of vectors that somebody has locked is waited for by nobody who holds jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pgembed_django.models import Job, StagedVector
+from pgembed_django.pipeline import Pipeline
+from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
+from tests.db.conftest import Writer, backend_pid
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+CHUNKS = 5
+INDEX = "CREATE INDEX mine ON app_articlecommentembedding (was_cut)"
+DELETE = "DELETE FROM app_articlecomment WHERE id = %s"
+
+
+@pytest.fixture
+def comments(provider, settings) -> list[ArticleComment]:
+    """Two texts of several chunks, each of which is asked for by itself."""
+    settings.PGEMBED_BATCH_SIZE = 1
+    text = "\n\n".join(f"The {number}th owl sleeps." for number in range(CHUNKS))
+    article = Article.objects.create(title="not embedded")
+    return [ArticleComment.objects.create(article=article, text=text) for _ in range(2)]
+
+
+@pytest.fixture
+def slow(comments, make_worker: Callable[..., Pipeline]) -> Pipeline:
+    """A worker whose units have waited so long that their text is to be stored ahead."""
+    worker = make_worker(concurrency=1, max_attempts=1)
+    worker.step()
+    for unit in worker.holding.units.values():
+        unit.started = -60.0
+    return worker
+
+
+def until_done(worker: Pipeline) -> None:
+    for _ in range(10 * CHUNKS):
+        worker.step()
+    assert worker.holding.is_empty
+
+
+def assert_that_nobody_was_charged(comments: list[ArticleComment]) -> None:
+    ended = list(Job.objects.values_list("status", "attempts", "crashes"))
+    assert ended == [("succeeded", 0, 0)] * len(comments)
+
+
+def test_text_that_is_stored_ahead_lets_no_deadlock_choose_a_migration(
+    comments, slow, writer: Writer
+):
+    writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
+    writer.connection.execute(INDEX)
+    writer.start(DELETE, comments[0].pk, once_waits=backend_pid())
+
+    slow.step()
+
+    writer.go()
+    writer.end()
+    writer.connection.rollback()
+    until_done(slow)
+    assert_that_nobody_was_charged(comments)
+
+
+def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, connect):
+    other = connect()
+    other.execute(INDEX)
+
+    slow.step(claim=False)
+
+    assert len(slow.holding.units) == len(comments)
+    assert Job.objects.filter(status="running").count() == len(comments)
+    # Not with each step: each try is a wait.
+    due = slow.text_due_seconds()
+    assert due > 0
+    other.rollback()
+    slow.step(claim=False)
+    assert not ArticleCommentEmbedding.objects.exists()
+    slow._clock = lambda: due
+    slow.step(claim=False)
+    assert ArticleCommentEmbedding.objects.filter(embedding=None).exists()
+    until_done(slow)
+    assert_that_nobody_was_charged(comments)
+
+
+def test_a_locked_table_keeps_no_other_from_its_text(comments, make_article, make_worker, connect):
+    Job.objects.filter(source_pk=str(comments[1].pk)).delete()
+    make_article(contents="One more word. " * 1000)
+    worker = make_worker(concurrency=1)
+    worker.step()
+    connect().execute(INDEX)
+    for unit in worker.holding.units.values():
+        unit.started = -60.0
+
+    worker.step(claim=False)
+
+    assert ArticleEmbedding.objects.exists()
+    assert len(worker.holding.units) == 2
+
+
+def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, connect):
+    other = connect()
+    other.execute("LOCK TABLE pgembed_staging IN SHARE MODE")
+
+    slow.step(claim=False)
+    slow.step(claim=False)
+
+    assert len(slow.holding.units) == len(comments)
+    other.rollback()
+    slow._clock = lambda: 10.0
+    slow.step(claim=False)
+    assert StagedVector.objects.count() >= 1
+    until_done(slow)
+    assert_that_nobody_was_charged(comments)
