@@ -10,6 +10,7 @@ from pgembed_django import events, jobs, spaces
 from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.patience import Patience
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
@@ -57,6 +58,7 @@ class Claiming:
         self._clock = clock
         self._claims = 0
         self._is_suspects_turn = False
+        self._patience = Patience()
         self._had_special = False
         self._spaces_read = float("-inf")
         self._paused_specs: Collection[str] = ()
@@ -104,7 +106,8 @@ class Claiming:
         self._read_spaces()
         up, down = self._reachable()
         using, lease = self.holding.using, self.holding.settings.lease_seconds
-        held = list(self.holding.units.values())
+        # What an open writer keeps from being stored is with no provider, and may stay for long.
+        held = [unit for unit in self.holding.units.values() if not unit.is_blocked]
         if any(unit.claim.crashes for unit in held):
             return []
         if self._had_special or self._claims % SPECIAL_EVERY == 0:
@@ -140,7 +143,9 @@ class Claiming:
         # may be hundreds of such jobs, and writes are not to wait for all of them.
         self._is_suspects_turn = not self._is_suspects_turn
         self._had_special = True
-        if self._is_suspects_turn and due.suspect:
+        if not due.suspect:
+            self._patience.renew()
+        elif self._is_suspects_turn and self._patience.lasts(self._clock()):
             if held:
                 self._is_suspects_turn = False  # still theirs, once the others have ended
                 return []
@@ -148,7 +153,9 @@ class Claiming:
                 specs, worker_id=self.worker_id, lease_seconds=lease, using=using
             )
             if alone:
+                self._patience.renew()
                 return alone
+            self._patience.end(self._clock())  # an open writer has it
         doubtful = []
         if due.doubtful:
             doubtful = jobs.claim_doubtful(

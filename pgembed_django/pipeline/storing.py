@@ -149,6 +149,8 @@ class Storing:
         self.holding.drop(unit.claim.id for unit in held if unit in completed)
         self._tell(done)
         left = {unit for unit in units if unit in self.holding}
+        for unit in left:
+            unit.is_blocked = True
         return len(left) < len(units), left
 
     def _tell(self, done: Completion) -> None:

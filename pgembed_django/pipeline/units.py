@@ -51,6 +51,8 @@ class Unit:
     """The source row is gone, or out of the condition: what is stored of it goes too."""
     has_staged: bool = False
     is_being_stored: bool = False
+    is_blocked: bool = False
+    """It could not be stored at the last try: an open writer has its job, or its table."""
 
     @property
     def is_doubtful(self) -> bool:

@@ -1,0 +1,39 @@
+"""How long others wait for a job to have its turn alone."""
+
+from __future__ import annotations
+
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 120.0
+
+
+class Patience:
+    """Waits, and where that was in vain lets the others go on for as long.
+
+    Each next wait is twice as long: in the end all that is held will have ended in time.
+    """
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin anew: there is nothing to wait for any more."""
+        self._seconds = FIRST_SECONDS
+        self._since: float | None = None
+        self._resumes_at = float("-inf")
+
+    def lasts(self, now: float) -> bool:
+        """Tell whether to wait, or to wait on."""
+        if now < self._resumes_at:
+            return False
+        if self._since is None:
+            self._since = now
+        if now - self._since >= self._seconds:
+            self.end(now)
+            return False
+        return True
+
+    def end(self, now: float) -> None:
+        """Let the others go on: it was in vain."""
+        self._since = None
+        self._resumes_at = now + self._seconds
+        self._seconds = min(2 * self._seconds, LONGEST_SECONDS)
