@@ -182,6 +182,12 @@ def is_canceled(error: Exception) -> bool:
     return _sqlstate(error) in {"57014", "55P03", TRANSACTION_TIMEOUT}
 
 
+def goes_in_fewer_rows(error: Exception) -> bool:
+    """Tell whether fewer rows may do: so many took too long, or one has a damaged value."""
+    state = _sqlstate(error)
+    return is_canceled(error) or state.startswith(("22", "XX"))
+
+
 def is_of_the_server(error: Exception) -> bool:
     """Tell whether the server can do nothing of the kind just now, whatever is asked of it.
 

@@ -42,11 +42,11 @@ def longer(seconds: float) -> float:
 
 
 def attempt(once: Callable[[], int]) -> int:
-    """Do a chore. One that a time-out has canceled is told, and waits for its next turn."""
+    """Do a chore. One that some rows have stopped is told, and waits for its next turn."""
     try:
         return once()
     except DatabaseError as error:
-        if not database.is_canceled(error):
+        if not database.goes_in_fewer_rows(error):
             raise
         events.tell(events.CHORE_CANCELED, chore=once.__name__, error=str(error))
         return 0

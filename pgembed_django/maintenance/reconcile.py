@@ -27,7 +27,7 @@ ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
 _fewer_rows: dict[tuple[str, str], int] = {}
-"""Of laps whose pages a time-out canceled. Zero: a single row took too long, and is passed."""
+"""Of laps whose pages could not be read. Zero: a single row cannot, and is passed."""
 
 
 class Page(NamedTuple):
@@ -71,7 +71,8 @@ def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEE
 def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     """Do the next page of a lap. None: another worker is at it, or the backlog is full.
 
-    One that is canceled by a time-out is raised, and has half as many rows the next time.
+    What a time-out cancels or a damaged value stops is raised, and has half as many rows the
+    next time.
     """
     live = spaces.live(spec, using=using)
     room = _room(spec, using=using)
@@ -86,7 +87,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     except database.Busy:
         return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
     except DatabaseError as error:
-        if database.is_canceled(error):
+        if database.goes_in_fewer_rows(error):
             _fewer_rows[lap] = rows // 2
         raise
     if lap in _fewer_rows:

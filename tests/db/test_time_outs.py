@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from django.db.models.expressions import RawSQL
 
 from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import reconcile
-from pgembed_django.maintenance.chores import Chore, Chores
+from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.pipeline import Pipeline, slices
 from pgembed_django.spaces import indexes
@@ -156,6 +157,30 @@ def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(
 
     assert Job.objects.get().source_pk == str(notes[4].pk)
     assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None  # at its end
+
+
+def test_a_value_that_the_server_cannot_read_ends_neither_lap_nor_worker(
+    notes, run_jobs, monkeypatch
+):
+    monkeypatch.setattr(reconcile, "_fewer_rows", {})
+    run_jobs()
+    Job.objects.all().delete()
+    NoteEmbedding.objects.filter(source_id=notes[4].pk).update(text_digest=b"another")
+    [spec] = specs.of(Note)
+    damaged = RawSQL("1 / CASE WHEN id = %s THEN 0 ELSE 1 END = 1", [notes[2].pk], BooleanField())
+    broken = dataclasses.replace(spec, when=Q(damaged))
+    sweep = functools.partial(
+        reconcile.reconcile_once, broken, using="default", sweeps=[Lap.Sweep.STALE]
+    )
+    functools.update_wrapper(sweep, reconcile.reconcile_once)
+
+    tries = 0
+    while not attempt(sweep):
+        tries += 1
+        assert tries < 30
+
+    assert Job.objects.get().source_pk == str(notes[4].pk)
+    assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None
 
 
 def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplog):

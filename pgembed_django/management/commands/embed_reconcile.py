@@ -88,7 +88,7 @@ class Command(EmbedCommand):
             try:
                 page = reconcile.reconcile_page(spec, sweep, using=using)
             except DatabaseError as error:
-                if not database.is_canceled(error):
+                if not database.goes_in_fewer_rows(error):
                     raise
                 continue  # with fewer rows
             if page or reconcile.is_full(spec, using=using):
