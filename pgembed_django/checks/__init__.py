@@ -42,6 +42,7 @@ IDS = {
     "pgembed.W004": "Migrations of an installed package's model would be written into the package.",
     "pgembed.W005": "The key of an embeddable model has another type than that of its vectors.",
     "pgembed.W006": "Triggers of an embeddable model are missing, outdated or disabled.",
+    "pgembed.W007": "Vectors are in another schema than the one where functions look for them.",
 }
 
 register(check_settings)

@@ -59,6 +59,18 @@ OTHER_KEYS = """
      AND key.attname = wanted.key
     WHERE key.atttypid <> source.atttypid
 """
+# The functions look for a table that is not qualified in the schema of the jobs, and nowhere else.
+ELSEWHERE = """
+    SELECT
+        wanted.name,
+        vectors.relnamespace::regnamespace::text,
+        jobs.relnamespace::regnamespace::text
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class AS vectors ON vectors.oid = to_regclass(wanted.name)
+    JOIN pg_class AS jobs ON jobs.oid = to_regclass('pgembed_job')
+    WHERE strpos(wanted.name, '.') = 0
+      AND vectors.relnamespace <> jobs.relnamespace
+"""
 RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key} USING NULL"
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
@@ -92,6 +104,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _job_table(cursor)
             yield from _missing_tables(connection)
             yield from _functions(connection)
+            yield from _elsewhere(connection)
             yield from _partitioned(connection)
             yield from _keys(connection)
             yield from check_triggers(connection)
@@ -193,6 +206,29 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
             hint="It was left behind when the schema was copied or renamed. Install the functions "
             "and triggers again: see 'A schema per tenant' in the documentation.",
             id="pgembed.E016",
+        )
+
+
+def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
+    if not sql.is_in_one_schema():
+        return  # a schema per tenant: the shared one's vectors are not this tenant's
+    quote = connection.ops.quote_name
+    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
+    by_table = {quote(spec.embedding_model._meta.db_table): spec for spec in written}
+    try:
+        with transaction.atomic(using=connection.alias):
+            found = database.rows(connection.alias, ELSEWHERE, names=list(by_table))
+    except ProgrammingError:
+        return  # a schema that this role may not look into
+    for table, schema, ours in found:
+        spec = by_table[table]
+        yield Warning(
+            f"{spec}: the vectors of {spec.model.__name__} are in schema {schema}, and pgembed_job "
+            f"is in {ours}. The triggers' functions look there only, so what is deleted stays "
+            "searchable until a worker comes by.",
+            hint="The search_path has changed between two migrations. Run "
+            f"ALTER TABLE {schema}.{table} SET SCHEMA {ours}",
+            id="pgembed.W007",
         )
 
 

@@ -10,6 +10,7 @@ from django.db.backends.postgresql import psycopg_any
 
 from pgembed_django import sql
 from pgembed_django.checks import check_databases, databases
+from tests.app.models import Note, NoteEmbedding
 
 pytestmark = pytest.mark.django_db
 
@@ -190,3 +191,23 @@ def triggers_of(table: str) -> list[str]:
             [table],
         )
         return [name for [name] in cursor.fetchall()]
+
+
+def test_vectors_that_the_functions_do_not_find_are_told_with_the_remedy(run_jobs):
+    """Another search_path was in force when they were migrated than when the jobs were."""
+    kept, gone = Note.objects.create(body="kept"), Note.objects.create(body="gone")
+    run_jobs()
+    execute("CREATE SCHEMA shop")
+    execute("SET LOCAL search_path = shop, public")
+    execute("ALTER TABLE app_note SET SCHEMA shop")
+    execute("ALTER TABLE app_noteembedding SET SCHEMA shop")
+
+    [found] = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("pgembed.W007", WARNING)
+    assert "the vectors of Note are in schema shop" in found.msg
+
+    [remedy] = re.findall(r"ALTER TABLE .*? SET SCHEMA \w+", found.hint or "")
+    execute(remedy)
+    assert ids() == []
+    gone.delete()
+    assert list(NoteEmbedding.objects.values_list("source_id", flat=True)) == [kept.pk]
