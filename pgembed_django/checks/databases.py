@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.core.checks import CheckMessage, Error
 from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf, database, specs, sql
+from pgembed_django import conf, database, sql
+from pgembed_django.checks.tables import check_tables
 from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
 
@@ -32,46 +33,6 @@ EXTENSION = """
      AND version.version = available.default_version
     WHERE available.name = 'vector'
 """
-IS_UNLOGGED = """
-    SELECT FROM pg_class
-    WHERE oid = to_regclass('pgembed_job')
-      AND relpersistence = 'u'
-"""
-IS_PARTITIONED = """
-    SELECT name
-    FROM unnest(%(names)s::text[]) AS wanted(name)
-    JOIN pg_class ON pg_class.oid = to_regclass(name)
-    WHERE relkind = 'p'
-       OR relispartition
-"""
-OTHER_KEYS = """
-    SELECT
-        wanted.vectors,
-        format_type(source.atttypid, source.atttypmod),
-        format_type(key.atttypid, key.atttypmod)
-    FROM unnest(%(vectors)s::text[], %(rows)s::text[], %(keys)s::text[])
-        AS wanted(vectors, rows, key)
-    JOIN pg_attribute AS source
-      ON source.attrelid = to_regclass(wanted.vectors)
-     AND source.attname = 'source_id'
-    JOIN pg_attribute AS key
-      ON key.attrelid = to_regclass(wanted.rows)
-     AND key.attname = wanted.key
-    WHERE key.atttypid <> source.atttypid
-"""
-# The functions look for a table that is not qualified in the schema of the jobs, and nowhere else.
-ELSEWHERE = """
-    SELECT
-        wanted.name,
-        vectors.relnamespace::regnamespace::text,
-        jobs.relnamespace::regnamespace::text
-    FROM unnest(%(names)s::text[]) AS wanted(name)
-    JOIN pg_class AS vectors ON vectors.oid = to_regclass(wanted.name)
-    JOIN pg_class AS jobs ON jobs.oid = to_regclass('pgembed_job')
-    WHERE strpos(wanted.name, '.') = 0
-      AND vectors.relnamespace <> jobs.relnamespace
-"""
-RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key} USING NULL"
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
     FROM pg_ts_config
@@ -101,12 +62,8 @@ def _database(alias: str) -> Iterator[CheckMessage]:
         with connection.cursor() as cursor:
             yield from _server(connection)
             yield from _extension(connection, cursor)
-            yield from _job_table(cursor)
-            yield from _missing_tables(connection)
+            yield from check_tables(connection)
             yield from _functions(connection)
-            yield from _elsewhere(connection)
-            yield from _partitioned(connection)
-            yield from _keys(connection)
             yield from check_triggers(connection)
             yield from _text_search(cursor)
     except OperationalError as error:
@@ -158,39 +115,6 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _job_table(cursor: Any) -> Iterator[CheckMessage]:
-    cursor.execute(IS_UNLOGGED)
-    if cursor.fetchone() is not None:
-        yield Warning(
-            "The table pgembed_job is unlogged: a crash of the server empties it, and what was "
-            "written shortly before is embedded only when the reconciler comes by.",
-            hint="Run ALTER TABLE pgembed_job SET LOGGED.",
-            id="pgembed.W001",
-        )
-
-
-def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
-    if database.rows(connection.alias, "SELECT to_regclass('pgembed_job')") != [(None,)]:
-        return
-    quote = connection.ops.quote_name
-    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
-    names = {quote(spec.model._meta.db_table): spec for spec in written}
-    try:
-        with transaction.atomic(using=connection.alias):
-            found = database.rows(connection.alias, specs.HAS_TABLE, names=list(names))
-    except ProgrammingError:
-        return  # a schema that this role may not look into
-    if found:
-        models = sorted(names[name].model._meta.label for [name] in found)
-        yield Warning(
-            f"The database {connection.alias!r} has {', '.join(models)}, but not the tables of "
-            "pgembed_django: nothing is embedded there.",
-            hint=f"manage.py migrate --database {connection.alias} creates them, unless a router "
-            "keeps the app pgembed out.",
-            id="pgembed.W003",
-        )
-
-
 def _functions(connection: Any) -> Iterator[CheckMessage]:
     if database.rows(connection.alias, "SELECT to_regclass('pgembed_job')") == [(None,)]:
         return
@@ -206,76 +130,6 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
             hint="It was left behind when the schema was copied or renamed. Install the functions "
             "and triggers again: see 'A schema per tenant' in the documentation.",
             id="pgembed.E016",
-        )
-
-
-def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
-    if not sql.is_in_one_schema():
-        return  # a schema per tenant: the shared one's vectors are not this tenant's
-    quote = connection.ops.quote_name
-    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
-    by_table = {quote(spec.embedding_model._meta.db_table): spec for spec in written}
-    try:
-        with transaction.atomic(using=connection.alias):
-            found = database.rows(connection.alias, ELSEWHERE, names=list(by_table))
-    except ProgrammingError:
-        return  # a schema that this role may not look into
-    for table, schema, ours in found:
-        spec = by_table[table]
-        yield Warning(
-            f"{spec}: the vectors of {spec.model.__name__} are in schema {schema}, and pgembed_job "
-            f"is in {ours}. The triggers' functions look there only, so what is deleted stays "
-            "searchable until a worker comes by.",
-            hint="The search_path has changed between two migrations. Run "
-            f"ALTER TABLE {schema}.{table} SET SCHEMA {ours}",
-            id="pgembed.W007",
-        )
-
-
-def _partitioned(connection: Any) -> Iterator[CheckMessage]:
-    names = {
-        connection.ops.quote_name(spec.model._meta.db_table): spec
-        for spec in specs.all()
-        if spec.trigger_level == "statement" and router.db_for_write(spec.model) == connection.alias
-    }
-    try:
-        with transaction.atomic(using=connection.alias):
-            found = database.rows(connection.alias, IS_PARTITIONED, names=list(names))
-    except ProgrammingError:
-        return  # a schema that this role may not look into
-    for [name] in found:
-        yield Error(
-            f"The table {name} of {names[name]} is partitioned, and a trigger for each statement "
-            "misses rows that are written straight into a partition.",
-            hint='Take trigger_level="statement" off its @embeddable, and run makemigrations.',
-            id="pgembed.E017",
-        )
-
-
-def _keys(connection: Any) -> Iterator[CheckMessage]:
-    quote = connection.ops.quote_name
-    written = [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
-    by_table = {quote(spec.embedding_model._meta.db_table): spec for spec in written}
-    try:
-        with transaction.atomic(using=connection.alias):
-            found = database.rows(
-                connection.alias,
-                OTHER_KEYS,
-                vectors=list(by_table),
-                rows=[quote(spec.model._meta.db_table) for spec in written],
-                keys=[spec.model._meta.pk.column for spec in written],
-            )
-    except ProgrammingError:
-        return  # a schema that this role may not look into
-    for table, stored, key in found:
-        spec = by_table[table]
-        # Not an error: those keep the migration from running that mends it.
-        yield Warning(
-            f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
-            "Nothing of it can be embedded or searched.",
-            hint="Another field has become the primary key, which alters no foreign key. Let a "
-            f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded anew.",
-            id="pgembed.W005",
         )
 
 

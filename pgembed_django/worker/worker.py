@@ -12,11 +12,12 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, rollups, spaces, triggers
+from pgembed_django import conf, database, events, rollups, spaces
 from pgembed_django.listener import Listener
-from pgembed_django.maintenance import Maintenance, renaming
+from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
+from pgembed_django.worker import preparing
 from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
@@ -121,11 +122,8 @@ class Worker:
 
     def _start(self) -> None:
         database.settle_session(self.using)
-        renaming.follow(using=self.using)
         self.sessions.watch()
-        broken = self._open_spaces()
-        for key, states in triggers.amiss(self.specs, using=self.using).items():
-            events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
+        broken = preparing.prepare(self.specs, using=self.using)
         self.presence = Presence(self.specs, using=self.using)
         self.pipeline = Pipeline(
             self.specs,
@@ -155,18 +153,6 @@ class Worker:
             self._timers.append(self._listener_timer)
             self.maintenance.start()
         self.is_running = True
-
-    def _open_spaces(self) -> dict[Spec, Exception]:
-        """Open the spaces. Returns the specs whose tables are not as declared, and why."""
-        broken: dict[Spec, Exception] = {}
-        for spec in self.specs.values():
-            try:
-                spaces.ensure(spec, using=self.using)
-            except DatabaseError as error:
-                if not database.is_of_schema(error):
-                    raise
-                broken[spec] = error
-        return broken
 
     def _loop(self) -> None:
         while True:

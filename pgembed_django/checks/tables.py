@@ -1,0 +1,158 @@
+"""Check the tables of a database: ours, and those of the embeddable models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.db import ProgrammingError, router, transaction
+from django.db.models import Model
+
+from pgembed_django import database, specs, sql
+from pgembed_django.specs import Spec
+
+IS_UNLOGGED = """
+    SELECT FROM pg_class
+    WHERE oid = to_regclass('pgembed_job')
+      AND relpersistence = 'u'
+"""
+IS_PARTITIONED = """
+    SELECT name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class ON pg_class.oid = to_regclass(name)
+    WHERE relkind = 'p'
+       OR relispartition
+"""
+OTHER_KEYS = """
+    SELECT
+        wanted.vectors,
+        format_type(source.atttypid, source.atttypmod),
+        format_type(key.atttypid, key.atttypmod)
+    FROM unnest(%(vectors)s::text[], %(rows)s::text[], %(keys)s::text[])
+        AS wanted(vectors, rows, key)
+    JOIN pg_attribute AS source
+      ON source.attrelid = to_regclass(wanted.vectors)
+     AND source.attname = 'source_id'
+    JOIN pg_attribute AS key
+      ON key.attrelid = to_regclass(wanted.rows)
+     AND key.attname = wanted.key
+    WHERE key.atttypid <> source.atttypid
+"""
+# The functions look for a table that is not qualified in the schema of the jobs, and nowhere else.
+ELSEWHERE = """
+    SELECT
+        wanted.name,
+        vectors.relnamespace::regnamespace::text,
+        jobs.relnamespace::regnamespace::text
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class AS vectors ON vectors.oid = to_regclass(wanted.name)
+    JOIN pg_class AS jobs ON jobs.oid = to_regclass('pgembed_job')
+    WHERE strpos(wanted.name, '.') = 0
+      AND vectors.relnamespace <> jobs.relnamespace
+"""
+RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key} USING NULL"
+
+
+def check_tables(connection: Any) -> Iterator[CheckMessage]:
+    """Yield what is wrong with the tables that are in a database."""
+    yield from _job_table(connection)
+    yield from _missing_tables(connection)
+    yield from _elsewhere(connection)
+    yield from _partitioned(connection)
+    yield from _keys(connection)
+
+
+def _job_table(connection: Any) -> Iterator[CheckMessage]:
+    if _asked(connection, IS_UNLOGGED):
+        yield Warning(
+            "The table pgembed_job is unlogged: a crash of the server empties it, and what was "
+            "written shortly before is embedded only when the reconciler comes by.",
+            hint="Run ALTER TABLE pgembed_job SET LOGGED.",
+            id="pgembed.W001",
+        )
+
+
+def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
+    if _asked(connection, "SELECT to_regclass('pgembed_job')") != [(None,)]:
+        return
+    names = {_quoted(connection, spec.model): spec for spec in _written(connection)}
+    if found := _asked(connection, specs.HAS_TABLE, names=list(names)):
+        models = sorted(names[name].model._meta.label for [name] in found)
+        yield Warning(
+            f"The database {connection.alias!r} has {', '.join(models)}, but not the tables of "
+            "pgembed_django: nothing is embedded there.",
+            hint=f"manage.py migrate --database {connection.alias} creates them, unless a router "
+            "keeps the app pgembed out.",
+            id="pgembed.W003",
+        )
+
+
+def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
+    if not sql.is_in_one_schema():
+        return  # a schema per tenant: the shared one's vectors are not this tenant's
+    by_table = {_quoted(connection, one.embedding_model): one for one in _written(connection)}
+    for table, schema, ours in _asked(connection, ELSEWHERE, names=list(by_table)):
+        spec = by_table[table]
+        yield Warning(
+            f"{spec}: the vectors of {spec.model.__name__} are in schema {schema}, and pgembed_job "
+            f"is in {ours}. The triggers' functions look there only, so what is deleted stays "
+            "searchable until a worker comes by.",
+            hint="The search_path has changed between two migrations. Run "
+            f"ALTER TABLE {schema}.{table} SET SCHEMA {ours}",
+            id="pgembed.W007",
+        )
+
+
+def _partitioned(connection: Any) -> Iterator[CheckMessage]:
+    names = {
+        _quoted(connection, spec.model): spec
+        for spec in _written(connection)
+        if spec.trigger_level == "statement"
+    }
+    for [name] in _asked(connection, IS_PARTITIONED, names=list(names)):
+        yield Error(
+            f"The table {name} of {names[name]} is partitioned, and a trigger for each statement "
+            "misses rows that are written straight into a partition.",
+            hint='Take trigger_level="statement" off its @embeddable, and run makemigrations.',
+            id="pgembed.E017",
+        )
+
+
+def _keys(connection: Any) -> Iterator[CheckMessage]:
+    written = _written(connection)
+    by_table = {_quoted(connection, spec.embedding_model): spec for spec in written}
+    found = _asked(
+        connection,
+        OTHER_KEYS,
+        vectors=list(by_table),
+        rows=[_quoted(connection, spec.model) for spec in written],
+        keys=[spec.model._meta.pk.column for spec in written],
+    )
+    for table, stored, key in found:
+        spec = by_table[table]
+        # Not an error: those keep the migration from running that mends it.
+        yield Warning(
+            f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
+            "Nothing of it can be embedded or searched.",
+            hint="Another field has become the primary key, which alters no foreign key. Let a "
+            f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded anew.",
+            id="pgembed.W005",
+        )
+
+
+def _written(connection: Any) -> Sequence[Spec]:
+    return [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
+
+
+def _quoted(connection: Any, model: type[Model]) -> str:
+    quoted: str = connection.ops.quote_name(model._meta.db_table)
+    return quoted
+
+
+def _asked(connection: Any, statement: str, **parameters: Any) -> list[database.Row]:
+    try:
+        with transaction.atomic(using=connection.alias):
+            return database.rows(connection.alias, statement, **parameters)
+    except ProgrammingError:
+        return []  # a schema that this role may not look into
