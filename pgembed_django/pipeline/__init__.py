@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from django.db import DatabaseError, InterfaceError
 
@@ -127,7 +127,10 @@ class Pipeline:
 
     def text_due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        due = min(map(self._text_tried_at, self.holding.without_text.values()), default=None)
+        waiting = iter(self.holding.without_text.values())
+        # The first is the oldest. Only where a table is locked may another one come before it.
+        first = waiting if self._locked_until else islice(waiting, 1)
+        due = min(map(self._text_tried_at, first), default=None)
         return None if due is None else due - self._clock()
 
     def _text_tried_at(self, unit: Unit) -> float:
