@@ -22,6 +22,7 @@ NOTE = """
       ON worker.id = job.worker_id
     WHERE job.id = %(id)s
       AND job.claims = %(token)s
+      AND job.started_at = %(started_at)s::timestamptz
       AND job.status = 'running'
     FOR UPDATE OF job
 """
@@ -50,7 +51,7 @@ PRUNE = """
 
 def note(claim: Claim, outcome: str, error: str, *, using: str) -> None:
     """Note how a claim that is still ours ends. To be called in the transaction that ends it."""
-    database.execute(using, NOTE, id=claim.id, token=claim.token, outcome=outcome, error=error)
+    database.execute(using, NOTE, **claim.fence, outcome=outcome, error=error)
 
 
 def prune_attempts(*, using: str, limit: int = 5000) -> int:

@@ -22,7 +22,9 @@ START = """
         lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
 """
 STARTED = """
-    RETURNING job.id, claims, spec, source_pk, kind, attempts, crashes, outages, traceparent
+    RETURNING
+        job.id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages,
+        traceparent
 """
 
 # Each lane (a spec's jobs of one priority) is walked in the order of run_at, so jobs that
@@ -137,10 +139,16 @@ NEXT_DUE = """
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that a worker holds. ``token`` fences it: a later claim has a higher one."""
+    """A job that a worker holds. ``token`` fences it: a later claim has a higher one.
+
+    So does ``started_at``, of which there is no other either where the table was emptied, and
+    the numbers begin anew.
+    """
 
     id: int
     token: int
+    started_at: str
+    """As Postgres writes it: it is only handed back."""
     spec: str
     source_pk: str
     kind: str
@@ -149,6 +157,11 @@ class Claim:
     outages: int
     traceparent: str | None = None
     """The trace that the job belongs to, in W3C's form."""
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        """What a statement proves by that the job is still ours, as its parameters."""
+        return {"id": self.id, "token": self.token, "started_at": self.started_at}
 
 
 def claim(

@@ -1,6 +1,6 @@
 """How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
 
-Each is a compare-and-set on (id, running, claim token). A move back to pending can
+Each is a compare-and-set on (id, running, claim token and time). A move back to pending can
 meet a writer's pending job in the unique index: newer work supersedes it. Such moves
 are one job a transaction and wait for nobody, so that no deadlock chooses a writer.
 """
@@ -75,6 +75,7 @@ REQUEUE = """
         run_at = statement_timestamp() + %(delay)s * interval '1 second'
     WHERE id = %(id)s
       AND claims = %(token)s
+      AND started_at = %(started_at)s::timestamptz
       AND status = 'running'
       AND NOT EXISTS (
           SELECT
@@ -87,7 +88,7 @@ REQUEUE = """
 """
 
 EXPIRED = """
-    SELECT id, claims, spec, source_pk, kind, attempts, crashes, outages
+    SELECT id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages
     FROM pgembed_job
     WHERE status = 'running'
       AND lease_expires_at < statement_timestamp()
@@ -167,7 +168,6 @@ def _requeue(
 
     ``busy``: a writer holds the unit's pending job. To be tried again.
     """
-    token = {"id": claim.id, "token": claim.token}
     change: dict[str, Any] = {
         "attempts": attempts,
         "crashes": crashes,
@@ -180,13 +180,13 @@ def _requeue(
             with database.giving_way(using):
                 if attempts or crashes or outages:
                     history.note(claim, _outcome(attempts, crashes), error or "", using=using)
-                if database.rows(using, REQUEUE, **change, **token):
+                if database.rows(using, REQUEUE, **change, **claim.fence):
                     return "requeued"
                 # Nothing moved: newer work is pending, or the job is no longer ours.
-                return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
+                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
         except IntegrityError:
             # A writer's pending job was committed after our look: it supersedes this one.
             with database.giving_way(using):
-                return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
+                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
     except database.Busy:
         return "busy"

@@ -18,6 +18,7 @@ SUPERSEDE = """
     DELETE FROM pgembed_job
     WHERE id = %(id)s
       AND claims = %(token)s
+      AND started_at = %(started_at)s::timestamptz
       AND status = 'running'
     RETURNING id
 """
@@ -29,6 +30,7 @@ FAIL = """
         FROM pgembed_job
         WHERE id = %(id)s
           AND claims = %(token)s
+          AND started_at = %(started_at)s::timestamptz
           AND status = 'running'
         FOR UPDATE
     )
@@ -72,17 +74,17 @@ PARK = """
         run_at = statement_timestamp() + %(parking)s * interval '1 second'
     WHERE id = %(id)s
       AND claims = %(token)s
+      AND started_at = %(started_at)s::timestamptz
 """
 
 
 def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:
     """End the job as an open failure, its unit parked, unless newer work supersedes it."""
-    token = {"id": claim.id, "token": claim.token}
     try:
         with database.giving_way(using):
-            found = database.rows(using, FAIL, **token)
+            found = database.rows(using, FAIL, **claim.fence)
             if not found:
-                return "superseded" if database.rows(using, SUPERSEDE, **token) else "lost"
+                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
             [[older_id, parkings]] = found
             history.note(claim, Attempt.Outcome.FAILED, bounded(error), using=using)
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
@@ -95,7 +97,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 crashes=crashes,
                 parkings=parkings,
                 parking=min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS),
-                **token,
+                **claim.fence,
             )
     except (database.Busy, IntegrityError):
         return "busy"  # IntegrityError: another job of the unit has failed since our look

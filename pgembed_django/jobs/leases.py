@@ -16,9 +16,12 @@ from pgembed_django.jobs.claims import Claim
 STILL_OURS = """
     SELECT job.id
     FROM pgembed_job AS job
-    JOIN unnest(%(ids)s::bigint[], %(tokens)s::int[]) AS held(id, token)
+    JOIN unnest(
+        %(ids)s::bigint[], %(tokens)s::int[], %(started_at)s::timestamptz[]
+    ) AS held(id, token, started_at)
       ON job.id = held.id
      AND job.claims = held.token
+     AND job.started_at = held.started_at
     WHERE status = 'running'
 """
 
@@ -49,10 +52,15 @@ def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> H
 
 def hold(held: Collection[Claim], *, using: str) -> Held:
     """Lock the jobs that are still ours, without waiting, until the transaction ends."""
-    tokens = {"ids": [claim.id for claim in held], "tokens": [claim.token for claim in held]}
-    every = frozenset(tokens["ids"])
-    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **tokens))
+    fences = {
+        "ids": [claim.id for claim in held],
+        "tokens": [claim.token for claim in held],
+        # As one literal: the driver looks at each element of a list.
+        "started_at": "{" + ",".join(f'"{claim.started_at}"' for claim in held) + "}",
+    }
+    every = frozenset(claim.id for claim in held)
+    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))
     if ours == every:
         return Held(ours, frozenset(), frozenset())
-    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **tokens))
+    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
     return Held(ours, still - ours, every - still - ours)

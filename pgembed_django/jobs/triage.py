@@ -85,7 +85,7 @@ ENQUEUE_AGAIN = """
 """
 
 HELD = """
-    SELECT id, claims, spec, source_pk, kind, attempts, crashes, outages
+    SELECT id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages
     FROM pgembed_job
     WHERE status = 'running'
       AND id = ANY(%(ids)s)

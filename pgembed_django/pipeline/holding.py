@@ -46,6 +46,7 @@ class Holding:
     def add(self, units: Iterable[Unit]) -> None:
         """Take newly claimed units in."""
         for unit in units:
+            self.drop([unit.claim.id])  # another one by that number, where the table was reset
             self.units[unit.claim.id] = unit
             self.look_at(unit)
 

@@ -273,7 +273,10 @@ def test_a_worker_that_dies_in_mid_transaction_holds_nobody_up(make_article, con
     article = make_article()
     [held] = claim()
     dying = connect()
-    dying.execute(jobs.leases.HOLD, {"ids": [held.id], "tokens": [held.token]})
+    dying.execute(
+        jobs.leases.HOLD,
+        {"ids": [held.id], "tokens": [held.token], "started_at": f'{{"{held.started_at}"}}'},
+    )
     writer.start(DELETE, article.pk)
     until_waiting(writer)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
+from django.db import connection
 
 from pgembed_django import jobs
 from pgembed_django.models import Job, StagedVector
@@ -221,3 +224,65 @@ def test_a_reader_sees_the_old_vectors_or_the_new_ones_never_none(
 
     [[passage]] = reader.execute(seen, [article.pk]).fetchall()
     assert passage.startswith("new")
+
+
+@pytest.fixture
+def reset() -> Callable[[], None]:
+    """Empty the tables, and let their keys begin anew: as ``flush`` does, and many test suites."""
+
+    def reset() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("TRUNCATE app_article, pgembed_job RESTART IDENTITY CASCADE")
+
+    reset()
+    return reset
+
+
+def test_a_job_with_the_number_of_one_that_was_reset_is_not_taken_for_it(
+    reset, make_article, make_worker
+):
+    make_article(title="first")
+    slow, other = make_worker(worker_id=1), make_worker(worker_id=1)
+    slow.step()
+    [before] = Job.objects.values_list("pk", "claims", "worker_id", "source_pk")
+    reset()
+    article = make_article(title="SECOND")
+    other.step()
+    assert list(Job.objects.values_list("pk", "claims", "worker_id", "source_pk")) == [before]
+
+    slow.step(claim=False)
+
+    assert slow.holding.is_empty
+    assert embedded_text(article) is None
+    other.step(claim=False)
+    assert embedded_text(article).startswith("SECOND")
+
+
+@pytest.mark.parametrize("ending", ["retry", "release", "fail", "heartbeat", "reap"])
+def test_a_job_with_the_number_of_one_that_was_reset_is_neither_ended_nor_renewed(
+    reset, make_article, ending
+):
+    make_article()
+    [lost] = claim()
+    reset()
+    make_article()
+    [held] = claim()
+    assert (held.id, held.token) == (lost.id, lost.token)
+    before = Job.objects.values().get()
+
+    match ending:
+        case "retry":
+            result = jobs.retry(lost, "e", max_attempts=5, delay_seconds=0, using="default")
+        case "release":
+            result = jobs.release(lost, using="default")
+        case "fail":
+            result = jobs.fail(lost, "e", using="default")
+        case "heartbeat":
+            result = jobs.heartbeat([lost], lease_seconds=60, using="default")
+        case "reap":
+            result = jobs.endings.reap_one(lost, max_crashes=3, using="default")
+
+    assert result == (
+        jobs.Held(*map(frozenset, ([], [], [lost.id]))) if ending == "heartbeat" else "lost"
+    )
+    assert Job.objects.values().get() == before

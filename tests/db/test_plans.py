@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -209,7 +209,7 @@ def test_heartbeat(explain, held):
 
 
 def test_heartbeat_that_has_lost_a_job(explain, held):
-    lost = jobs.Claim(*[{"id": 1, "token": 99}.get(name, 0) for name in FIELDS])
+    lost = replace(held[0], id=1, token=99)
 
     nodes = explain(lambda: jobs.heartbeat([*held, lost], lease_seconds=60, using="default"))
 
