@@ -86,6 +86,12 @@ DATABASE_REFUSES = _event(
     "The database can do nothing just now, again in %(seconds).1f s: %(error)s",
 )
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
+STORING_ALONE = _event(
+    "storing_alone",
+    WARNING,
+    "The connection that stores is lost or cannot be opened, storing between other things: "
+    "%(error)s",
+)
 STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)s")
 CHORE_CANCELED = _event(
     "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"

@@ -21,6 +21,9 @@ from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
 
+ALONE_SECONDS = 5.0
+"""So long the loop stores by itself where the thread could not reach the database."""
+
 STOP_SECONDS = 5.0
 """How long the end of a worker waits for what is being stored."""
 
@@ -45,6 +48,8 @@ class Storing:
         self._future: futures.Future[Completion] | None = None
         self._waiting = 0
         self._has_failed = False
+        self._is_alone = False
+        self._alone_until = float("-inf")
         self._slices = Slices()
 
     @property
@@ -70,7 +75,8 @@ class Storing:
         if not units:
             return moved
         is_few = len(units) < self.holding.settings.batch_size
-        if self._thread is None or self._has_failed or is_few:
+        is_alone = self._has_failed or time.monotonic() < self._alone_until
+        if self._thread is None or is_alone or is_few:
             self._has_failed = True  # unless
             settled, _ = self._settle(units, self._store(units))
             self._has_failed = False
@@ -133,8 +139,21 @@ class Storing:
         units, self._units = self._units, ()
         for unit in units:
             unit.is_being_stored = False
-        self._has_failed = future.exception() is not None
-        return self._settle(units, future.result())
+        error = future.exception()
+        self._has_failed = error is not None
+        if isinstance(error, DatabaseError | InterfaceError) and database.is_lost_connection(error):
+            # Its own connection. Where the database is away, the loop will find out.
+            self._store_alone(error)
+            return True, ()
+        done = future.result()
+        self._is_alone = False
+        return self._settle(units, done)
+
+    def _store_alone(self, error: Exception) -> None:
+        if not self._is_alone:
+            events.tell(events.STORING_ALONE, error=str(error).partition("\n")[0])
+        self._is_alone = True
+        self._alone_until = time.monotonic() + ALONE_SECONDS
 
     def _settle(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of what was done. Returns whether there was any, and what was not."""

@@ -116,6 +116,17 @@ def test_rows_that_the_disk_has_no_room_for_are_held_and_stored_later(notes, mak
     assert_that_nobody_is_charged()
 
 
+def test_a_worker_that_is_stopped_meanwhile_gives_its_rows_back(notes, make_worker, full):
+    worker = make_worker()
+    worker.step()
+
+    with full("app_noteembedding"):
+        worker.release()
+
+    assert set(Job.objects.values_list("status", flat=True)) == {"pending"}
+    assert_that_nobody_is_charged()
+
+
 def test_texts_that_there_is_no_room_for_are_held(notes, provider, make_worker, full):
     worker = make_worker(max_attempts=1)
     provider.is_down = True

@@ -14,8 +14,10 @@ from django.db import OperationalError, connection
 from pgembed_django import conf, spaces, specs
 from pgembed_django.models import Job
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline import storing as module
 from tests.app.models import ArticleEmbedding
 from tests.conftest import wait_until
+from tests.db.conftest import backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -177,21 +179,55 @@ def cut_off(storing: Pipeline, woken: Woken, make_article: Callable[..., object]
     return storing
 
 
-def test_a_connection_that_breaks_while_storing_is_told_and_the_row_is_stored_later(cut_off, woken):
-    woken.wait_once()
-    with pytest.raises(OperationalError):
-        cut_off.step(claim=False)
+def told(caplog: pytest.LogCaptureFixture) -> int:
+    return caplog.text.count("The connection that stores is lost or cannot be opened")
 
-    cut_off.step(claim=False)  # in the loop's own session
+
+def test_rows_whose_connection_breaks_while_they_are_stored_are_stored_by_the_loop(
+    cut_off, woken, caplog
+):
+    woken.wait_once()
+    cut_off.step(claim=False)
 
     assert cut_off.completed == 2
+    assert told(caplog) == 1
 
 
-def test_a_worker_whose_storing_fails_at_its_end_gives_the_row_back(cut_off):
+@pytest.fixture
+def one_session_too_few(storing: Pipeline, woken: Woken) -> Iterator[None]:
+    """The storing thread's session is gone, and the role may not have another one."""
+    woken.wait_once()
+    storing.step()
+    run("CREATE ROLE pgembed_few LOGIN CONNECTION LIMIT 0")
+    settings = connection.settings_dict  # those of the thread's connection, too
+    user, settings["USER"] = settings["USER"], "pgembed_few"
+    end_other_connections()
+    yield
+    settings["USER"] = user
+    run("DROP ROLE pgembed_few")
+
+
+@pytest.mark.usefixtures("one_session_too_few")
+def test_a_worker_that_may_have_no_further_session_stores_in_the_loops(
+    storing, woken, make_article, caplog, monkeypatch
+):
+    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)  # it is tried again each time
+    session = backend_pid()
+    for completed in (2, 3, 4):
+        make_article()
+        while storing.completed < completed:
+            storing.step()
+            if storing.embedding.is_asking or storing.storing.is_at_work:
+                woken.wait_once()
+
+    assert told(caplog) == 1
+    assert backend_pid() == session
+
+
+def test_a_worker_whose_storing_fails_at_its_end_stores_the_row_after_all(cut_off):
     cut_off.release()
 
-    [job] = Job.objects.filter(kind="write").exclude(status="succeeded")
-    assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
+    assert set(Job.objects.values_list("status", "attempts", "crashes")) == {("succeeded", 0, 0)}
 
 
 def test_of_a_batch_that_loses_its_connection_what_was_stored_before_is_told(
