@@ -98,11 +98,12 @@ def claim_of_another() -> jobs.Claim:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO pgembed_job (spec, source_pk, status, worker_id, lease_expires_at,"
-            " started_at, claims) VALUES (%s, '999', 'running', 1, now(), now(), 1) RETURNING id",
+            " started_at, claims) VALUES (%s, '999', 'running', 1, now(), now(), 1)"
+            " RETURNING id, started_at::text",
             [KEY],
         )
-        [[job_id]] = cursor.fetchall()
-    return jobs.Claim(job_id, 1, KEY, "999", "write", 0, 0, 0)
+        [[job_id, started_at]] = cursor.fetchall()
+    return jobs.Claim(job_id, 1, started_at, KEY, "999", "write", 0, 0, 0)
 
 
 def test_a_new_model_with_the_former_name_keeps_its_own(article, run_jobs):
