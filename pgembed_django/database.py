@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
+
+from pgembed_django import faults
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
@@ -38,22 +40,12 @@ SILENCE = {
     "TCP_USER_TIMEOUT": 50_000,
 }
 
-# In SQLSTATE. The first two end the session, so that it is lost.
-IDLE_TIMEOUT = "25P03"
-TRANSACTION_TIMEOUT = "25P04"
-TOO_MANY_CONNECTIONS = "53300"
-READ_ONLY = "25006"
-
 Row = tuple[Any, ...]
 Read = Callable[[], list[Row]]
 
 
 class Busy(Exception):
     """An open transaction of the application holds what we need. To be tried again."""
-
-
-class Unreadable(Exception):
-    """A value came that Python has none for. Tells the error's name and what it says."""
 
 
 def not_postgres(using: str, *, remedy: str) -> str:
@@ -146,7 +138,7 @@ def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> I
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
-        if _sqlstate(error) in {"55P03", "40P01"}:
+        if faults.sqlstate(error) in {"55P03", "40P01"}:
             raise Busy from error
         raise
 
@@ -172,75 +164,6 @@ def _in_one_go(using: str) -> Iterator[None]:
         finally:
             if connection.info.transaction_status in OPEN:
                 connection.rollback()
-
-
-def is_canceled(error: Exception) -> bool:
-    """Tell whether something took longer than a time-out allows, or was canceled by hand.
-
-    A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole.
-    """
-    return _sqlstate(error) in {"57014", "55P03", TRANSACTION_TIMEOUT}
-
-
-def goes_in_fewer_rows(error: Exception) -> bool:
-    """Tell whether fewer rows may do: so many took too long, or one has a damaged value."""
-    state = _sqlstate(error)
-    return is_canceled(error) or state.startswith(("22", "XX"))
-
-
-def is_of_the_server(error: Exception) -> bool:
-    """Tell whether the server can do nothing of the kind just now, whatever is asked of it.
-
-    A full disk, no memory, an error of its own; or it is read-only for a while. Nobody's
-    fault, and no other rows would do better.
-    """
-    state = _sqlstate(error)
-    return state.startswith(("53", "58")) or state == READ_ONLY
-
-
-def is_of_schema(error: Exception) -> bool:
-    """Tell whether a table is not as the statement has it, or not for this role."""
-    return isinstance(error.__cause__, psycopg.ProgrammingError) and _sqlstate(error).startswith(
-        "42"
-    )
-
-
-def is_lost_connection(error: Exception) -> bool:
-    """Tell whether the connection is gone, rather than one statement refused."""
-    if _sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
-        return True
-    return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
-        # Connections, and what ends them. 57014 cancels a statement only.
-        not _sqlstate(error) or _sqlstate(error).startswith(("08", "57P"))
-    )
-
-
-def is_outage(error: Exception) -> bool:
-    """Tell whether it is nobody's fault: the connection is gone, or the server is unwell."""
-    return is_lost_connection(error) or is_of_the_server(error)
-
-
-def _sqlstate(error: Exception) -> str:
-    """Return the SQLSTATE of what Django's error was made of. Empty: it has none."""
-    return getattr(error.__cause__, "sqlstate", None) or ""
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Read what a statement returns: raises ``Unreadable`` where a value is at fault, not it."""
-    try:
-        yield
-    except Exception as error:
-        if _is_of_a_value(error):
-            raise Unreadable(f"{type(error).__name__}: {error}") from error
-        raise
-
-
-def _is_of_a_value(error: Exception) -> bool:
-    if isinstance(error, DatabaseError | InterfaceError):
-        cause = error.__cause__
-        return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
-    return not isinstance(error, psycopg.Error)
 
 
 def notice_silence(file: int) -> None:

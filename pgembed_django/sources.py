@@ -13,7 +13,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
 from django.db.models.functions import Cast, Coalesce
 
-from pgembed_django import database
+from pgembed_django import database, faults
 from pgembed_django.specs import Spec
 
 Row = tuple[str, models.Model]
@@ -84,9 +84,9 @@ class Reading:
 
         def texts() -> Loaded:
             try:
-                with database.reading(), cursor:
+                with faults.reading(), cursor:
                     found = list(self._instances(cursor.fetchall()))
-            except database.Unreadable:
+            except faults.Unreadable:
                 return _give_way_and_read(self.spec, source_pks, using=self.using)
             return _texts(self.spec, found, {}, using=self.using)
 
@@ -174,9 +174,9 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     too deep, what was encrypted with a key that is lost.
     """
     try:
-        with database.reading():
+        with faults.reading():
             return [(row.pgembed_source_pk, row) for row in rows], {}
-    except database.Unreadable as error:
+    except faults.Unreadable as error:
         keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))
         if len(keys) < 2:
             return [], {source_pk: str(error) for _, source_pk in keys}
@@ -212,7 +212,7 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
                 text = spec.text_of(row)
         except Exception as error:
             # Whatever the user's own method raises, its job is settled with it.
-            if database.is_outage(error):
+            if faults.is_outage(error):
                 raise
             yield source_pk, "", f"{type(error).__name__}: {error}"
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import database, events
+from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.specs import Spec
 
@@ -46,7 +46,7 @@ def attempt(once: Callable[[], int]) -> int:
     try:
         return once()
     except DatabaseError as error:
-        if not database.goes_in_fewer_rows(error):
+        if not faults.goes_in_fewer_rows(error):
             raise
         events.tell(events.CHORE_CANCELED, chore=once.__name__, error=str(error))
         return 0
@@ -64,7 +64,7 @@ def apart(spec: Spec, *, chore: str) -> Iterator[None]:
         yield
         _refused.pop(what, None)
     except DatabaseError as error:
-        if not database.is_of_schema(error):
+        if not faults.is_of_schema(error):
             raise
         reason = str(error).partition("\n")[0]
         if _refused.get(what) != reason:
@@ -120,7 +120,7 @@ class Chores:
                 self._round()
                 outage_seconds = 0.0
             except (DatabaseError, InterfaceError) as error:
-                if not database.is_lost_connection(error):
+                if not faults.is_lost_connection(error):
                     raise
                 outage_seconds = longer(outage_seconds)
                 events.tell(
@@ -143,7 +143,7 @@ class Chores:
                         self._wake()
                     chore.put_off_seconds = 0.0
                 except DatabaseError as error:
-                    if not database.is_of_the_server(error):
+                    if not faults.is_of_the_server(error):
                         raise
                     self._put_off(chore, error)
                 chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import database, events, jobs, spaces
+from pgembed_django import database, events, faults, jobs, spaces
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.specs import Spec
@@ -87,7 +87,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     except database.Busy:
         return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
     except DatabaseError as error:
-        if database.goes_in_fewer_rows(error):
+        if faults.goes_in_fewer_rows(error):
             _fewer_rows[lap] = rows // 2
         raise
     if lap in _fewer_rows:

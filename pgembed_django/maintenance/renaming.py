@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from pgembed_django import database, events, jobs, spaces, specs, store
+from pgembed_django import database, events, faults, jobs, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Space
 from pgembed_django.specs import Spec
@@ -29,7 +29,7 @@ def follow(*, using: str) -> None:
         except database.Busy:
             pass
         except DatabaseError as error:
-            if not database.is_of_schema(error):
+            if not faults.is_of_schema(error):
                 raise
 
 

@@ -9,7 +9,7 @@ from itertools import islice
 
 from django.db import DatabaseError
 
-from pgembed_django import database, events, plan, sources, store
+from pgembed_django import database, events, faults, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
@@ -66,7 +66,7 @@ class Planning:
             for spec, units in self._by_spec(few).items():
                 self._plan_or_leave(spec, units)
         except DatabaseError as error:
-            if not database.is_canceled(error):
+            if not faults.is_canceled(error):
                 raise
             if len(few) > 1:
                 self._slices.halve(len(few))
@@ -113,7 +113,7 @@ class Planning:
         except database.Busy:
             return {}
         except DatabaseError as error:
-            if database.is_canceled(error) or database.is_lost_connection(error):
+            if faults.is_canceled(error) or faults.is_lost_connection(error):
                 raise
             return {}  # what is wrong is found when they are read
 
@@ -136,7 +136,7 @@ class Planning:
             try:
                 self._ask(spec, [])
             except DatabaseError as error:
-                if not database.is_of_schema(error):
+                if not faults.is_of_schema(error):
                     raise
             except database.Busy:
                 pass
@@ -152,9 +152,9 @@ class Planning:
         try:
             self._plan(spec, units)
         except DatabaseError as error:
-            if database.is_canceled(error) or database.is_outage(error):
+            if faults.is_canceled(error) or faults.is_outage(error):
                 raise
-            if database.is_of_schema(error):
+            if faults.is_of_schema(error):
                 self.put_aside(spec, error)
                 self._leave(units, reason=self.set_aside[spec])
             elif len(units) == 1:

@@ -13,7 +13,7 @@ from concurrent import futures
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import database, events
+from pgembed_django import events, faults
 from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.slices import Slices
@@ -121,9 +121,9 @@ class Storing:
                     some, settings=self.holding.settings, using=self.holding.using
                 )
             except (DatabaseError, InterfaceError) as error:
-                if database.is_outage(error):
+                if faults.is_outage(error):
                     connections[self.holding.using].close()
-                if database.is_canceled(error):
+                if faults.is_canceled(error):
                     self._slices.halve(len(some))
                 if not done.units:
                     raise
@@ -141,7 +141,7 @@ class Storing:
             unit.is_being_stored = False
         error = future.exception()
         self._has_failed = error is not None
-        if isinstance(error, DatabaseError | InterfaceError) and database.is_lost_connection(error):
+        if isinstance(error, DatabaseError | InterfaceError) and faults.is_lost_connection(error):
             # Its own connection. Where the database is away, the loop will find out.
             self._store_alone(error)
             return True, ()

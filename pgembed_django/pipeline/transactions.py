@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError
 
-from pgembed_django import conf, database, jobs, spaces, store
+from pgembed_django import conf, database, faults, jobs, spaces, store
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
@@ -76,8 +76,8 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
         return Completion()  # a person is at one of their failures
     except DatabaseError as error:
         many = len(units) > 1
-        is_slow = database.is_canceled(error)
-        if (is_slow and many) or (database.is_outage(error) and not is_slow):
+        is_slow = faults.is_canceled(error)
+        if (is_slow and many) or (faults.is_outage(error) and not is_slow):
             raise
         if many:
             # One unit's data may be at fault. It must not take the others along.
@@ -157,7 +157,7 @@ def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Ite
             if ours:
                 write(spec, ours)
     except DatabaseError as error:
-        if database.is_outage(error):
+        if faults.is_outage(error):
             raise
         if len(parts) > 1:
             for one in parts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from django.db import DatabaseError
 
-from pgembed_django import database, events, spaces, triggers
+from pgembed_django import events, faults, spaces, triggers
 from pgembed_django.maintenance import renaming
 from pgembed_django.specs import Spec
 
@@ -19,7 +19,7 @@ def prepare(specs: Mapping[str, Spec], *, using: str) -> Mapping[Spec, Exception
         try:
             spaces.ensure(spec, using=using)
         except DatabaseError as error:
-            if not database.is_of_schema(error):
+            if not faults.is_of_schema(error):
                 raise
             broken[spec] = error
     for key, states in triggers.amiss(specs, using=using).items():

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, rollups, spaces
+from pgembed_django import conf, database, events, faults, rollups, spaces
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
@@ -111,7 +111,7 @@ class Worker:
             try:
                 self._start()
             except DatabaseError as error:
-                if not database.is_of_the_server(error):
+                if not faults.is_of_the_server(error):
                     raise
                 self._sit_out(error)
             else:
@@ -162,9 +162,9 @@ class Worker:
                     return
                 self._round()
             except (DatabaseError, InterfaceError) as error:
-                if database.is_outage(error):
+                if faults.is_outage(error):
                     self._sit_out(error)
-                elif database.is_canceled(error):
+                elif faults.is_canceled(error):
                     # Not at once again; in fewer rows, where it was many.
                     events.tell(events.STATEMENT_CANCELED, error=str(error))
                     self._rest.wait(self.listener, CANCELED_SECONDS)
@@ -292,7 +292,7 @@ class Worker:
         self._outage_seconds = min(
             self._outage_seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS
         )
-        if database.is_of_the_server(error):
+        if faults.is_of_the_server(error):
             # Without the lines that show the statement.
             reason = str(error).partition("\n")[0]
             events.tell(events.DATABASE_REFUSES, seconds=self._outage_seconds, error=reason)

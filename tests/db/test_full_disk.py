@@ -16,7 +16,7 @@ from django.db import DatabaseError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import database, events, specs
+from pgembed_django import events, faults, specs
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
@@ -83,11 +83,11 @@ def assert_that_it_waits(step: Callable[[], object]) -> None:
     """It is the database's fault, so it is for the worker's loop."""
     with pytest.raises(DatabaseError) as raised:
         step()
-    assert database.is_of_the_server(raised.value)
+    assert faults.is_of_the_server(raised.value)
     # Nor is it told otherwise the next time.
     with pytest.raises(DatabaseError) as raised:
         step()
-    assert database.is_of_the_server(raised.value)
+    assert faults.is_of_the_server(raised.value)
 
 
 def assert_that_nobody_is_charged() -> None:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from pgembed_django import database, jobs, spaces, specs
+from pgembed_django import database, faults, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Article, ArticleEmbedding
@@ -302,7 +302,7 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
             writer.start(DELETE, article.pk)
             writer.end()  # as soon as Postgres has cut us off
             Job.objects.count()
-        assert database.is_lost_connection(caught.value)
+        assert faults.is_lost_connection(caught.value)
     finally:
         connection.close()
         database.unsettle_sessions("default")

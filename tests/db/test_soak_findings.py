@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection
 
-from pgembed_django import database, specs, store
+from pgembed_django import faults, specs, store
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline, transactions
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
@@ -91,5 +91,5 @@ def test_a_connection_lost_while_the_vector_type_is_looked_up_is_known_as_lost(
     with pytest.raises(OperationalError) as caught:
         store.stored(specs.of(Article)[0], ["1"], [], using="default")
 
-    assert database.is_lost_connection(caught.value)
+    assert faults.is_lost_connection(caught.value)
     connection.close()

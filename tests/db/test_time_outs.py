@@ -16,7 +16,7 @@ from django.db import DatabaseError, OperationalError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import database, spaces, specs
+from pgembed_django import faults, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
@@ -71,7 +71,7 @@ def until_not_canceled(step: Callable[[], Any]) -> Any:
         try:
             return step()
         except DatabaseError as error:
-            if not database.is_canceled(error):
+            if not faults.is_canceled(error):
                 raise
     raise AssertionError("It is canceled each time.")
 
@@ -131,7 +131,7 @@ def test_a_table_that_stays_locked_beyond_the_roles_lock_timeout_ends_no_worker(
     with pytest.raises(DatabaseError) as raised:
         worker.step()
 
-    assert database.is_canceled(raised.value)  # so it is tried again in a while
+    assert faults.is_canceled(raised.value)  # so it is tried again in a while
     other.rollback()
     while worker.step():
         pass
@@ -332,7 +332,7 @@ def test_a_transaction_that_takes_too_long_is_a_lost_connection():
     with pytest.raises(DatabaseError) as caught:
         run("SELECT pg_sleep(60)")
 
-    assert database.is_lost_connection(caught.value)
+    assert faults.is_lost_connection(caught.value)
     connection.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from pgembed_django import database, spaces, specs
+from pgembed_django import faults, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 from pgembed_django.management.progress import Progress
@@ -88,7 +88,7 @@ class Command(EmbedCommand):
             try:
                 page = reconcile.reconcile_page(spec, sweep, using=using)
             except DatabaseError as error:
-                if not database.goes_in_fewer_rows(error):
+                if not faults.goes_in_fewer_rows(error):
                     raise
                 continue  # with fewer rows
             if page or reconcile.is_full(spec, using=using):

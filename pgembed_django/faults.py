@@ -1,0 +1,88 @@
+"""What is wrong, by the SQLSTATE of an error: whose fault it is, and whether trying again helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from django.db import DatabaseError, InterfaceError
+
+# In SQLSTATE. The first two end the session, so that it is lost.
+IDLE_TIMEOUT = "25P03"
+TRANSACTION_TIMEOUT = "25P04"
+TOO_MANY_CONNECTIONS = "53300"
+READ_ONLY = "25006"
+
+
+class Unreadable(Exception):
+    """A value came that Python has none for. Tells the error's name and what it says."""
+
+
+def is_canceled(error: Exception) -> bool:
+    """Tell whether something took longer than a time-out allows, or was canceled by hand.
+
+    A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole.
+    """
+    return sqlstate(error) in {"57014", "55P03", TRANSACTION_TIMEOUT}
+
+
+def goes_in_fewer_rows(error: Exception) -> bool:
+    """Tell whether fewer rows may do: so many took too long, or one has a damaged value."""
+    state = sqlstate(error)
+    return is_canceled(error) or state.startswith(("22", "XX"))
+
+
+def is_of_the_server(error: Exception) -> bool:
+    """Tell whether the server can do nothing of the kind just now, whatever is asked of it.
+
+    A full disk, no memory, an error of its own; or it is read-only for a while. Nobody's
+    fault, and no other rows would do better.
+    """
+    state = sqlstate(error)
+    return state.startswith(("53", "58")) or state == READ_ONLY
+
+
+def is_of_schema(error: Exception) -> bool:
+    """Tell whether a table is not as the statement has it, or not for this role."""
+    return isinstance(error.__cause__, psycopg.ProgrammingError) and sqlstate(error).startswith(
+        "42"
+    )
+
+
+def is_lost_connection(error: Exception) -> bool:
+    """Tell whether the connection is gone, rather than one statement refused."""
+    if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
+        return True
+    return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
+        # Connections, and what ends them. 57014 cancels a statement only.
+        not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
+    )
+
+
+def is_outage(error: Exception) -> bool:
+    """Tell whether it is nobody's fault: the connection is gone, or the server is unwell."""
+    return is_lost_connection(error) or is_of_the_server(error)
+
+
+def sqlstate(error: Exception) -> str:
+    """Return the SQLSTATE of what Django's error was made of. Empty: it has none."""
+    return getattr(error.__cause__, "sqlstate", None) or ""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Read what a statement returns: raises ``Unreadable`` where a value is at fault, not it."""
+    try:
+        yield
+    except Exception as error:
+        if _is_of_a_value(error):
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def _is_of_a_value(error: Exception) -> bool:
+    if isinstance(error, DatabaseError | InterfaceError):
+        cause = error.__cause__
+        return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
+    return not isinstance(error, psycopg.Error)
