@@ -15,9 +15,8 @@ class PgembedConfig(AppConfig):
 
     def ready(self) -> None:
         # Registers the system checks.
-        from pgembed_django import checks, tracing  # noqa: F401
+        from pgembed_django import checks, tracing, unmigrated  # noqa: F401
         from pgembed_django.maintenance import renaming
-        from pgembed_django.sql import unmigrated
 
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)

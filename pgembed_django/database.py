@@ -106,6 +106,12 @@ def bound(using: str, statement: str, **parameters: Any) -> Read:
     return read
 
 
+def is_lost(using: str) -> bool:
+    """Tell whether the connection that we had is gone."""
+    connection = connections[using].connection
+    return connection is None or connection.closed
+
+
 def learn_vectors(using: str) -> None:
     """Let a connection send vectors as binary. Their type is looked up once."""
     wrapper = connections[using]

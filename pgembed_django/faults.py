@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError
 IDLE_TIMEOUT = "25P03"
 TRANSACTION_TIMEOUT = "25P04"
 TOO_MANY_CONNECTIONS = "53300"
+LIMIT_EXCEEDED = "53400"
 READ_ONLY = "25006"
 
 
@@ -28,9 +29,9 @@ def is_canceled(error: Exception) -> bool:
 
 
 def goes_in_fewer_rows(error: Exception) -> bool:
-    """Tell whether fewer rows may do: so many took too long, or one has a damaged value."""
+    """Tell whether fewer rows may do: so many took too long or too much, or one is damaged."""
     state = sqlstate(error)
-    return is_canceled(error) or state.startswith(("22", "XX"))
+    return is_canceled(error) or state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED
 
 
 def is_of_the_server(error: Exception) -> bool:
@@ -39,8 +40,13 @@ def is_of_the_server(error: Exception) -> bool:
     A full disk, no memory, an error of its own; or it is read-only for a while. Nobody's
     fault, and no other rows would do better.
     """
+    return has_no_room(error) or sqlstate(error) == READ_ONLY
+
+
+def has_no_room(error: Exception) -> bool:
+    """Tell whether the server's disk or memory is full, or fails."""
     state = sqlstate(error)
-    return state.startswith(("53", "58")) or state == READ_ONLY
+    return state.startswith(("53", "58")) and state != LIMIT_EXCEEDED
 
 
 def is_of_schema(error: Exception) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import connections, router
 from django.db.models import Model, Q, QuerySet
 
@@ -105,8 +105,19 @@ class Spec:
         return "\n\n".join(part for part in parts if part)
 
     def parse_pk(self, source_pk: str) -> Any:
-        """Return the key, as Python has it, from the key as Postgres prints it."""
+        """Return the key, as Python has it, from the key as Postgres prints it.
+
+        Raises:
+            ValidationError: it was printed when another field was the key.
+        """
         return self.model._meta.pk.to_python(source_pk)
+
+    def parse_cursor(self, cursor: str | None) -> Any:
+        """Return the key after which a walk goes on. None: it begins."""
+        try:
+            return None if cursor is None else self.parse_pk(cursor)
+        except (ValidationError, ValueError):
+            return None  # another field is the key by now
 
 
 def _as_text(value: object) -> str:

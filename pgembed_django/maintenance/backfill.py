@@ -115,8 +115,8 @@ class Backfill:
         return Step(len(page), enqueued, is_last)
 
     def _after(self) -> Q:
-        cursor = self._lap.cursor
-        return Q() if cursor is None else Q(pk__gt=self.spec.parse_pk(cursor))
+        after = self.spec.parse_cursor(self._lap.cursor)
+        return Q() if after is None else Q(pk__gt=after)
 
     def _enqueue(self, last: Any) -> int:
         page = Q(**self.where) & self._after() & Q(pk__lte=last)

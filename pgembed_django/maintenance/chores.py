@@ -64,11 +64,15 @@ def apart(spec: Spec, *, chore: str) -> Iterator[None]:
         yield
         _refused.pop(what, None)
     except DatabaseError as error:
-        if not faults.is_of_schema(error):
+        is_of_rows = faults.goes_in_fewer_rows(error)
+        if not is_of_rows and not faults.is_of_schema(error):
             raise
         reason = str(error).partition("\n")[0]
         if _refused.get(what) != reason:
-            events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
+            if is_of_rows:
+                events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
+            else:
+                events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
         _refused[what] = reason
 
 

@@ -112,7 +112,7 @@ def _next_page(
         if sweep == Lap.Sweep.STALE and lap.recipe != spec.recipe:
             # The declaration has changed: every row is compared with it from the start.
             lap.recipe, lap.cursor = spec.recipe, None
-        after = None if lap.cursor is None else spec.parse_pk(lap.cursor)
+        after = spec.parse_cursor(lap.cursor)
         page, end = _page(spec, sweep, after, rows=rows, using=using)
         units = _gaps(spec, sweep, live, page, using=using) if is_read else []
         enqueued = jobs.enqueue(
@@ -190,8 +190,9 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
         return None
     rows = spec.rows(using)
     compared = 0
-    if lap.recipe == spec.recipe and lap.cursor is not None:
-        compared = rows.filter(pk__lte=spec.parse_pk(lap.cursor)).count()
+    after = spec.parse_cursor(lap.cursor)
+    if lap.recipe == spec.recipe and after is not None:
+        compared = rows.filter(pk__lte=after).count()
     return Refreshing(rows.count(), compared, backlog(spec, using=using))
 
 

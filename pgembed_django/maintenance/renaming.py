@@ -9,28 +9,32 @@ from django.db import DatabaseError, connections
 from pgembed_django import database, events, faults, jobs, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Space
-from pgembed_django.specs import Spec
 
 IS_MIGRATED = "SELECT to_regclass('pgembed_space') IS NOT NULL"
+TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('pgembed_renaming', 0))"
 
 
-def follow(*, using: str) -> None:
+def follow(*, using: str) -> bool:
     """Let specs keep their spaces, jobs and failures whose models have another name now.
 
     A migration renames the tables, and Postgres knows no models. Tables that are not as
-    declared are left to the next time.
+    declared are left to the next time. Tells whether it was done, rather than put off: a job is
+    locked, or another process is at it.
     """
     if not Space.objects.using(using).exists():
-        return  # nothing was ever embedded here
-    for spec in specs.on(using):
-        try:
-            with database.giving_way(using):
-                _follow(spec, using=using)
-        except database.Busy:
-            pass
-        except DatabaseError as error:
-            if not faults.is_of_schema(error):
-                raise
+        return True  # nothing was ever embedded here
+    try:
+        with database.giving_way(using):
+            if database.rows(using, TRY_LOCK) != [(True,)]:
+                return False
+            _follow(using=using)
+    except database.Busy:
+        return False
+    except DatabaseError as error:
+        if not faults.goes_in_fewer_rows(error):
+            raise
+        return False  # it took longer than a time-out allows
+    return True
 
 
 def after_migrate(sender: object, *, using: str, **_: Any) -> None:
@@ -39,12 +43,13 @@ def after_migrate(sender: object, *, using: str, **_: Any) -> None:
         follow(using=using)
 
 
-def _follow(spec: Spec, *, using: str) -> None:
-    for old in sorted(spaces.adopt(spec, using=using)):
+def _follow(*, using: str) -> None:
+    adopted = spaces.adopt(specs.on(using), using=using)
+    for old, new in sorted({(space.spec, key) for space, key in adopted.items()}):
         if specs.get(old):
-            jobs.share(old, spec.key, using=using)
+            jobs.share(old, new, using=using)
         else:
-            jobs.rename(old, spec.key, using=using)
-            store.rename(old, spec.key, using=using)
-            reconcile.rename(old, spec.key, using=using)
-        events.tell(events.SPEC_RENAMED, spec=spec.key, former=old)
+            jobs.rename(old, new, using=using)
+            store.rename(old, new, using=using)
+            reconcile.rename(old, new, using=using)
+        events.tell(events.SPEC_RENAMED, spec=new, former=old)

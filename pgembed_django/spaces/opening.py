@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, ProgrammingError, transaction
 from django.db.models.functions import Now
 
 from pgembed_django import conf, events, providers, specs
@@ -93,30 +95,48 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
         )
 
 
-def adopt(spec: Spec, *, using: str) -> set[str]:
-    """Take over the spaces that the table's rows are in. Returns their specs' keys until now.
+def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
+    """Give spaces to the specs whose tables hold their rows. Returns the new key of each.
 
-    Its model was renamed: the table is the same. Another one may have the former name by now,
-    and a worker that still knew a name opens a space for it, which stays empty.
+    To be called in a transaction. A model was renamed: its table is the same. Another one may
+    have the former name by now, and a worker that still knew a name opens a space for it, which
+    stays empty.
     """
+    moved: dict[Space, str] = {}
+    for spec in known:
+        with suppress(ProgrammingError), transaction.atomic(using=using):
+            moved |= dict.fromkeys(_strays(spec, using=using), spec.key)
     every = Space.objects.using(using)
-    own = every.filter(spec=spec.key)
-    if any(_has_rows(spec, space, using=using) for space in own):
-        return set()
-    adopted = [
+    emptied = every.filter(spec__in=moved.values()).exclude(pk__in=[one.pk for one in moved])
+    emptied.delete()
+    # By a name that none has: two specs may have swapped theirs, and each has one active space.
+    for space in moved:
+        every.filter(pk=space.pk).update(spec=f"pgembed:{space.pk}")
+    for space, key in moved.items():
+        every.filter(pk=space.pk).update(spec=key)
+    return moved
+
+
+def _strays(spec: Spec, *, using: str) -> list[Space]:
+    """Return the spaces that a table has rows of, where it has none of its own spec's."""
+    rows = spec.embedding_model._base_manager.using(using)
+    every = Space.objects.using(using).filter(pruned_at=None)
+    own = list(every.filter(spec=spec.key).values_list("pk", flat=True))
+    if own and rows.filter(space__in=own).exists():
+        return []
+    held = set(rows.order_by().values_list("space_id", flat=True).distinct())
+    return [
         space
-        for space in every.exclude(spec=spec.key)
-        if _has_rows(spec, space, using=using)
-        and not ((other := specs.get(space.spec)) and _has_rows(other, space, using=using))
+        for space in every.filter(pk__in=held).exclude(spec=spec.key)
+        if not _is_held(specs.get(space.spec), space, using=using)
     ]
-    if adopted:
-        own.delete()
-        every.filter(pk__in=[space.pk for space in adopted]).update(spec=spec.key)
-    return {space.spec for space in adopted}
 
 
-def _has_rows(spec: Spec, space: Space, *, using: str) -> bool:
-    return spec.embedding_model._base_manager.using(using).filter(space=space).exists()
+def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
+    return (
+        spec is not None
+        and spec.embedding_model._base_manager.using(using).filter(space=space).exists()
+    )
 
 
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from django.db import DatabaseError
-
-from pgembed_django import events, faults, spaces, triggers
+from pgembed_django import events, spaces, triggers
 from pgembed_django.maintenance import renaming
 from pgembed_django.specs import Spec
 
+TRIES = 50
+"""How often a renaming is followed that is put off, each after a tenth of a second at the most."""
 
-def prepare(specs: Mapping[str, Spec], *, using: str) -> Mapping[Spec, Exception]:
-    """Open the spaces. Returns the specs whose tables are not as declared, and why."""
-    renaming.follow(using=using)
-    broken: dict[Spec, Exception] = {}
+
+def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
+    """Follow renamings, open the spaces, and tell of triggers that do not fire."""
+    # Not sooner: a space that is opened for the new name would take the former one's place.
+    any(renaming.follow(using=using) for _ in range(TRIES))
     for spec in specs.values():
-        try:
-            spaces.ensure(spec, using=using)
-        except DatabaseError as error:
-            if not faults.is_of_schema(error):
-                raise
-            broken[spec] = error
+        spaces.ensure(spec, using=using)
     for key, states in triggers.amiss(specs, using=using).items():
         events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
-    return broken

@@ -123,7 +123,7 @@ class Worker:
     def _start(self) -> None:
         database.settle_session(self.using)
         self.sessions.watch()
-        broken = preparing.prepare(self.specs, using=self.using)
+        preparing.prepare(self.specs, using=self.using)
         self.presence = Presence(self.specs, using=self.using)
         self.pipeline = Pipeline(
             self.specs,
@@ -132,8 +132,6 @@ class Worker:
             settings=self.settings,
             wake=self.wake,
         )
-        for spec, error in broken.items():
-            self.pipeline.planning.put_aside(spec, error)
         self.maintenance = Maintenance(
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )

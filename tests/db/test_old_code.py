@@ -7,8 +7,8 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
 from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance
-from pgembed_django.models import Job, Space, Worker
+from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.models import Job, Lap, Space, Worker
 from pgembed_django.worker.presence import paused
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
@@ -142,6 +142,20 @@ def test_a_key_that_is_none_takes_no_other_along(note, make_worker):
     left = Job.objects.get(source_pk="5", status="pending")
     assert left.attempts == 1
     assert 'invalid input syntax for type uuid: "5"' in left.last_error
+
+
+@pytest.mark.parametrize("sweep", ["missing", "orphaned", "stale"])
+def test_a_cursor_that_is_no_key_any_more_begins_anew(note, run_jobs, sweep):
+    run_jobs()
+    spec = specs.get(NOTE)
+    Lap.objects.create(
+        spec=NOTE, sweep=sweep, cursor="5000", recipe=spec.recipe, finished_recipe="another"
+    )
+
+    page = reconcile.reconcile_page(spec, sweep, using="default")
+
+    assert page == (0, True)
+    assert reconcile.refreshing(spec, using="default") is None or sweep != "stale"
 
 
 def test_what_is_wrong_with_our_own_tables_is_no_specs(make_article, make_worker):

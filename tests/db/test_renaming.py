@@ -9,7 +9,7 @@ from django.db import connection
 from pgembed_django import jobs, search, spaces, specs
 from pgembed_django.maintenance import renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
-from tests.app.models import Article, NoteEmbedding
+from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import claim
 
@@ -133,6 +133,36 @@ def test_a_renaming_that_is_undone_is_followed_back(article, run_jobs):
     assert Space.objects.filter(spec=KEY).count() == 1
     assert run_jobs() == 1
     assert "new" in (embedded_text(article) or "")
+
+
+def test_two_models_that_swap_their_names_keep_each_its_own(article, run_jobs):
+    note = Note.objects.create(body="a note")
+    run_jobs()
+    held = {KEY: set(spaces_of(article)), NOTE: set(note_spaces(note))}
+    for space, key in ((held[KEY], "for a moment"), (held[NOTE], KEY), (held[KEY], NOTE)):
+        Space.objects.filter(pk__in=space).update(spec=key)
+    Article.objects.update(title="new")
+
+    assert renaming.follow(using="default")
+
+    for key, ids in held.items():
+        assert set(Space.objects.filter(spec=key).values_list("pk", flat=True)) == ids
+    run_jobs()
+    assert "new" in (embedded_text(article) or "")
+
+
+def note_spaces(note: Note) -> list[int]:
+    return list(NoteEmbedding.objects.filter(source=note).values_list("space", flat=True))
+
+
+def test_one_process_follows_at_a_time(article, second_connection):
+    call_it(FORMER)
+    with second_connection.transaction():
+        second_connection.execute(renaming.TRY_LOCK)
+        assert not renaming.follow(using="default")
+    assert renaming.follow(using="default")
+
+    assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
 
 
 def test_spaces_of_others_are_left_alone(article, run_jobs):

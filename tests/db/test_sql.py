@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.db import IntegrityError, ProgrammingError, connection
+from django.test.utils import CaptureQueriesContext
 
+from pgembed_django import unmigrated
 from pgembed_django.models import Job
-from pgembed_django.sql import unmigrated
 from tests.app.models import Note
 
 
@@ -65,6 +66,13 @@ def test_without_migrations_what_they_bring_is_created_and_only_once(settings: A
     assert Job.objects.count() == 1
     with pytest.raises(IntegrityError):
         Job.objects.update(status="failed")
+
+
+@pytest.mark.django_db
+def test_with_migrations_the_extension_is_left_to_them() -> None:
+    with CaptureQueriesContext(connection) as captured:
+        unmigrated.before_migrate(apps.get_app_config("pgembed"), using="default")
+    assert len(captured) == 0
 
 
 @pytest.mark.django_db

@@ -12,7 +12,7 @@ from django.apps import AppConfig, apps
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 
-from pgembed_django import sql
+from pgembed_django import specs, sql
 
 IS_POSSIBLE = """
     SELECT conrelid IS NOT NULL
@@ -24,9 +24,12 @@ IS_POSSIBLE = """
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     """Receive ``pre_migrate``: the tables of apps without migrations are made before all others."""
+    if not _is_ours(sender, using):
+        return
     loader = MigrationLoader(None, load=False)
     loader.load_disk()
-    if loader.unmigrated_apps and _is_ours(sender, using):
+    ours = {sender.label, *(spec.model._meta.app_label for spec in specs.all())}
+    if loader.unmigrated_apps & ours:
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT to_regtype('vector')")
             if cursor.fetchone() == (None,):
