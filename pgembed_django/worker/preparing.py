@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from pgembed_django import events, spaces, triggers
 from pgembed_django.maintenance import renaming
 from pgembed_django.specs import Spec
 
-TRIES = 50
-"""How often a renaming is followed that is put off, each after a tenth of a second at the most."""
+FOLLOW_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+"""For how long, and how often, a renaming is tried that another process or a lock puts off."""
 
 
 def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
     """Follow renamings, open the spaces, and tell of triggers that do not fire."""
     # Not sooner: a space that is opened for the new name would take the former one's place.
-    any(renaming.follow(using=using) for _ in range(TRIES))
+    until = time.monotonic() + FOLLOW_SECONDS
+    while not renaming.follow(using=using) and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
     for spec in specs.values():
         spaces.ensure(spec, using=using)
     for key, states in triggers.amiss(specs, using=using).items():
