@@ -15,6 +15,9 @@ TOO_MANY_CONNECTIONS = "53300"
 LIMIT_EXCEEDED = "53400"
 READ_ONLY = "25006"
 
+FIRST_OUTAGE_SECONDS = 0.5
+MAX_OUTAGE_SECONDS = 30.0
+
 
 class Unreadable(Exception):
     """A value came that Python has none for. Tells the error's name and what it says."""
@@ -54,8 +57,7 @@ def is_of_schema(error: Exception) -> bool:
 
     With a table of ours the worker can do nothing, for any spec.
     """
-    what = str(error).partition("\n")[0]
-    return sqlstate(error).startswith("42") and "pgembed_" not in what
+    return sqlstate(error).startswith("42") and "pgembed_" not in said(error)
 
 
 def is_lost_connection(error: Exception) -> bool:
@@ -71,6 +73,16 @@ def is_lost_connection(error: Exception) -> bool:
 def is_outage(error: Exception) -> bool:
     """Tell whether it is nobody's fault: the connection is gone, or the server is unwell."""
     return is_lost_connection(error) or is_of_the_server(error)
+
+
+def said(error: Exception) -> str:
+    """Return what the server says, without the lines that show the statement."""
+    return str(error).partition("\n")[0]
+
+
+def longer(seconds: float) -> float:
+    """Return how long to wait after a wait that was in vain. Zero: there was none yet."""
+    return min(seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS)
 
 
 def sqlstate(error: Exception) -> str:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import add
 from typing import Any, Final
 
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
-from django.db.models.functions import Cast, Coalesce
+from django.db.models.functions import Cast
 
-from pgembed_django import database, faults
+from pgembed_django import database, faults, lengths
 from pgembed_django.specs import Spec
 
 Row = tuple[str, models.Model]
@@ -21,14 +19,6 @@ Row = tuple[str, models.Model]
 
 UNITS: Final[list[str]] = []
 """Stands for the units that are asked for, in a statement that is compiled once."""
-
-READ_BYTES = 2**24
-"""How long the texts are that are read at once: rows are small, or there are few of them."""
-
-TEXTUAL = (models.CharField, models.TextField)
-LENGTH = "octet_length(%(expressions)s::text)"
-# As text a JSON would have to be read for it. Stored, a long one is compressed.
-STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +41,10 @@ class Reading:
         rows = _rows(spec, UNITS, using=using)
         self._compiler: Any = rows.query.get_compiler(using)
         plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
-        lengths = plain.filter(_is_among(spec, UNITS, using=using)).values_list(
-            Cast("pk", models.TextField()), length_of(spec)
+        sized = plain.filter(_is_among(spec, UNITS, using=using)).values_list(
+            Cast("pk", models.TextField()), lengths.length_of(spec)
         )
-        self._lengths, self._lengths_given = lengths.query.get_compiler(using).as_sql()
+        self._lengths, self._lengths_given = sized.query.get_compiler(using).as_sql()
         self._statement = ""
         # Another base manager may join, prefetch, or make other instances. And where no row
         # can be in the condition, there is no statement.
@@ -126,39 +116,6 @@ def digests(spec: Spec, rows: models.QuerySet[Any]) -> dict[str, bytes]:
         for source_pk, text, error in _each(spec, found, using=rows.db)
         if not error
     }
-
-
-def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
-    """Return the first keys, in their order, of rows that can be read at once: one at least."""
-    sized = rows.order_by("pk").values_list("pk", length_of(spec))
-    keys: list[Any] = []
-    room = READ_BYTES
-    for key, length in sized[:most]:
-        room -= length
-        if keys and room < 0:
-            break
-        keys.append(key)
-    return keys
-
-
-def length_of(spec: Spec) -> Any:
-    """Return an expression for about how many bytes are read of a row.
-
-    It reads none of them: a long value lies apart, and its length in the row.
-    """
-    fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
-    if spec.text:  # which may read any column
-        concrete = spec.model._meta.concrete_model or spec.model
-        fields = list(concrete._meta.local_concrete_fields)
-    lengths = [
-        models.Func(
-            models.F(field.attname),
-            template=LENGTH if isinstance(field, TEXTUAL) else STORED_LENGTH,
-            output_field=models.BigIntegerField(),
-        )
-        for field in fields
-    ]
-    return reduce(add, (Coalesce(length, 0) for length in lengths))
 
 
 def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:

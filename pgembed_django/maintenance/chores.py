@@ -14,9 +14,7 @@ from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.specs import Spec
 
-MAX_OUTAGE_SECONDS = 30.0
 STOP_SECONDS = 30.0
-
 
 _refused: dict[tuple[str, str], str] = {}
 """What was told of chores and specs: it is not told again each second."""
@@ -34,11 +32,6 @@ class Chore:
     once: Callable[[], int]
     due_at: float = 0.0
     put_off_seconds: float = 0.0
-
-
-def longer(seconds: float) -> float:
-    """Return the wait that follows one in vain."""
-    return min(seconds * 2 or 0.5, MAX_OUTAGE_SECONDS)
 
 
 def attempt(once: Callable[[], int]) -> int:
@@ -67,7 +60,7 @@ def apart(spec: Spec, *, chore: str) -> Iterator[None]:
         is_of_rows = faults.goes_in_fewer_rows(error)
         if not is_of_rows and not faults.is_of_schema(error):
             raise
-        reason = str(error).partition("\n")[0]
+        reason = faults.said(error)
         if _refused.get(what) != reason:
             if is_of_rows:
                 events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
@@ -126,7 +119,7 @@ class Chores:
             except (DatabaseError, InterfaceError) as error:
                 if not faults.is_lost_connection(error):
                     raise
-                outage_seconds = longer(outage_seconds)
+                outage_seconds = faults.longer(outage_seconds)
                 events.tell(
                     events.CHORE_CUT_OFF,
                     chore=self._at,
@@ -156,5 +149,5 @@ class Chores:
         """The server has no room for it just now. Told once; for another chore it may have."""
         if not chore.put_off_seconds:
             events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
-        chore.put_off_seconds = longer(chore.put_off_seconds)
+        chore.put_off_seconds = faults.longer(chore.put_off_seconds)
         connections[self.using].close()

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import sources, store
+from pgembed_django import lengths, sources, store
 from pgembed_django.models import Space
 from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces import LookedUp, covered, jobs_of_row
@@ -64,7 +64,7 @@ def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
     rows = spec.model._base_manager.using(using)
     if after is not None:
         rows = rows.filter(pk__gt=after)
-    keys = sources.fitting(spec, rows, most=size)
+    keys = lengths.fitting(spec, rows, most=size)
     is_cut = len(keys) == size or (keys and rows.filter(pk__gt=keys[-1]).exists())
     return keys[-1] if is_cut else None
 

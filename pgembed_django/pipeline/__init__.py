@@ -25,7 +25,6 @@ TEXT_AHEAD_SECONDS = 0.1
 MAX_TEXT_AHEAD_SECONDS = 1.0
 """While answers keep coming, its turn will soon come: it would only be written twice."""
 
-
 LOCKED_SECONDS = 1.0
 """How soon what can be done later is tried again where somebody has locked its table."""
 

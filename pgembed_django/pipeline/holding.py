@@ -88,12 +88,14 @@ class Holding:
 
     def fail(self, unit: Unit, error: str) -> None:
         """This text will never be embedded."""
+        error = text.clean(error)
         self._end(
             unit, lambda claim: self._note(claim, jobs.fail(claim, error, using=self.using), error)
         )
 
     def retry(self, unit: Unit, error: str) -> None:
         """Spend an attempt, and come back after a while."""
+        error = text.clean(error)
         backoff = self.settings.backoff_seconds * 2**unit.claim.attempts
         delay = min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
         max_attempts = self.settings.max_attempts
@@ -159,7 +161,7 @@ class Holding:
                 spec=claim.spec,
                 source_pk=claim.source_pk,
                 job_id=claim.id,
-                signature=signature.of(text.clean(error or "")),
+                signature=signature.of(error or ""),
             )
         elif result == "requeued" and error is not None:
             events.tell(
@@ -169,7 +171,7 @@ class Holding:
                 source_pk=claim.source_pk,
                 job_id=claim.id,
                 attempts=claim.attempts + 1,
-                signature=signature.of(text.clean(error)),
+                signature=signature.of(error),
             )
         elif result != "busy":
             events.tell(

@@ -9,7 +9,7 @@ from itertools import islice
 
 from django.db import DatabaseError
 
-from pgembed_django import database, events, faults, plan, sources, store
+from pgembed_django import database, events, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.models import Space
 from pgembed_django.pipeline.embedding import Embedding
@@ -18,7 +18,7 @@ from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.specs import Spec
 
-HELD_CHARACTERS = 2 * sources.READ_BYTES
+HELD_CHARACTERS = 2 * lengths.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""
 
 UNASKED = 4
@@ -77,57 +77,6 @@ class Planning:
         self._slices.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
 
-    def _held(self) -> int:
-        return sum(unit.characters for unit in self.holding.units.values())
-
-    def _by_spec(self, units: Iterable[Unit]) -> Mapping[Spec, Sequence[Unit]]:
-        by_spec = defaultdict(list)
-        for unit in units:
-            if unit in self.holding and not unit.is_planned:
-                by_spec[unit.spec].append(unit)
-        return by_spec
-
-    def _fitting(self, units: list[Unit]) -> list[Unit]:
-        """Return the first of them, whose texts can be read at once: one at least."""
-        if len(units) <= UNASKED:
-            return units
-        lengths: dict[Unit, float] = {}
-        for spec, of_spec in self._by_spec(units).items():
-            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
-            made = self._made_lengths.get(spec, sources.READ_BYTES / 16) if spec.text else 0
-            for unit in of_spec:
-                lengths[unit] = max(stored.get(unit.claim.source_pk, 0), made)
-        total = 0.0
-        for number, unit in enumerate(units):
-            total += lengths.get(unit, 0)
-            if total > sources.READ_BYTES:
-                return units[: max(number, 1)]
-        return units
-
-    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
-        if spec in self.set_aside:
-            return {}
-        try:
-            with database.giving_way(self.holding.using, in_one_go=True):
-                return self._reading(spec).lengths(source_pks)
-        except database.Busy:
-            return {}
-        except DatabaseError as error:
-            if faults.is_canceled(error) or faults.is_lost_connection(error):
-                raise
-            return {}  # what is wrong is found when they are read
-
-    def put_aside(self, spec: Spec, error: Exception) -> None:
-        """Leave a spec alone whose tables are not as declared: a deploy is under way, or failed.
-
-        The other specs go on, and so does this one when the tables are as they should be.
-        """
-        # The lines that follow show the statement.
-        reason = str(error).partition("\n")[0]
-        if spec not in self.set_aside:
-            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
-        self.set_aside[spec] = f"{type(error).__name__}: {reason}"
-
     def look_again(self) -> None:
         """Take up those whose tables are by now as declared."""
         for spec in list(self.set_aside):
@@ -144,6 +93,46 @@ class Planning:
                 del self.set_aside[spec]
                 events.tell(events.SPEC_TAKEN_UP, spec=spec.key)
 
+    def _held(self) -> int:
+        return sum(unit.characters for unit in self.holding.units.values())
+
+    def _by_spec(self, units: Iterable[Unit]) -> Mapping[Spec, Sequence[Unit]]:
+        by_spec = defaultdict(list)
+        for unit in units:
+            if unit in self.holding and not unit.is_planned:
+                by_spec[unit.spec].append(unit)
+        return by_spec
+
+    def _fitting(self, units: list[Unit]) -> list[Unit]:
+        """Return the first of them, whose texts can be read at once: one at least."""
+        if len(units) <= UNASKED:
+            return units
+        by_unit: dict[Unit, float] = {}
+        for spec, of_spec in self._by_spec(units).items():
+            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
+            made = self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
+            for unit in of_spec:
+                by_unit[unit] = max(stored.get(unit.claim.source_pk, 0), made)
+        total = 0.0
+        for number, unit in enumerate(units):
+            total += by_unit.get(unit, 0)
+            if total > lengths.READ_BYTES:
+                return units[: max(number, 1)]
+        return units
+
+    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
+        if spec in self.set_aside:
+            return {}
+        try:
+            with database.giving_way(self.holding.using, in_one_go=True):
+                return self._reading(spec).lengths(source_pks)
+        except database.Busy:
+            return {}
+        except DatabaseError as error:
+            if faults.is_canceled(error) or faults.is_lost_connection(error):
+                raise
+            return {}  # what is wrong is found when they are read
+
     def _plan_or_leave(self, spec: Spec, units: Sequence[Unit]) -> None:
         """Plan units, but for those that the database does not let us read."""
         if spec in self.set_aside:
@@ -155,7 +144,7 @@ class Planning:
             if faults.is_canceled(error) or faults.is_outage(error):
                 raise
             if faults.is_of_schema(error):
-                self.put_aside(spec, error)
+                self._put_aside(spec, error)
                 self._leave(units, reason=self.set_aside[spec])
             elif len(units) == 1:
                 # A key of another type, a damaged value: it must not take the others along.
@@ -164,6 +153,15 @@ class Planning:
                 middle = len(units) // 2
                 self._plan_or_leave(spec, units[:middle])
                 self._plan_or_leave(spec, units[middle:])
+
+    def _put_aside(self, spec: Spec, error: Exception) -> None:
+        """Leave a spec alone whose tables are not as declared: a deploy is under way, or failed.
+
+        The other specs go on, and so does this one when the tables are as they should be.
+        """
+        if spec not in self.set_aside:
+            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
+        self.set_aside[spec] = f"{type(error).__name__}: {faults.said(error)}"
 
     def _leave(self, units: Iterable[Unit], *, reason: str = "") -> None:
         for unit in units:

@@ -151,7 +151,7 @@ class Storing:
 
     def _store_alone(self, error: Exception) -> None:
         if not self._is_alone:
-            events.tell(events.STORING_ALONE, error=str(error).partition("\n")[0])
+            events.tell(events.STORING_ALONE, error=faults.said(error))
         self._is_alone = True
         self._alone_until = time.monotonic() + ALONE_SECONDS
 

@@ -149,7 +149,7 @@ def _as_builder(using: str) -> Iterator[bool]:
         events.tell(events.INDEX_POSTPONED, error=str(error).strip())
     finally:
         # Where the connection is gone the lock went with it, and what ended it is told.
-        if is_builder and not connections[using].connection.closed:
+        if is_builder and not database.is_lost(using):
             database.rows(using, UNLOCK)
 
 

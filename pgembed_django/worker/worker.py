@@ -29,8 +29,6 @@ from pgembed_django.worker.timer import Timer
 RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
-FIRST_OUTAGE_SECONDS = 0.5
-MAX_OUTAGE_SECONDS = 30.0
 CANCELED_SECONDS = 0.5
 
 
@@ -118,6 +116,7 @@ class Worker:
                 return True
         self._rest.close()
         database.unsettle_sessions(self.using)
+        self.sessions.end()
         return False
 
     def _start(self) -> None:
@@ -287,12 +286,9 @@ class Worker:
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away or unwell. What is held stays held; look again, ever more slowly."""
-        self._outage_seconds = min(
-            self._outage_seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS
-        )
+        self._outage_seconds = faults.longer(self._outage_seconds)
         if faults.is_of_the_server(error):
-            # Without the lines that show the statement.
-            reason = str(error).partition("\n")[0]
+            reason = faults.said(error)
             events.tell(events.DATABASE_REFUSES, seconds=self._outage_seconds, error=reason)
         else:
             events.tell(events.DATABASE_LOST, seconds=self._outage_seconds, error=str(error))

@@ -20,7 +20,6 @@ from pgembed_django import events, faults, specs
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.worker import worker as loop
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -215,7 +214,7 @@ def test_a_text_method_whose_query_finds_no_memory_charges_no_row(make_worker, m
 def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Work until all is done. The fault is over when the worker has told of it so often."""
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(loop, "FIRST_OUTAGE_SECONDS", 0.001)
+    monkeypatch.setattr(faults, "FIRST_OUTAGE_SECONDS", 0.001)
 
     def work(times: int, mend: Callable[[], None]) -> list[dict[str, Any]]:
         def listen(fields: dict[str, Any], **_: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.db.models import Q
 
-from pgembed_django import sources, spaces, specs
+from pgembed_django import lengths, spaces, specs
 from pgembed_django.chunkers import Chunker
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
@@ -138,7 +138,7 @@ def test_texts_of_a_method_are_few_until_it_is_known_how_long_they_are(make_work
 
 
 def test_what_does_not_fit_at_once_is_planned_in_its_turn(make_worker, monkeypatch):
-    monkeypatch.setattr(sources, "READ_BYTES", 1000)
+    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
     monkeypatch.setattr(planning, "HELD_CHARACTERS", 2000)
     for number in range(40):
         Note.objects.create(body=f"{number} {'word ' * 60}")

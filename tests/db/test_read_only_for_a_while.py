@@ -12,9 +12,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import events
+from pgembed_django import events, faults
 from pgembed_django.models import Job
-from pgembed_django.worker import worker as loop
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 from tests.live.conftest import wait_for_log
@@ -52,7 +51,7 @@ def read_only(connect: Callable[..., psycopg.Connection]) -> Iterator[Switch]:
 @pytest.fixture
 def on_refusal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
     """Do something when a worker has told so often that the database refuses."""
-    monkeypatch.setattr(loop, "FIRST_OUTAGE_SECONDS", 0.001)
+    monkeypatch.setattr(faults, "FIRST_OUTAGE_SECONDS", 0.001)
     listeners = []
 
     def do(what: Callable[[], None], *, times: int) -> list[str]:

@@ -64,6 +64,12 @@ def work(make_worker: Callable[..., Pipeline]) -> Iterator[Callable[[Pipeline], 
     run("RESET statement_timeout")
 
 
+def skip_where_unknown(time_out: str) -> None:
+    """Leave out what only a later server can do."""
+    if time_out == "transaction_timeout" and connection.pg_version < 170000:
+        pytest.skip("PostgreSQL has transaction_timeout since 17")
+
+
 def until_not_canceled(step: Callable[[], Any]) -> Any:
     """Do it again, as a worker does, where it was canceled: in fewer rows."""
     for _ in range(20):
@@ -138,14 +144,19 @@ def test_a_table_that_stays_locked_beyond_the_roles_lock_timeout_ends_no_worker(
     run("RESET lock_timeout")
 
 
-@pytest.mark.usefixtures("work")
-def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(
-    notes, run_jobs, monkeypatch
-):
+@pytest.fixture
+def stale(notes, run_jobs, monkeypatch) -> Note:
+    """The one note whose text is not what is stored of it."""
     monkeypatch.setattr(reconcile, "_fewer_rows", {})
     run_jobs()
     Job.objects.all().delete()
     NoteEmbedding.objects.filter(source_id=notes[4].pk).update(text_digest=b"another")
+    one: Note = notes[4]
+    return one
+
+
+@pytest.mark.usefixtures("work")
+def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(stale):
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
     run("SET statement_timeout = '200ms'")
@@ -154,17 +165,11 @@ def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(
         lambda: reconcile.reconcile_once(slow, using="default", sweeps=[Lap.Sweep.STALE])
     )
 
-    assert Job.objects.get().source_pk == str(notes[4].pk)
+    assert Job.objects.get().source_pk == str(stale.pk)
     assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None  # at its end
 
 
-def test_a_value_that_the_server_cannot_read_ends_neither_lap_nor_worker(
-    notes, run_jobs, monkeypatch
-):
-    monkeypatch.setattr(reconcile, "_fewer_rows", {})
-    run_jobs()
-    Job.objects.all().delete()
-    NoteEmbedding.objects.filter(source_id=notes[4].pk).update(text_digest=b"another")
+def test_a_value_that_the_server_cannot_read_ends_neither_lap_nor_worker(notes, stale):
     [spec] = specs.of(Note)
     damaged = RawSQL("1 / CASE WHEN id = %s THEN 0 ELSE 1 END = 1", [notes[2].pk], BooleanField())
     broken = dataclasses.replace(spec, when=Q(damaged))
@@ -180,7 +185,7 @@ def test_a_value_that_the_server_cannot_read_ends_neither_lap_nor_worker(
         tries += 1
         assert tries < 30
 
-    assert Job.objects.get().source_pk == str(notes[4].pk)
+    assert Job.objects.get().source_pk == str(stale.pk)
     assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None
 
 
@@ -211,10 +216,7 @@ def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplo
 
 def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
     """An index build, say. It ends the session, too."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'")
-        if not cursor.fetchone():
-            pytest.skip("PostgreSQL 17 and later")
+    skip_where_unknown("transaction_timeout")
     rounds = threading.Semaphore(0)
 
     def take_long() -> int:
@@ -315,8 +317,7 @@ def waits_since(pid: int, milliseconds: int) -> bool:
 
 @pytest.mark.parametrize("name", ["statement_timeout", "lock_timeout", "transaction_timeout"])
 def test_an_index_takes_as_long_to_build_as_it_takes(build, name):
-    if name == "transaction_timeout" and connection.pg_version < 170000:
-        pytest.skip("since PostgreSQL 17")
+    skip_where_unknown(name)
     building, pid = build(f"SET {name} = '100ms'")
 
     wait_until(lambda: building.done() or waits_since(pid, 200))
@@ -326,8 +327,7 @@ def test_an_index_takes_as_long_to_build_as_it_takes(build, name):
 
 
 def test_a_transaction_that_takes_too_long_is_a_lost_connection():
-    if connection.pg_version < 170000:
-        pytest.skip("since PostgreSQL 17")
+    skip_where_unknown("transaction_timeout")
     run("SET transaction_timeout = '50ms'")
 
     with pytest.raises(DatabaseError) as caught:

@@ -1,0 +1,53 @@
+"""How much is read at once, by the length of the rows and not by their number."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any
+
+from django.db import models
+from django.db.models.functions import Coalesce
+
+from pgembed_django.specs import Spec
+
+READ_BYTES = 2**24
+"""How long the texts are that are read at once: rows are small, or there are few of them."""
+
+TEXTUAL = (models.CharField, models.TextField)
+LENGTH = "octet_length(%(expressions)s::text)"
+# As text a JSON would have to be read for it. Stored, a long one is compressed.
+STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
+
+
+def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
+    """Return the first keys, in their order, of rows that can be read at once: one at least."""
+    sized = rows.order_by("pk").values_list("pk", length_of(spec))
+    keys: list[Any] = []
+    room = READ_BYTES
+    for key, length in sized[:most]:
+        room -= length
+        if keys and room < 0:
+            break
+        keys.append(key)
+    return keys
+
+
+def length_of(spec: Spec) -> Any:
+    """Return an expression for about how many bytes are read of a row.
+
+    It reads none of them: a long value lies apart, and its length in the row.
+    """
+    fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
+    if spec.text:  # which may read any column
+        concrete = spec.model._meta.concrete_model or spec.model
+        fields = list(concrete._meta.local_concrete_fields)
+    lengths = [
+        models.Func(
+            models.F(field.attname),
+            template=LENGTH if isinstance(field, TEXTUAL) else STORED_LENGTH,
+            output_field=models.BigIntegerField(),
+        )
+        for field in fields
+    ]
+    return reduce(add, (Coalesce(length, 0) for length in lengths))
