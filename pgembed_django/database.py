@@ -21,6 +21,14 @@ from pgembed_django import faults
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
+# A plan that is kept was made for a table that may have grown a thousandfold. The statements that
+# are sent so go by an index at any size, where scanning the whole table is not thought cheaper.
+KEEP_PLANS = """
+    SELECT
+        set_config('plan_cache_mode', 'force_generic_plan', true),
+        set_config('enable_seqscan', 'off', true)
+"""
+
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 
@@ -74,6 +82,22 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
     return ahead(using, statement, **parameters)()
+
+
+def kept(using: str, statement: str, **parameters: Any) -> list[Row]:
+    """Run a statement like ``prepared``, by a plan that a worker's session keeps.
+
+    To be used for what is planned well at any size of its tables: see ``KEEP_PLANS``.
+    """
+    wrapper = connections[using]
+    wrapper.ensure_connection()
+    if not _keeps_plans(using):
+        return prepared(using, statement, **parameters)
+    with wrapper.wrap_database_errors, wrapper.connection.pipeline():
+        # One round trip, and one transaction.
+        bound(using, KEEP_PLANS)
+        read = bound(using, statement, **parameters)
+    return read()
 
 
 def ahead(using: str, statement: str, **parameters: Any) -> Read:
@@ -132,15 +156,19 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 
 @contextmanager
-def giving_way(using: str, *, wait: str = "100ms", in_one_go: bool = False) -> Iterator[None]:
+def giving_way(
+    using: str, *, wait: str = "100ms", in_one_go: bool = False, keep_plans: bool = False
+) -> Iterator[None]:
     """Run a transaction that waits for no writer: raises ``Busy`` instead.
 
     ``in_one_go``: statements without rows to fetch travel together with the next that has
-    some. What is wrong with them is raised there, or at the end.
+    some. What is wrong with them is raised there, or at the end. ``keep_plans``: see ``kept``.
     """
     try:
         with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
-            execute(using, GIVE_WAY, wait=wait)
+            ahead(using, GIVE_WAY, wait=wait)
+            if keep_plans and _keeps_plans(using):
+                bound(using, KEEP_PLANS)
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
@@ -170,6 +198,17 @@ def _in_one_go(using: str) -> Iterator[None]:
         finally:
             if connection.info.transaction_status in OPEN:
                 connection.rollback()
+
+
+def _keeps_plans(using: str) -> bool:
+    """Tell whether what is prepared is still there for the next transaction."""
+    wrapper = connections[using]
+    return (
+        wrapper.connection.prepare_threshold is not None
+        and not wrapper.in_atomic_block
+        and not wrapper.queries_logged
+        and psycopg.Pipeline.is_supported()
+    )
 
 
 def notice_silence(file: int) -> None:

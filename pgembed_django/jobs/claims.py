@@ -103,7 +103,15 @@ TAKEN = """
     )
 """
 
-CLAIM = TAKEN + START + "FROM taken WHERE job.id = taken.id" + STARTED
+# Not by a join, which may be planned to read all jobs: the plan is kept.
+CHOSEN = "WHERE job.id = ANY(ARRAY(SELECT id FROM taken))"
+IN_ORDER = """
+    SELECT
+        id, claims, started_at, spec, source_pk, kind, attempts, crashes, outages, traceparent
+    FROM started
+    ORDER BY priority * %(direction)s, run_at, id
+"""
+CLAIM = TAKEN + ", started AS (" + START + CHOSEN + STARTED + ", priority, run_at)" + IN_ORDER
 
 # Seconds until the next pending job is due; zero or less where one is due already.
 NEXT_DUE = """
@@ -178,15 +186,16 @@ def claim(
 
     ``only_new``: only those that have never been started.
     """
-    return claims(
-        _claim_statement(limit),
+    started = database.kept(
         using,
+        _claim_statement(limit),
         specs=list(specs),
         worker=worker_id,
         lease=lease_seconds,
         direction=1 if lowest_first else -1,
         only_new=only_new,
     )
+    return [Claim(*row) for row in started]
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:

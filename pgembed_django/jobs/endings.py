@@ -19,24 +19,31 @@ from pgembed_django.jobs.failing import SUPERSEDE, bounded, fail
 from pgembed_django.models import Attempt
 
 COMPLETE = """
-    WITH done AS (
-        SELECT *
-        FROM unnest(%(ids)s::bigint[], %(items)s::int[]) AS done(id, items)
-    ),
-    settled AS (
-        UPDATE pgembed_job AS failure
+    WITH settled AS (
+        UPDATE pgembed_job
         SET settled_at = statement_timestamp()
-        FROM pgembed_job AS job
-        JOIN done USING (id)
-        WHERE failure.spec = job.spec
-          AND failure.source_pk = job.source_pk
-          AND failure.status IN ('failed', 'dismissed')
-          AND failure.settled_at IS NULL
+        WHERE status IN ('failed', 'dismissed')
+          AND settled_at IS NULL
+          AND id = ANY(ARRAY(
+              SELECT failure.id
+              FROM unnest(%(ids)s::bigint[]) AS done(id)
+              CROSS JOIN LATERAL (
+                  SELECT spec, source_pk FROM pgembed_job WHERE id = done.id OFFSET 0
+              ) AS unit
+              CROSS JOIN LATERAL (
+                  SELECT id
+                  FROM pgembed_job
+                  WHERE spec = unit.spec
+                    AND source_pk = unit.source_pk
+                    AND status IN ('failed', 'dismissed')
+                    AND settled_at IS NULL
+                  OFFSET 0
+              ) AS failure
+          ))
     ),
     deleted AS (
-        DELETE FROM pgembed_job AS job
-        USING done
-        WHERE job.id = done.id
+        DELETE FROM pgembed_job
+        WHERE id = ANY(%(ids)s::bigint[])
           AND (NOT %(keep)s OR kind IN ('reconciler', 'backfill'))
     ),
     kept AS (
@@ -49,16 +56,18 @@ COMPLETE = """
             last_error = '',
             items_done = done.items,
             items_total = done.items
-        FROM done
+        FROM unnest(%(ids)s::bigint[], %(items)s::int[]) AS done(id, items)
         WHERE job.id = done.id
+          -- However the two are joined: the plan is kept.
+          AND job.id = ANY(%(ids)s::bigint[])
           AND %(keep)s
           AND kind NOT IN ('reconciler', 'backfill')
     )
     -- How long the writes have waited for their vectors, which commit in a moment.
     SELECT id, extract(epoch FROM statement_timestamp() - created_at)::float8
     FROM pgembed_job
-    JOIN done USING (id)
-    WHERE kind = 'write'
+    WHERE id = ANY(%(ids)s::bigint[])
+      AND kind = 'write'
 """
 
 # Back to pending, unless a newer pending job of the unit is there: that one supersedes it.

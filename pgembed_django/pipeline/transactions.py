@@ -59,7 +59,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, in_one_go=True):
+        with database.giving_way(using, in_one_go=True, keep_plans=True):
             live = spaces.live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]

@@ -107,6 +107,8 @@ KEEP = """
         %(text_digests)b::bytea[]
     ) AS new(id, start_offset, end_offset, passage, text_digest)
     WHERE kept.id = new.id
+      -- However the two are joined: the plan is kept.
+      AND kept.id = ANY(%(ids)b::bigint[])
 """
 
 DROP = """
@@ -119,6 +121,8 @@ DROP_WITHOUT_VECTOR = """
     DELETE FROM {table} AS waiting
     USING unnest(%(source_pks)b::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
     WHERE waiting.source_id = unit.source_pk::{key}
+      -- However the two are joined: the plan is kept.
+      AND waiting.source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND waiting.space_id = unit.space_id
       AND waiting.embedding IS NULL
 """

@@ -6,29 +6,55 @@ was made for ten jobs reads all of them, and then all of a million.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 
+import psycopg
 import pytest
 from django.db import connection
 
-from pgembed_django import database, jobs, specs
-from pgembed_django.models import Job
+from pgembed_django import database, jobs, spaces, specs
+from pgembed_django.models import Job, Space
+from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article
-from tests.db.conftest import claim
-from tests.db.test_plans import tuples_read
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)
 
 WARM = 12
 """Postgres tries five times before it keeps a plan; psycopg sends some unprepared first."""
 
 GROWN = 20_000
-BATCH = 100
+FEW = 1000
+"""What five rows may read, in whatever has grown."""
 
+SPEC = "app.ArticleEmbedding"
+TABLES = ["pgembed_job", "pgembed_staging", "app_articleembedding"]
+LONG = "What is long is cut into more than one chunk. " * 100
+
+# Nothing of it is in the spec's condition, or due.
 GROW = """
+    INSERT INTO app_articleembedding (
+        source_id, space_id, position, start_offset, end_offset, chunk_digest, text_digest, was_cut
+    )
+    SELECT -n, {space}, 0, 0, 1, '', '', false
+    FROM generate_series(1, {rows}) AS n;
+
+    INSERT INTO pgembed_staging (spec, source_pk, space_id, chunk_digest, embedding, was_cut)
+    SELECT 'app.ArticleEmbedding', -n, {space}, '', '[1]', false
+    FROM generate_series(1, {rows}) AS n;
+
     INSERT INTO pgembed_job (spec, source_pk, run_at)
-    SELECT 'app.ArticleEmbedding', -n, now()
-    FROM generate_series(1, %s) AS n
+    SELECT 'app.ArticleEmbedding', -n, now() + interval '1 hour'
+    FROM generate_series(1, {rows}) AS n;
+"""
+
+READ = """
+    SELECT sum(pg_stat_get_tuples_returned(relation) + pg_stat_get_tuples_fetched(relation))
+    FROM (
+        SELECT unnest(%(tables)s::regclass[])::oid
+      UNION ALL
+        SELECT indexrelid FROM pg_index WHERE indrelid = ANY(%(tables)s::regclass[]::oid[])
+    ) AS ours(relation)
 """
 
 
@@ -44,59 +70,98 @@ def worker_session(db: None) -> Iterator[None]:
 def small_tables(db: None) -> None:
     """Rows that tests before have rolled back make a table large."""
     with connection.cursor() as cursor:
-        cursor.execute("TRUNCATE pgembed_job, pgembed_staging CASCADE")
+        cursor.execute(f"TRUNCATE app_article, {', '.join(TABLES)} CASCADE")
+
+
+@pytest.fixture
+def count_read(connect: Callable[..., psycopg.Connection]) -> Callable[[], int]:
+    """Count the rows and index entries that committed transactions have read of our tables."""
+    observer = connect(autocommit=True)
+
+    def count() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+        [read] = observer.execute(READ, {"tables": TABLES}).fetchone()
+        return int(read)
+
+    return count
 
 
 def analyze() -> None:
     """Let Postgres know how small the tables are."""
     with connection.cursor() as cursor:
-        cursor.execute("ANALYZE pgembed_job, pgembed_staging")
+        cursor.execute(f"ANALYZE {', '.join(TABLES)}")
 
 
-def grow() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(GROW, [GROWN])
+@pytest.fixture
+def grow(connect: Callable[..., psycopg.Connection]) -> Callable[[], None]:
+    """Let the tables grow, from a connection of its own: ours keeps its plans."""
+
+    def insert() -> None:
+        with connect() as other:
+            other.execute("SET session_replication_role = replica")  # no triggers
+            other.execute(GROW.format(rows=GROWN, space=Space.objects.get(spec=SPEC).pk))
+
+    return insert
 
 
-def work(units: int) -> None:
-    """Send what a worker sends all day, for so many units."""
+def rewrite(articles: Sequence[Article]) -> None:
+    """Change the end of each text, so that its first chunk is kept."""
+    for article in articles:
+        article.contents = f"{LONG} {uuid.uuid4()}"
+        article.save()
+
+
+def work(worker: Pipeline) -> None:
+    """Do what a worker does all day, to the end."""
+    while worker.step():
+        pass
     known = [spec.key for spec in specs.all()]
-    held = claim(limit=units)
-    assert len(held) == units
     jobs.special_due(known, using="default")
     jobs.next_due_seconds(known, using="default")
-    jobs.heartbeat(held, lease_seconds=60, using="default")
-    assert len(jobs.hold(held, using="default").ours) == units
-    jobs.complete({one.id: 1 for one in held}, keep_seconds=60, using="default")()
 
 
-def test_a_worker_does_not_keep_the_plans_of_a_small_table(
-    worker_session, small_tables, make_article
+@pytest.mark.parametrize("known", ["nothing", "small", "empty"])
+def test_the_plans_that_a_worker_keeps_serve_any_size(
+    known, worker_session, small_tables, count_read, grow, make_worker, make_article
 ):
+    """Whether Postgres knows nothing of the tables, or that they are small, or empty."""
+    worker = make_worker()
+    if known == "empty":
+        analyze()
+    articles = [make_article() for _ in range(5)]
+    if known == "small":
+        work(worker)
+        rewrite(articles)
+        analyze()
     for _ in range(WARM):
-        make_article()
-    analyze()
-    for _ in range(WARM):
-        work(1)
+        rewrite(articles[:2])
+        articles.pop().delete()
+        articles.insert(0, make_article())
+        work(worker)
     grow()
-    before = tuples_read()
+    before = count_read()
 
-    work(BATCH)
+    rewrite(articles)
+    work(worker)
 
-    # Not once for each unit, and not in each statement.
-    assert tuples_read() - before < 2 * GROWN
+    assert count_read() - before < FEW
+    assert Job.objects.filter(status="pending").count() == GROWN
 
 
-def test_a_writer_does_not_keep_the_plans_of_a_small_table(small_tables, make_article):
+def test_a_writer_does_not_keep_the_plans_of_a_small_table(
+    small_tables, count_read, grow, make_article
+):
+    spaces.ensure(specs.get(SPEC), using="default")
     articles = [make_article() for _ in range(WARM + 2)]
     analyze()
     for article in articles[:WARM]:
         article.delete()
     grow()
-    before = tuples_read()
+    before = count_read()
 
     articles[WARM].delete()
     Article.objects.filter(pk=articles[WARM + 1].pk).update(published_time=None)
 
-    assert tuples_read() - before < BATCH
+    assert count_read() - before < FEW
     assert Job.objects.count() > GROWN

@@ -129,7 +129,9 @@ def walk(plan: dict[str, Any]) -> Iterator[Node]:
         table=plan.get("Relation Name", plan.get("Index Name", "")),
         returned=returned * loops,
         touched=(returned + removed) * loops,
-        sorted_rows=sum(p.get("Actual Rows", 0) for p in inner)
+        sorted_rows=sum(
+            p.get("Actual Rows", 0) for p in inner if p["Parent Relationship"] == "Outer"
+        )
         if "Sort" in plan["Node Type"]
         else 0,
     )
