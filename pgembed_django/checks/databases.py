@@ -16,7 +16,8 @@ from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
-OLDEST_VECTOR = (0, 7)
+# The first with hnsw.iterative_scan, which a search by an index sets.
+OLDEST_VECTOR = (0, 8)
 
 EXTENSION = """
     SELECT

@@ -71,6 +71,13 @@ def test_an_old_extension_is_named(monkeypatch):
     assert "Install pgvector 99.1 or later" in message.hint
 
 
+@pytest.mark.parametrize(("version", "wrong"), [("0.7.4", ["pgembed.E014"]), ("0.8.0", [])])
+def test_pgvector_has_to_know_the_scans_that_a_search_asks_for(monkeypatch, version, wrong):
+    monkeypatch.setattr(databases, "EXTENSION", f"SELECT '{version}', true, true")
+
+    assert ids() == wrong
+
+
 def test_an_old_server_is_named(monkeypatch):
     monkeypatch.setattr(databases, "OLDEST_POSTGRES", 99)
 

@@ -16,6 +16,7 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from pgembed_django import checks, conf, decorator
 from pgembed_django.admin.acts import ACTS
+from pgembed_django.checks import databases
 from pgembed_django.models import Job
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,16 @@ def test_every_setting_that_a_page_names_exists() -> None:
     }
 
     assert named <= set(conf.NAMES) | {"PGEMBED_PROVIDER"}  # the demo's environment variable
+
+
+def test_the_pages_ask_for_the_pgvector_that_the_check_asks_for() -> None:
+    named = {
+        tuple(map(int, version.split(".")))
+        for page in PAGES
+        for version in re.findall(r"\b(?:pgvector|`vector`,) (\d+\.\d+) or later", page.read_text())
+    }
+
+    assert named == {databases.OLDEST_VECTOR}
 
 
 def test_every_check_is_in_the_docs_as_it_is_in_the_code() -> None:
