@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -125,18 +126,40 @@ class Settings:
     """The alias that workers use where the application's goes through a pooler."""
 
 
+_instead: dict[str, Any] = {}
+
 NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))
 
 
 @functools.cache
 def current() -> Settings:
-    """Return the settings as they are now: a test's ``override_settings`` counts."""
+    """Return the settings as they are now: a test's ``override_settings`` counts.
+
+    What ``instead`` gives counts before them.
+    """
     given = {
         setting.name: getattr(django_settings, name)
         for setting, name in zip(fields(Settings), NAMES, strict=True)
         if hasattr(django_settings, name)
     }
-    return Settings(**given)
+    return Settings(**{**given, **_instead})
+
+
+@contextmanager
+def instead(**given: Any) -> Iterator[None]:
+    """Let a command's options count instead of the settings, in all threads of this process.
+
+    What is built from a setting elsewhere, like a provider, follows the option then, too.
+    """
+    before = dict(_instead)
+    _instead.update(given)
+    current.cache_clear()
+    try:
+        yield
+    finally:
+        _instead.clear()
+        _instead.update(before)
+        current.cache_clear()
 
 
 def _forget(*, setting: str, **_: object) -> None:

@@ -86,11 +86,20 @@ def provider_of(space: Space) -> Provider:
         ):
             return provider
     options = json.dumps(space.options, sort_keys=True)
-    return _former(space.provider, space.backend, space.model, space.dimensions, options)
+    return _former(
+        space.provider,
+        space.backend,
+        space.model,
+        space.dimensions,
+        options,
+        conf.current().batch_size,
+    )
 
 
 @functools.lru_cache(maxsize=32)
-def _former(alias: str, backend: str, model: str, dimensions: int, options: str) -> Provider:
+def _former(
+    alias: str, backend: str, model: str, dimensions: int, options: str, batch_size: int
+) -> Provider:
     """Return the provider of a space that the settings have left behind."""
     return providers.build(
         alias=alias,
@@ -98,4 +107,5 @@ def _former(alias: str, backend: str, model: str, dimensions: int, options: str)
         model=model,
         dimensions=dimensions,
         options=json.loads(options),
+        batch_size=batch_size,
     )

@@ -549,6 +549,21 @@ def test_an_option_that_makes_no_other_vectors_counts_at_once(
 
 
 @pytest.mark.django_db
+def test_the_batch_size_counts_for_a_space_whose_model_the_settings_have_left(
+    spec, make_article, run_jobs, settings
+):
+    make_article()
+    run_jobs()
+    space = spaces.active(spec, using="default")
+    declared = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**declared, "MODEL": "newer"}}
+
+    assert spaces.provider_of(space).batch_size == 32
+    settings.PGEMBED_BATCH_SIZE = 7
+    assert spaces.provider_of(space).batch_size == 7
+
+
+@pytest.mark.django_db
 def test_a_vector_of_another_space_is_never_compared_with(spec, make_article, run_jobs):
     article = make_article(title="Trout", contents="")
     run_jobs()

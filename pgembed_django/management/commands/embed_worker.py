@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import gc
 import logging
 import sys
@@ -27,6 +26,14 @@ from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Vigil
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
+
+INSTEAD = {
+    "concurrency": ("--concurrency", whole),
+    "batch_size": ("--batch-size", whole),
+    "claim_limit": ("--claim", whole),
+    "poll_seconds": ("--poll", seconds),
+}
+"""The settings that an option may stand in for, with it and how it is read."""
 
 RECYCLED = 3
 """The exit status of a worker that ends to be started again."""
@@ -53,12 +60,7 @@ class Command(EmbedCommand):
             action="store_true",
             help="Restart whenever code changes, like runserver. For development.",
         )
-        for option, setting, kind in (
-            ("--concurrency", "concurrency", whole),
-            ("--batch-size", "batch_size", whole),
-            ("--claim", "claim_limit", whole),
-            ("--poll", "poll_seconds", seconds),
-        ):
+        for setting, (option, kind) in INSTEAD.items():
             parser.add_argument(
                 option,
                 dest=setting,
@@ -93,22 +95,20 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         if options["autoreload"]:
-            autoreload.run_with_reloader(self._work, **options)
+            autoreload.run_with_reloader(self._configured, **options)
         else:
+            self._configured(**options)
+
+    def _configured(self, **options: Any) -> None:
+        given = {name: options[name] for name in INSTEAD if options[name] is not None}
+        with conf.instead(**given):
             self._work(**options)
 
     def _work(self, **options: Any) -> None:
-        settings = conf.current()
-        given = {
-            name: options[name]
-            for name in ("concurrency", "batch_size", "claim_limit", "poll_seconds")
-            if options[name] is not None
-        }
         using = self.database(options["database"], waits=True)
         worker = Worker(
             self.specs(options["specs"], using=using),
             using=using,
-            settings=dataclasses.replace(settings, **given),
             drain=options["drain"],
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
         )
