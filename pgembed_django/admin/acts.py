@@ -73,8 +73,7 @@ def _retry(ids: Sequence[int]) -> Counts:
 
 
 def _dismiss(ids: Sequence[int]) -> Counts:
-    dismissed = jobs.dismiss(ids, using=using())
-    return {"dismissed": dismissed, "gone": len(ids) - dismissed}
+    return asdict(jobs.dismiss(ids, using=using()))
 
 
 def _release(ids: Sequence[int]) -> Counts:

@@ -16,6 +16,7 @@ from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.renaming import rename, share
 from pgembed_django.jobs.special import claim_alone, claim_doubtful, special_due
 from pgembed_django.jobs.triage import (
+    Dismissed,
     Released,
     Retried,
     dismiss,
@@ -27,6 +28,7 @@ from pgembed_django.jobs.triage import (
 __all__ = [
     "LANES",
     "Claim",
+    "Dismissed",
     "Held",
     "Paused",
     "Released",

@@ -93,6 +93,15 @@ HELD = """
     FOR UPDATE SKIP LOCKED
 """
 
+# Of those that were passed over: whoever has them locked may yet leave them as they are.
+STILL = """
+    SELECT count(*)
+    FROM pgembed_job
+    WHERE id = ANY(%(ids)s)
+      AND status = %(status)s
+      AND settled_at IS NULL
+"""
+
 
 @dataclass(slots=True)
 class Retried:
@@ -107,8 +116,17 @@ class Retried:
 
 
 @dataclass(slots=True)
+class Dismissed:
+    """What became of open failures: put aside, gone meanwhile, busy."""
+
+    dismissed: int = 0
+    gone: int = 0
+    busy: int = 0
+
+
+@dataclass(slots=True)
 class Released:
-    """What became of jobs that were taken from a worker: pending, failed, superseded, gone."""
+    """What became of jobs of a worker: pending, failed, superseded, gone meanwhile, busy."""
 
     released: int = 0
     failed: int = 0
@@ -146,9 +164,12 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
     return counts
 
 
-def dismiss(job_ids: Iterable[int], *, using: str) -> int:
-    """Put open failures aside, their units parked. Returns how many there were."""
-    return database.execute(using, DISMISS, ids=list(job_ids), parking=MAX_PARKING_SECONDS)
+def dismiss(job_ids: Iterable[int], *, using: str) -> Dismissed:
+    """Put open failures aside, their units parked."""
+    wanted = list(job_ids)
+    dismissed = database.execute(using, DISMISS, ids=wanted, parking=MAX_PARKING_SECONDS)
+    busy = _still(Job.Status.FAILED, wanted, using=using) if dismissed < len(wanted) else 0
+    return Dismissed(dismissed, gone=len(wanted) - dismissed - busy, busy=busy)
 
 
 def enqueue_again(
@@ -172,7 +193,9 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
     """
     wanted = list(job_ids)
     held = claims(HELD, using, ids=wanted)
-    counts = Released(gone=len(wanted) - len(held))
+    passed_over = list({*wanted} - {claim.id for claim in held})
+    busy = _still(Job.Status.RUNNING, passed_over, using=using) if passed_over else 0
+    counts = Released(gone=len(passed_over) - busy, busy=busy)
     for claim in held:
         match reap_one(claim, max_crashes=max_crashes, using=using):
             case "requeued":
@@ -186,3 +209,8 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
             case _:
                 counts.gone += 1
     return counts
+
+
+def _still(status: Job.Status, job_ids: list[int], *, using: str) -> int:
+    [[count]] = database.rows(using, STILL, ids=job_ids, status=status.value)
+    return int(count)

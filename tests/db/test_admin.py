@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Callable
 
+import psycopg
 import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
@@ -535,6 +536,26 @@ def test_a_running_job_is_released_and_a_unit_embedded_anew(
         (str(held.id), "Released 1."),
         (str(held.id), "To be embedded anew 1."),
     }
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verb", ["dismiss", "release"])
+def test_what_a_writer_holds_just_now_is_said_to_be_locked(
+    make_client: Callable[..., Client],
+    make_article: Callable[..., Article],
+    make_failure: Callable[..., Job],
+    second_connection: psycopg.Connection,
+    verb: str,
+) -> None:
+    client = make_client("pgembed.view_job", "pgembed.operate_job", "pgembed.dismiss_job")
+    make_article()
+    [held] = jobs.claim(
+        [specs.of(Article)[0].key], limit=1, worker_id=1, lease_seconds=60, using="default"
+    )
+    job_id = held.id if verb == "release" else make_failure().pk
+    second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [job_id])
+
+    assert "ed 0, locked by an open write 1 (try again)." in act(client, verb, job_id)
 
 
 # The history and the text

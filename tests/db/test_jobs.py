@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from pgembed_django import jobs
-from pgembed_django.jobs import Retried
+from pgembed_django.jobs import Dismissed, Retried
 from pgembed_django.models import Job, Worker
 from tests.db.conftest import LEASE_SECONDS, expire_leases, make_due, reap
 from tests.db.conftest import claim as claim_all
@@ -527,8 +527,8 @@ class TestDismiss:
         failed, other = make_failed(1), make_failed(2)
         pending = make_job(3)
 
-        assert jobs.dismiss([failed.pk, pending.pk], using="default") == 1
-        assert jobs.dismiss([failed.pk], using="default") == 0
+        assert jobs.dismiss([failed.pk, pending.pk], using="default") == Dismissed(1, gone=1)
+        assert jobs.dismiss([failed.pk], using="default") == Dismissed(gone=1)
 
         assert state(failed) == ("dismissed", 1, 0)
         assert state(other) == ("failed", 1, 0)

@@ -228,13 +228,16 @@ def test_a_spec_that_nobody_knows_is_refused():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_a_writer_has_locked_is_said(second_connection, impatient):
+@pytest.mark.parametrize(
+    ("command", "done"), [("embed_retry", "retried 1"), ("embed_dismiss", "dismissed 1, gone 0")]
+)
+def test_what_a_writer_has_locked_is_said(second_connection, impatient, command, done):
     make_failures(2)
     [first, _] = Job.objects.order_by("pk")
     second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [first.pk])
 
-    with pytest.raises(CommandError, match=r"retried 1.*locked by an open write 1") as caught:
-        run("embed_retry", "--all", "--yes")
+    with pytest.raises(CommandError, match=f"{done}.*locked by an open write 1") as caught:
+        run(command, "--all", "--yes")
 
     assert caught.value.returncode == 1
 

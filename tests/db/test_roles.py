@@ -258,7 +258,7 @@ class TestStaff:
         assert jobs.retry_failed([job.pk], using="staff").retried == 1
         pending.update(**failed)
         [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
-        assert jobs.dismiss([job.pk], using="staff") == 1
+        assert jobs.dismiss([job.pk], using="staff").dismissed == 1
 
     def test_it_writes_no_more_than_that(self):
         assert rights("staff", OURS, *WRITES) == {

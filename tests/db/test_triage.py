@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
 from django.db import IntegrityError, connection
 
@@ -44,7 +45,7 @@ def test_a_dismissed_failure_is_not_brought_back_by_the_reconciler(
     run_jobs()
     job = make_failed()
 
-    assert jobs.dismiss([job.pk], using="default") == 1
+    assert jobs.dismiss([job.pk], using="default").dismissed == 1
 
     assert reconcile_deeply(KEY) == 0
     job.refresh_from_db()
@@ -284,6 +285,37 @@ def test_a_job_of_a_dead_worker_is_released_with_a_crash(
     run_jobs()
     assert embedded_text(article)
     assert jobs.release_held([held.id], max_crashes=3, using="default").gone == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_deleter_holds_is_busy_and_what_it_has_deleted_is_gone(
+    make_article: Callable[..., Article], second_connection: psycopg.Connection
+) -> None:
+    article, _ = make_article(), make_article()
+    ids = [held.id for held in claim(worker_id=5)]
+    second_connection.execute("DELETE FROM app_article WHERE id = %s", [article.pk])
+
+    first = jobs.release_held([*ids, 999_999], max_crashes=3, using="default")
+    second_connection.commit()
+    second = jobs.release_held(ids, max_crashes=3, using="default")
+
+    assert (first.released, first.busy, first.gone) == (1, 1, 1)
+    assert (second.busy, second.gone) == (0, 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_failure_that_a_deleter_holds_is_busy_and_then_gone(
+    make_failed: Callable[..., Job], second_connection: psycopg.Connection
+) -> None:
+    failed, other = make_failed(), make_failed()
+    second_connection.execute("DELETE FROM app_article WHERE id = %s", [failed.source_pk])
+
+    first = jobs.dismiss([failed.pk, other.pk, 999_999], using="default")
+    second_connection.commit()
+    second = jobs.dismiss([failed.pk, other.pk], using="default")
+
+    assert first == jobs.Dismissed(dismissed=1, gone=1, busy=1)
+    assert second == jobs.Dismissed(gone=2)
 
 
 def test_a_release_may_be_the_last_crash(make_article: Callable[..., Article]) -> None:

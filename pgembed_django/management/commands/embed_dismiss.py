@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from pgembed_django import jobs
 from pgembed_django.management.triage import TriageCommand
@@ -14,9 +15,9 @@ class Command(TriageCommand):
         "Puts failures aside that need no mending: those of some specs, of some rows, of one "
         "kind of error, or all. Their rows are not tried again until they are written, or for a "
         "week. What is stored of them is found as before. "
-        "Exit status: 0 done, or nothing to do; 2 called wrongly."
+        "Exit status: 0 done, or nothing to do; 1 some are locked by an open write, run it "
+        "again; 2 called wrongly."
     )
 
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
-        dismissed = jobs.dismiss(job_ids, using=using)
-        return {"dismissed": dismissed, "gone": len(job_ids) - dismissed}
+        return asdict(jobs.dismiss(job_ids, using=using))

@@ -25,6 +25,6 @@ class Command(TriageCommand):
         return {
             "retried": done.retried,
             "superseded by newer work": done.superseded,
-            "gone": done.gone + done.forward,
+            "gone": done.gone,
             "busy": done.busy,
         }
