@@ -15,13 +15,13 @@ from typing import Any
 
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.text import clean
 
 Outcomes = list[Embedded | ProviderError]
 
 FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
-MAX_RETRY_AFTER_SECONDS = 600.0
 
 BY_HAND_SECONDS = 5.0
 """How soon units of a provider that a person has paused are looked at again."""
@@ -199,6 +199,6 @@ class Pool:
         else:
             doubled = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS
             self._pause_seconds = min(doubled, MAX_PAUSE_SECONDS)
-        asked = min(error.retry_after_seconds or 0.0, MAX_RETRY_AFTER_SECONDS)
+        asked = min(error.retry_after_seconds or 0.0, MAX_WAIT_SECONDS)
         jittered = self._pause_seconds * random.uniform(0.75, 1.25)
         self._paused_until = self._clock() + max(asked, jittered)

@@ -23,8 +23,8 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 
-MAX_WAIT_SECONDS: Final = 3600.0
-"""The longest wait that a server is granted."""
+MAX_WAIT_SECONDS: Final = 600.0
+"""The longest wait that a server, or a provider of whatever kind, is granted."""
 
 
 def _any_of(*patterns: str) -> re.Pattern[str]:

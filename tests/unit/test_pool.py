@@ -11,11 +11,11 @@ from pgembed_django.exceptions import ProviderError, ProviderLost, ProviderUnava
 from pgembed_django.pool import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
-    MAX_RETRY_AFTER_SECONDS,
     PATIENCE_SECONDS,
     Pool,
 )
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.providers.vectors import Vectors
 from tests.played import Clock
 
@@ -91,7 +91,7 @@ def test_it_waits_as_long_as_the_server_asks_but_not_for_ever(pool: Pool, clock:
 
     wait(pool, clock)
     fail(pool, ProviderUnavailable("busy", retry_after_seconds=86_400))
-    assert pool.paused_seconds == MAX_RETRY_AFTER_SECONDS
+    assert pool.paused_seconds == MAX_WAIT_SECONDS
 
 
 def test_a_server_that_asks_for_less_than_the_pause_does_not_shorten_it(pool: Pool):

@@ -40,7 +40,7 @@ OUTAGES = [
         },
         90,
     ),
-    (503, {"Retry-After": "999999"}, 3600),
+    (503, {"Retry-After": "999999"}, 600),
     (502, {}, None),
     (503, {"Retry-After": "soon"}, None),
 ]
