@@ -137,6 +137,9 @@ class Backfill:
         """Yield what it would embed, for each live space. Reads every text, writes nothing.
 
         Tokens are counted where the provider can count them, else taken as the bytes by three.
+
+        Raises:
+            ProviderError: the model that counts them cannot be loaded.
         """
         live: list[Space | None] = [*spaces.live(self.spec, using=self.using)]
         for space in live or [None]:
@@ -148,7 +151,7 @@ class Backfill:
                 for text in loaded.texts.values():
                     pieces = self.spec.chunker.split(text)
                     chunks += len(pieces)
-                    tokens += sum(provider.weigh_document(piece.text) for piece in pieces)
+                    tokens += sum(provider.count_document(piece.text) for piece in pieces)
             yield Estimate(provider.model, rows, chunks, tokens, errors)
 
     def _texts(self, space: Space | None) -> Iterator[sources.Loaded]:

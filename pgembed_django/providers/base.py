@@ -189,7 +189,7 @@ class Provider(Options):
         return None
 
     def weigh(self, text: str) -> int:
-        """Return the tokens of ``text``, estimated where they cannot be counted.
+        """Return the tokens of ``text``, estimated where they cannot be counted, or take too long.
 
         A token is some four letters of English and one sign of Chinese (three bytes).
         """
@@ -199,6 +199,14 @@ class Provider(Options):
     def weigh_document(self, text: str) -> int:
         """Return the tokens of ``text`` and its prefix, as ``weigh`` does."""
         return self.weigh(self.document_prefix + text)
+
+    def count_document(self, text: str) -> int:
+        """Return the tokens of ``text`` and its prefix, estimated only where none can count them.
+
+        It may take its time, and raises a ``ProviderError`` where a model cannot be loaded.
+        """
+        counted = self.count_tokens(self.document_prefix + text)
+        return self.weigh_document(text) if counted is None else counted
 
     @property
     def sent(self) -> dict[str, int]:

@@ -13,14 +13,15 @@ from django.core.management.base import OutputWrapper
 from django.db import connection
 
 from pgembed_django import jobs, spaces, specs
-from pgembed_django.exceptions import MaintenanceDied
+from pgembed_django.exceptions import MaintenanceDied, ProviderMisconfigured
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Space, Worker
-from tests.app.models import Article, ArticleEmbedding
+from tests.app.models import Article, ArticleEmbedding, Note
 from tests.db.conftest import claim
 from tests.db.test_status import make_failures
+from tests.played.provider import PlayedProvider
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
@@ -449,6 +450,37 @@ def test_a_dry_run_before_the_first_worker_counts_all(make_article):
 
     assert "bag-of-words: 1 rows" in run("embed_backfill", KEY, "--dry-run")
     assert exit_status("embed_backfill", KEY) == 2
+
+
+def test_a_dry_run_counts_tokens_where_the_provider_can(settings):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {
+            "BACKEND": "pgembed_django.providers.wordllama.WordLlamaProvider",
+            "MODEL": "l2_supercat",
+            "DIMENSIONS": 64,
+            "OPTIONS": {"document_prefix": "a "},
+        }
+    }
+    Note.objects.create(body="b c d e f g h")
+
+    told = run("embed_backfill", "app.NoteEmbedding", "--dry-run")
+
+    assert "1 rows, 1 chunks, about 8 tokens" in told
+
+
+class Unloadable(PlayedProvider):
+    def count_tokens(self, text: str) -> int:
+        raise ProviderMisconfigured("The model cannot be loaded.")
+
+
+def test_a_dry_run_says_why_tokens_cannot_be_counted(settings, make_article):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Unloadable", "MODEL": "gone", "DIMENSIONS": 64}
+    }
+    make_article()
+
+    with pytest.raises(CommandError, match=r"^The model cannot be loaded\.$"):
+        run("embed_backfill", KEY, "--dry-run")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections
 
 from pgembed_django import conf, spaces, status
-from pgembed_django.exceptions import PgembedError
+from pgembed_django.exceptions import PgembedError, ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
 from pgembed_django.management.progress import Progress
@@ -94,7 +94,10 @@ class Command(EmbedCommand):
         chosen = self.specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
         if options["dry_run"]:
             for spec in chosen.values():
-                self._estimate(self._backfill(spec, options), options["price"])
+                try:
+                    self._estimate(self._backfill(spec, options), options["price"])
+                except ProviderError as error:
+                    raise CommandError(str(error)) from error
             return
         with stopping_on_sigterm():
             if not options["inline"]:
