@@ -183,5 +183,8 @@ def problems() -> Iterator[tuple[str, str]]:
         elif setting.type == "int" and (value < LEAST.get(setting.name, 1) or value != int(value)):
             least = LEAST.get(setting.name, 1)
             yield f"{name} is {value!r}.", f"Set it to a whole number of {least} or more."
+        elif setting.type == "bool" and not isinstance(value, bool):
+            # From the environment it comes as a string.
+            yield f"{name} is {value!r}.", "Set it to True or False. 'False' counts as True."
         elif value not in CHOICES.get(setting.name, (value,)):
             yield f"{name} is {value!r}.", f"Choose one of: {', '.join(CHOICES[setting.name])}."

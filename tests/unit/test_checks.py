@@ -71,6 +71,17 @@ def test_unknown_and_unusable_settings_are_named(settings):
     assert second.msg == "PGEMBED_POLL_SECONDS is -1."
 
 
+@pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_SWITCH_EARLY", "PGEMBED_TRACING"])
+@pytest.mark.parametrize("value", ["False", "", 0, None])
+def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(settings, name, value):
+    setattr(settings, name, value)
+
+    [message] = [one for one in check_settings() if one.id == "pgembed.E002"]
+
+    assert message.msg == f"{name} is {value!r}."
+    assert "True or False" in message.hint
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
