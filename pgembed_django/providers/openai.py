@@ -57,7 +57,9 @@ class OpenAIProvider(ServerProvider):
             **common,
         )
         if encoding_format not in ("auto", "base64", "float"):
-            raise self.wrong("encoding_format", encoding_format, 'Set it to "auto" or "float"')
+            raise self.wrong(
+                "encoding_format", encoding_format, 'Set it to "auto", "base64" or "float"'
+            )
         self._send_dimensions = send_dimensions
         self._encoding_format = encoding_format
         self._floats_until = self.clock()

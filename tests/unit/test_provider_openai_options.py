@@ -57,6 +57,11 @@ def test_a_secret_in_the_options_is_refused_unseen(options):
     assert "0123456789" not in str(raised.value)
 
 
+def test_a_wrong_encoding_is_told_with_all_there_are():
+    with pytest.raises(ImproperlyConfigured, match='"auto", "base64" or "float"'):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, encoding_format="hex")
+
+
 @pytest.mark.parametrize(
     "options",
     [
