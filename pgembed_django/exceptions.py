@@ -21,10 +21,6 @@ class PgembedError(Exception):
     """The base of all errors of this package."""
 
 
-class LeaseLost(PgembedError):
-    """A job is no longer held by the claim that works on it: its result is discarded."""
-
-
 class SearchError(PgembedError):
     """A search that cannot be answered as asked. Says what to change."""
 
