@@ -39,7 +39,10 @@ class Settings:
     """How often expired leases are looked for."""
 
     reconcile_seconds: float = 300
-    """How often gaps are looked for: rows without, with stale or with orphaned vectors."""
+    """How often rows without vectors and vectors without a row are looked for.
+
+    Zero: never, and no stale ones either. Those are read a page every ten seconds otherwise.
+    """
 
     max_attempts: int = 5
     """Failures after which a job is failed."""

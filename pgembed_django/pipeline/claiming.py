@@ -1,4 +1,4 @@
-"""Claim due units, some seconds of work ahead."""
+"""Claim due units, some work ahead."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ class Claiming:
 
     @property
     def wanted(self) -> int:
-        """How many units to claim now: some seconds of work, once the last ones are planned."""
+        """How many units to claim now, once the last ones are planned.
+
+        ``AHEAD_SECONDS`` of work, or two rounds of requests where that is more.
+        """
         settings = self.holding.settings
         round_of_batches = settings.batch_size * settings.concurrency
         is_full = self.embedding.queued >= round_of_batches
@@ -73,8 +76,8 @@ class Claiming:
             return 0
         if any(pool.is_down for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
-        some_seconds = int(self.units_per_second * AHEAD_SECONDS)
-        return min(settings.claim_limit, max(2 * round_of_batches, some_seconds))
+        ahead = int(self.units_per_second * AHEAD_SECONDS)
+        return min(settings.claim_limit, max(2 * round_of_batches, ahead))
 
     def claim(self) -> bool:
         """Claim, and tell whether there was anything to claim."""

@@ -12,7 +12,7 @@ from pgembed_django.pipeline import Pipeline
 
 
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Embed everything that is due, here and now. Returns how many units were settled.
+    """Embed everything that is due, here and now. Returns how many units were stored.
 
     It is the worker's own pipeline, without threads or a second connection, so it works
     inside ``TestCase``, where nothing ever commits. A provider's quota is waited for while

@@ -65,7 +65,7 @@ class Worker:
         self._awaits_answer = False
 
     def run(self) -> int:
-        """Work. Returns how many units were settled.
+        """Work. Returns how many units were stored.
 
         Raises:
             MaintenanceDied: the maintenance thread ended with an error.

@@ -123,12 +123,12 @@ class Command(EmbedCommand):
                 # Django and its models stay: no collection needs to look at them again.
                 gc.collect()
                 gc.freeze()
-                settled = worker.run()
+                stored = worker.run()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
         except PgembedError as error:
             raise CommandError(str(error)) from error
-        self._report(worker, settled, options["verbosity"])
+        self._report(worker, stored, options["verbosity"])
         if worker.recycled_for:
             sys.exit(RECYCLED)
 
@@ -152,8 +152,8 @@ class Command(EmbedCommand):
             watches.append(port(worker, listen))
         return watches
 
-    def _report(self, worker: Worker, settled: int, verbosity: int) -> None:
-        text = f"{settled} rows are fresh."
+    def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
+        text = f"{stored} rows are fresh."
         pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
         left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
         if left and worker.paused:
