@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
@@ -277,6 +278,21 @@ def test_a_provider_that_cannot_be_built_says_why(operator: Client, settings: ob
     settings.PGEMBED_PROVIDERS = {"default": {"BACKEND": "no.such.thing"}}  # type: ignore[attr-defined]
 
     assert "has no MODEL" in said(press(operator, "probe", "default"))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_release_that_a_writer_keeps_from_all_is_a_warning(
+    operator: Client, make_article: Callable[..., Article], second_connection: psycopg.Connection
+) -> None:
+    make_article()
+    claim(worker_id=99)
+    second_connection.execute("SELECT FROM pgembed_job FOR UPDATE")
+
+    response = press(operator, "release", 99)
+
+    [message] = get_messages(response.wsgi_request)
+    assert str(message) == "Released 0, locked by an open write 1 (try again)."
+    assert message.level_tag == "warning"
 
 
 def test_what_a_dead_worker_holds_is_released(
