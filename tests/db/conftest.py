@@ -100,7 +100,7 @@ class Writer:
             if once_waits is not None:
                 while not self._go.is_set() and not _waits(self._observer, once_waits):
                     pass
-            self.connection.execute(statement, parameters)
+            self.connection.execute(statement, parameters or None)
 
         self._future = self._thread.submit(run)
 

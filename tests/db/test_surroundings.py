@@ -308,23 +308,25 @@ class TestDeferredConstraints:
 class TestInstallingBehindALongWriter:
     """CREATE TRIGGER waits for open writers, and all later writers wait behind it."""
 
-    def install(self, own: psycopg.Connection) -> None:
+    @pytest.fixture
+    def install(self) -> str:
+        """What a migration runs that adds one of our triggers."""
         [trigger] = [
             found
             for model, found in pgtrigger.registered()
             if model is Article and found.verb == "insert"
         ]
-        own.execute(trigger.compile(Article).install_sql)
+        return trigger.compile(Article).install_sql
 
     def test_with_a_lock_timeout_it_gives_up_and_later_writers_go_on(
-        self, make_article, second_connection, connect
+        self, make_article, second_connection, connect, install
     ):
         article = make_article()
         second_connection.execute("UPDATE app_article SET author = 'long'")
         migration = connect(options="-c lock_timeout=100ms")  # PGOPTIONS of manage.py migrate
 
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            self.install(migration)
+            migration.execute(install)
         migration.rollback()
         later = connect()
         later.execute("SET lock_timeout = '1s'")
@@ -336,16 +338,22 @@ class TestInstallingBehindALongWriter:
         article.save()  # the trigger that was there is there still
         assert pending() == 1
 
-    def test_without_one_later_writers_wait_behind_it(self, make_article, writer, connect):
-        """Why docs/operations.md says to set one."""
+    def test_without_one_later_writers_wait_behind_it(
+        self, make_article, second_connection, connect, install, writer
+    ):
+        """Why docs/how-to/upgrade.md says to set one."""
         make_article()
-        migration = connect()
-        migration.execute("LOCK TABLE app_article IN SHARE ROW EXCLUSIVE MODE")
-        writer.start("UPDATE app_article SET author = 'later'")
-        until_waiting(writer)
+        second_connection.execute("UPDATE app_article SET author = 'long'")
+        migration = writer
+        migration.start(install)
+        until_waiting(migration)
 
-        migration.rollback()
-        writer.end()
+        later = connect(options="-c lock_timeout=100ms")  # so that the test need not wait
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            later.execute("INSERT INTO app_article (title, contents, author) VALUES ('b', '', '')")
+
+        second_connection.commit()
+        migration.end()
 
 
 class TestLogicalReplication:

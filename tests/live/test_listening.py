@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -239,7 +238,6 @@ def can_connect(port: int) -> bool:
     try:
         psycopg.connect(**through(port)).close()
     except psycopg.OperationalError:
-        time.sleep(0.01)
         return False
     return True
 
