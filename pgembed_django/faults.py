@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ TRANSACTION_TIMEOUT = "25P04"
 TOO_MANY_CONNECTIONS = "53300"
 LIMIT_EXCEEDED = "53400"
 READ_ONLY = "25006"
+CANCELED = "57014"
+LOCK_NOT_AVAILABLE = "55P03"
 
 FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
@@ -23,18 +26,44 @@ class Unreadable(Exception):
     """A value came that Python has none for. Tells the error's name and what it says."""
 
 
-def is_canceled(error: Exception) -> bool:
-    """Tell whether something took longer than a time-out allows, or was canceled by hand.
+class Fault(enum.Enum):
+    """Whose fault an error is."""
 
-    A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole.
+    TOO_SLOW = enum.auto()
+    """A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole took
+    longer than a time-out allows, or was canceled by hand. Fewer rows may do."""
+    OUTAGE = enum.auto()
+    """Nobody's: the connection is gone, or the server is unwell. Later again."""
+    SCHEMA = enum.auto()
+    """A spec's table is not as the statement has it, or not for this role."""
+    OURS = enum.auto()
+    """One of our own tables is not: the worker can do nothing, for any spec."""
+    VALUE = enum.auto()
+    """A value's: it is damaged, or the rows hold too much at once. Fewer rows may do."""
+    OTHER = enum.auto()
+    """As far as anybody knows, a row's."""
+
+
+def of(error: Exception) -> Fault:
+    """Tell whose fault an error of the database is.
+
+    A transaction that takes too long ends its session, too: it is too slow all the same.
     """
-    return sqlstate(error) in {"57014", "55P03", TRANSACTION_TIMEOUT}
+    state = sqlstate(error)
+    if state in {CANCELED, LOCK_NOT_AVAILABLE, TRANSACTION_TIMEOUT}:
+        return Fault.TOO_SLOW
+    if is_lost_connection(error) or is_of_the_server(error):
+        return Fault.OUTAGE
+    if state.startswith("42"):
+        return Fault.OURS if "pgembed_" in said(error) else Fault.SCHEMA
+    if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED:
+        return Fault.VALUE
+    return Fault.OTHER
 
 
 def goes_in_fewer_rows(error: Exception) -> bool:
     """Tell whether fewer rows may do: so many took too long or too much, or one is damaged."""
-    state = sqlstate(error)
-    return is_canceled(error) or state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED
+    return of(error) in {Fault.TOO_SLOW, Fault.VALUE}
 
 
 def is_of_the_server(error: Exception) -> bool:
@@ -52,14 +81,6 @@ def has_no_room(error: Exception) -> bool:
     return state.startswith(("53", "58")) and state != LIMIT_EXCEEDED
 
 
-def is_of_schema(error: Exception) -> bool:
-    """Tell whether a spec's table is not as the statement has it, or not for this role.
-
-    With a table of ours the worker can do nothing, for any spec.
-    """
-    return sqlstate(error).startswith("42") and "pgembed_" not in said(error)
-
-
 def is_lost_connection(error: Exception) -> bool:
     """Tell whether the connection is gone, rather than one statement refused."""
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
@@ -68,11 +89,6 @@ def is_lost_connection(error: Exception) -> bool:
         # Connections, and what ends them. 57014 cancels a statement only.
         not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
     )
-
-
-def is_outage(error: Exception) -> bool:
-    """Tell whether it is nobody's fault: the connection is gone, or the server is unwell."""
-    return is_lost_connection(error) or is_of_the_server(error)
 
 
 def said(error: Exception) -> str:

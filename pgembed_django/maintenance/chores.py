@@ -12,6 +12,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
+from pgembed_django.faults import Fault
 from pgembed_django.specs import Spec
 
 STOP_SECONDS = 30.0
@@ -58,7 +59,7 @@ def apart(spec: Spec, *, chore: str) -> Iterator[None]:
         _refused.pop(what, None)
     except DatabaseError as error:
         is_of_rows = faults.goes_in_fewer_rows(error)
-        if not is_of_rows and not faults.is_of_schema(error):
+        if not is_of_rows and faults.of(error) is not Fault.SCHEMA:
             raise
         reason = faults.said(error)
         if _refused.get(what) != reason:

@@ -10,7 +10,8 @@ from itertools import islice, takewhile
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf
-from pgembed_django.pipeline import transactions
+from pgembed_django.pipeline.ahead import Ahead
+from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.claiming import Claiming
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
@@ -45,11 +46,14 @@ class Pipeline:
     ) -> None:
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
-        self.storing = Storing(holding=self.holding, wake=wake, inline=inline)
-        self.planning = Planning(holding=self.holding, embedding=self.embedding)
+        self.aside = Aside(holding=self.holding)
+        self.ahead = Ahead(holding=self.holding, aside=self.aside)
+        self.storing = Storing(holding=self.holding, aside=self.aside, wake=wake, inline=inline)
+        self.planning = Planning(holding=self.holding, aside=self.aside, embedding=self.embedding)
         self.claiming = Claiming(
             specs,
             holding=self.holding,
+            aside=self.aside,
             embedding=self.embedding,
             planning=self.planning,
             storing=self.storing,
@@ -107,6 +111,7 @@ class Pipeline:
             self.storing.finish()
             self.storing.step()
             self.storing.finish()
+            self._stage()
         for unit in list(self.holding.units.values()):
             if not unit.is_being_stored:
                 self.holding.give_back(unit)
@@ -118,10 +123,10 @@ class Pipeline:
         self.embedding.close()
 
     def _stage(self) -> None:
-        to_stage = self.embedding.to_stage
+        to_stage = self.holding.to_stage
         if to_stage and self._clock() >= self._staged_at:
-            busy = transactions.stage(self.holding, to_stage)
-            self.embedding.to_stage = [one for one in to_stage if one[0].spec in busy]
+            busy = self.ahead.stage(to_stage)
+            self.holding.to_stage = [one for one in to_stage if one[0].spec in busy]
             self._staged_at = self._clock() + LOCKED_SECONDS if busy else float("-inf")
 
     def text_due_seconds(self) -> float | None:
@@ -146,7 +151,7 @@ class Pipeline:
         late = takewhile(lambda unit: self._text_due_at(unit) <= now, waiting)
         units = [unit for unit in late if self._locked_until.get(unit.spec, now) <= now]
         if units:
-            busy = transactions.store_text(self.holding, units)
+            busy = self.ahead.store_text(units)
             self._locked_until = {
                 spec: until for spec, until in self._locked_until.items() if until > now
             } | dict.fromkeys(busy, now + LOCKED_SECONDS)
@@ -155,7 +160,7 @@ class Pipeline:
         """Give back what waits for a paused provider, its text stored."""
         stuck = self.embedding.stuck()
         if stuck:
-            transactions.store_text(self.holding, {unit for unit, _ in stuck})
+            self.ahead.store_text({unit for unit, _ in stuck})
             for unit, pool in stuck:
                 self.embedding.do_without(unit, pool)
 

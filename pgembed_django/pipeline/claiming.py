@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from pgembed_django import events, jobs, spaces
 from pgembed_django.jobs import Claim
+from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.patience import Patience
@@ -40,6 +41,7 @@ class Claiming:
         specs: Mapping[str, Spec],
         *,
         holding: Holding,
+        aside: Aside,
         embedding: Embedding,
         planning: Planning,
         storing: Storing,
@@ -48,6 +50,7 @@ class Claiming:
     ) -> None:
         self.specs = specs
         self.holding = holding
+        self.aside = aside
         self.embedding = embedding
         self.planning = planning
         self.storing = storing
@@ -175,7 +178,7 @@ class Claiming:
         up: list[str] = []
         down: list[str] = []
         for key in self.specs:
-            if key in self._paused_specs or self.specs[key] in self.planning.set_aside:
+            if key in self._paused_specs or self.specs[key] in self.aside:
                 continue
             active = self.planning.live.get(key, ())[:1]
             is_down = any(self.embedding.pool(space).is_waiting for space in active)

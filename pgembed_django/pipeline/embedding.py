@@ -16,7 +16,7 @@ from pgembed_django.models import Space
 from pgembed_django.pipeline import batches
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.rationing import Rationing
-from pgembed_django.pipeline.units import Batch, Failure, Part, Request, Unit
+from pgembed_django.pipeline.units import Batch, Failure, Request, Unit
 from pgembed_django.pool import Pool
 from pgembed_django.providers.base import Embedded
 
@@ -36,7 +36,6 @@ class Embedding:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holding = holding
-        self.to_stage: list[tuple[Unit, Part]] = []
         self._rationing = Rationing(using=holding.using)
         self._wake = wake
         self._inline = inline
@@ -211,7 +210,7 @@ class Embedding:
                 part.vectors[request.chunk.digest] = outcome
                 part.waiting.discard(request.chunk.digest)
                 if part.waiting:
-                    self.to_stage.append((unit, part))
+                    self.holding.to_stage.append((unit, part))
                 else:
                     self.holding.look_at(unit)
             else:

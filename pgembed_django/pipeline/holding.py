@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from pgembed_django import conf, events, jobs, rollups, signature, text
 from pgembed_django.jobs import Claim
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.pipeline.units import Part, Unit
 
 MAX_BACKOFF_SECONDS = 3600
 MAX_BUSY_ENDINGS = 3
@@ -25,6 +25,8 @@ class Holding:
         """Those of them that can be stored: all their vectors have come."""
         self.without_text: dict[int, Unit] = {}
         """Those whose text could be stored ahead of their vectors, the oldest first."""
+        self.to_stage: list[tuple[Unit, Part]] = []
+        """What came for units that need further batches, or are about to be given back."""
         self.has_old_spaces = False
         """Whether a space was opened since some were planned: the next claim reads them anew."""
         self.tally = rollups.Tally()

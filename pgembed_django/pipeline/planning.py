@@ -9,9 +9,11 @@ from itertools import islice
 
 from django.db import DatabaseError
 
-from pgembed_django import database, events, faults, lengths, plan, sources, store
+from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
+from pgembed_django.faults import Fault
 from pgembed_django.models import Space
+from pgembed_django.pipeline.aside import LEFT_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.slices import Slices
@@ -28,13 +30,12 @@ UNASKED = 4
 class Planning:
     """Plans what claimed units need, and queues what is new to be embedded."""
 
-    def __init__(self, *, holding: Holding, embedding: Embedding) -> None:
+    def __init__(self, *, holding: Holding, aside: Aside, embedding: Embedding) -> None:
         self.holding = holding
+        self.aside = aside
         self.embedding = embedding
         self.live: Mapping[str, Sequence[Space]] = {}
         """The spaces of each spec that its units are planned for."""
-        self.set_aside: dict[Spec, str] = {}
-        """The specs whose tables are not as this code declares them, and what is wrong."""
         self._units: deque[Unit] = deque()
         self._readings: dict[Spec, sources.Reading] = {}
         # The providers' answers are looked at again after each, whatever the texts' lengths.
@@ -66,7 +67,7 @@ class Planning:
             for spec, units in self._by_spec(few).items():
                 self._plan_or_leave(spec, units)
         except DatabaseError as error:
-            if not faults.is_canceled(error):
+            if faults.of(error) is not Fault.TOO_SLOW:
                 raise
             if len(few) > 1:
                 self._slices.halve(len(few))
@@ -79,19 +80,21 @@ class Planning:
 
     def look_again(self) -> None:
         """Take up those whose tables are by now as declared."""
-        for spec in list(self.set_aside):
+        for spec in self.aside:
             if not self.live[spec.key]:
                 continue
             try:
                 self._ask(spec, [])
+                # What could not be stored would be paid for again and again.
+                with database.giving_way(self.holding.using):
+                    store.rehearse(spec, using=self.holding.using)
             except DatabaseError as error:
-                if not faults.is_of_schema(error):
+                if faults.of(error) is not Fault.SCHEMA:
                     raise
             except database.Busy:
                 pass
             else:
-                del self.set_aside[spec]
-                events.tell(events.SPEC_TAKEN_UP, spec=spec.key)
+                self.aside.take_up(spec)
 
     def _held(self) -> int:
         return sum(unit.characters for unit in self.holding.units.values())
@@ -121,7 +124,7 @@ class Planning:
         return units
 
     def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
-        if spec in self.set_aside:
+        if spec in self.aside:
             return {}
         try:
             with database.giving_way(self.holding.using, in_one_go=True):
@@ -129,44 +132,35 @@ class Planning:
         except database.Busy:
             return {}
         except DatabaseError as error:
-            if faults.is_canceled(error) or faults.is_lost_connection(error):
+            if faults.of(error) is Fault.TOO_SLOW or faults.is_lost_connection(error):
                 raise
             return {}  # what is wrong is found when they are read
 
     def _plan_or_leave(self, spec: Spec, units: Sequence[Unit]) -> None:
         """Plan units, but for those that the database does not let us read."""
-        if spec in self.set_aside:
-            self._leave(units, reason=self.set_aside[spec])
+        if spec in self.aside:
+            self.aside.leave(units)
             return
         try:
             self._plan(spec, units)
         except DatabaseError as error:
-            if faults.is_canceled(error) or faults.is_outage(error):
-                raise
-            if faults.is_of_schema(error):
-                self._put_aside(spec, error)
-                self._leave(units, reason=self.set_aside[spec])
-            elif len(units) == 1:
-                # A key of another type, a damaged value: it must not take the others along.
-                self.holding.retry(units[0], f"{type(error).__name__}: {error}")
-            else:
-                middle = len(units) // 2
-                self._plan_or_leave(spec, units[:middle])
-                self._plan_or_leave(spec, units[middle:])
+            match faults.of(error):
+                case Fault.TOO_SLOW | Fault.OUTAGE | Fault.OURS:
+                    raise
+                case Fault.SCHEMA:
+                    self.aside.put(spec, error)
+                    self.aside.leave(units)
+                case _ if len(units) == 1:
+                    # A key of another type, a damaged value: it must not take the others along.
+                    self.holding.retry(units[0], f"{type(error).__name__}: {error}")
+                case _:
+                    middle = len(units) // 2
+                    self._plan_or_leave(spec, units[:middle])
+                    self._plan_or_leave(spec, units[middle:])
 
-    def _put_aside(self, spec: Spec, error: Exception) -> None:
-        """Leave a spec alone whose tables are not as declared: a deploy is under way, or failed.
-
-        The other specs go on, and so does this one when the tables are as they should be.
-        """
-        if spec not in self.set_aside:
-            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
-        self.set_aside[spec] = f"{type(error).__name__}: {faults.said(error)}"
-
-    def _leave(self, units: Iterable[Unit], *, reason: str = "") -> None:
+    def _leave(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            unit.is_planned = True
-            self.holding.give_back(unit, delay_seconds=1.0, reason=reason)
+            self.holding.give_back(unit, delay_seconds=LEFT_SECONDS)
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         live = self.live[spec.key]

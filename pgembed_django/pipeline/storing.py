@@ -14,7 +14,9 @@ from concurrent import futures
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import events, faults
+from pgembed_django.faults import Fault
 from pgembed_django.pipeline import transactions
+from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.transactions import Completion
@@ -39,8 +41,11 @@ class Storing:
     thread only writes; what is held is the loop's.
     """
 
-    def __init__(self, *, holding: Holding, wake: Callable[[], None], inline: bool) -> None:
+    def __init__(
+        self, *, holding: Holding, aside: Aside, wake: Callable[[], None], inline: bool
+    ) -> None:
         self.holding = holding
+        self.aside = aside
         self.completed = 0
         self._wake = wake
         self._thread = None if inline else Threads(1, name="pgembed-storing")
@@ -121,10 +126,11 @@ class Storing:
                     some, settings=self.holding.settings, using=self.holding.using
                 )
             except (DatabaseError, InterfaceError) as error:
-                if faults.is_outage(error):
-                    connections[self.holding.using].close()
-                if faults.is_canceled(error):
+                fault = faults.of(error)
+                if fault is Fault.TOO_SLOW:
                     self._slices.halve(len(some))
+                if fault is Fault.OUTAGE or faults.is_lost_connection(error):
+                    connections[self.holding.using].close()
                 if not done.units:
                     raise
                 break  # as the next try finds: what was done is told first
@@ -160,8 +166,11 @@ class Storing:
         for unit in done.outdated:
             self.holding.give_back(unit)
             self.holding.has_old_spaces = True
-        for unit, error in done.refused:
-            self.holding.retry(unit, error)
+        for unit, error in done.unfit:
+            self.aside.put(unit.spec, error)
+            self.aside.leave([unit])
+        for unit, said in done.refused:
+            self.holding.retry(unit, said)
         held = [unit for unit in units if unit in self.holding]
         completed = set(done.units)
         self.holding.lose(unit.claim.id for unit in held if unit.claim.id in done.lost)

@@ -1,27 +1,18 @@
-"""The pipeline's transactions. Each holds the jobs of the units that it writes for.
-
-All are short, and none waits for a writer.
-"""
+"""Store whole units, in transactions that hold their jobs. None waits for a writer."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, database, faults, jobs, spaces, store
-from pgembed_django.pipeline.holding import Holding
-from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.faults import Fault
+from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
-
-BRIEFLY = "10ms"
-"""How long what can be done later waits for a lock: the loop has other things to do."""
-
-Parts = list[tuple[Unit, Part]]
-Write = Callable[[Spec, Parts], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +25,8 @@ class Completion:
     """How long each write among them has waited for its vectors, in seconds, by job id."""
     outdated: Sequence[Unit] = ()
     """A space was opened since they were planned."""
+    unfit: Sequence[tuple[Unit, Exception]] = ()
+    """The tables of their specs are not as declared, and what is wrong with these."""
     refused: Sequence[tuple[Unit, str]] = ()
     lost: Collection[int] = ()
     """Job ids: another's by now, or gone with their rows."""
@@ -44,6 +37,7 @@ class Completion:
             [*self.units, *other.units],
             {**self.waited, **other.waited},
             [*self.outdated, *other.outdated],
+            [*self.unfit, *other.unfit],
             [*self.refused, *other.refused],
             [*self.lost, *other.lost],
             self.seconds + other.seconds,
@@ -55,7 +49,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
 
     Those whose jobs an open writer has locked are left as they are. The results of lost
     ones are discarded. What is wrong with one is its own; but that several took longer than
-    a time-out allows is raised, and so is what is wrong with the server.
+    a time-out allows is raised, and so is what is wrong with the server, or our own tables.
     """
     started = time.perf_counter()
     try:
@@ -75,98 +69,36 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     except database.Busy:
         return Completion()  # a person is at one of their failures
     except DatabaseError as error:
-        many = len(units) > 1
-        is_slow = faults.is_canceled(error)
-        if (is_slow and many) or (faults.is_outage(error) and not is_slow):
-            raise
-        if many:
-            # One unit's data may be at fault. It must not take the others along.
-            return _store_halves(units, settings=settings, using=using)
+        is_many = len(units) > 1
+        match faults.of(error):
+            case Fault.OUTAGE | Fault.OURS:
+                raise
+            case Fault.TOO_SLOW if is_many:
+                raise
+            case Fault.SCHEMA if len(by_spec := _by_spec(units)) > 1:
+                return _store_apart([*by_spec.values()], settings=settings, using=using)
+            case Fault.SCHEMA:
+                return Completion(unfit=[(unit, error) for unit in units])
+            case _ if is_many:
+                # One unit's data may be at fault. It must not take the others along.
+                middle = len(units) // 2
+                halves = [units[:middle], units[middle:]]
+                return _store_apart(halves, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
     return Completion(ours, waited(), outdated, lost=held.lost, seconds=seconds)
 
 
-def _store_halves(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
-    middle = len(units) // 2
-    done = store_whole(units[:middle], settings=settings, using=using)
-    try:
-        return done + store_whole(units[middle:], settings=settings, using=using)
-    except (DatabaseError, InterfaceError):
-        return done  # as the next try finds: what was done is told first
-
-
-def stage(holding: Holding, parts: Iterable[tuple[Unit, Part]]) -> set[Spec]:
-    """Persist what batches brought for units that wait for further ones.
-
-    Also for those that are about to be given back: their next run resumes there. Returns the
-    specs for which it has to be tried again later.
-    """
-    unfinished = {part: unit for unit, part in parts if part.waiting}
-
-    def write(spec: Spec, ours: Parts) -> None:
-        store.stage(spec, [unit.change(part) for unit, part in ours], using=holding.using)
-
-    busy: set[Spec] = set()
-    ours = [(unit, part) for part, unit in unfinished.items()]
-    for part in _write_held(holding, ours, write, busy):
-        part.is_staged = True
-    return busy
-
-
-def store_text(holding: Holding, units: Collection[Unit]) -> set[Spec]:
-    """Store the text of units that have no rows yet: full-text search finds them at once.
-
-    Returns the specs whose table somebody has locked: to be tried again later.
-    """
-    parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
-
-    def write(spec: Spec, ours: Parts) -> None:
-        changes = [store.Change(u.claim.source_pk, part.space.pk, part.plan) for u, part in ours]
-        store.apply_text(spec, changes, using=holding.using)
-
-    busy: set[Spec] = set()
-    for part in _write_held(holding, parts, write, busy):
-        part.has_waiting_text = True
-    for unit in units:
-        holding.look_at(unit)
-    return busy
-
-
-def _write_held(holding: Holding, parts: Parts, write: Write, busy: set[Spec]) -> Iterator[Part]:
-    """Write what is still ours, a spec and a transaction at a time. Yields what was written.
-
-    ``busy`` takes the specs for which somebody has locked a table.
-    """
-    by_spec: dict[Spec, Parts] = defaultdict(list)
-    for unit, part in parts:
-        by_spec[unit.spec].append((unit, part))
-    for spec, of_spec in by_spec.items():
+def _store_apart(
+    parts: Sequence[Sequence[Unit]], *, settings: conf.Settings, using: str
+) -> Completion:
+    done = store_whole(parts[0], settings=settings, using=using)
+    for units in parts[1:]:
         try:
-            yield from _write_spec(holding, spec, of_spec, write)
-        except database.Busy:
-            busy.add(spec)
-
-
-def _write_spec(holding: Holding, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
-    try:
-        # Who waited for a table with jobs in hand would hold up their writers, or meet them.
-        with database.giving_way(holding.using, wait=BRIEFLY):
-            held = jobs.hold({unit.claim for unit, _ in parts}, using=holding.using)
-            ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
-            if ours:
-                write(spec, ours)
-    except DatabaseError as error:
-        if faults.is_outage(error):
-            raise
-        if len(parts) > 1:
-            for one in parts:
-                yield from _write_spec(holding, spec, [one], write)
-        else:
-            # One unit's data is at fault. It must not take the worker along.
-            holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
-        return
-    yield from (part for _, part in ours)
+            done += store_whole(units, settings=settings, using=using)
+        except (DatabaseError, InterfaceError):
+            break  # as the next try finds: what was done is told first
+    return done
 
 
 def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:

@@ -54,6 +54,9 @@ class Unit:
     is_blocked: bool = False
     """It could not be stored at the last try: an open writer has its job, or its table."""
 
+    is_left: bool = False
+    """It is given back because its spec was set aside."""
+
     @property
     def is_doubtful(self) -> bool:
         """Whether its provider went down while it had this text: it is sent alone."""

@@ -86,8 +86,10 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
             source_pks=[change.source_pk for change in waiting],
             space_ids=[change.space_id for change in waiting],
         )
-    _insert(spec, changes, using, reuse=True)
-    _keep(spec, changes, using)
+    if any(change.plan.insert for change in changes):
+        _insert(spec, changes, using, reuse=True)
+    if any(change.plan.keep for change in changes):
+        _keep(spec, changes, using)
     if dropped := [row_id for change in changes for row_id in change.plan.drop]:
         _send(using, of_spec.drop, ids=dropped)
 
@@ -149,10 +151,18 @@ def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> i
     return max((row_id for [row_id] in deleted()), default=None)
 
 
+def rehearse(spec: Spec, *, using: str) -> None:
+    """Write nothing, by each statement of a unit's storing: raises what is wrong with its table."""
+    of_spec = statements.of(spec, using)
+    _insert(spec, [], using, reuse=True)
+    _keep(spec, [], using)
+    _send(using, of_spec.drop, ids=[])
+    _send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
+    _send(using, of_spec.forget, source_pks=[])
+
+
 def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
     rows = [(change, chunk) for change in changes for chunk in change.plan.insert]
-    if not rows:
-        return
     embedded = [change.vectors.get(chunk.digest) for change, chunk in rows]
     _send(
         using,
@@ -180,8 +190,6 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
         for change in changes
         for row_id, chunk in change.plan.keep.items()
     ]
-    if not rows:
-        return
     _send(
         using,
         statements.of(spec, using).keep,

@@ -68,5 +68,5 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
         for pool in pools
         if pool.paused_by is not None
     }
-    aside = {spec.key: reason for spec, reason in pipeline.planning.set_aside.items()}
+    aside = {spec.key: reason for spec, reason in pipeline.aside.reasons.items()}
     return {what: clean(why) for what, why in (down | by_hand | aside).items()}

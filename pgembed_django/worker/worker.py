@@ -13,6 +13,7 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import conf, database, events, faults, rollups, spaces
+from pgembed_django.faults import Fault
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
@@ -159,14 +160,13 @@ class Worker:
                     return
                 self._round()
             except (DatabaseError, InterfaceError) as error:
-                if faults.is_outage(error):
-                    self._sit_out(error)
-                elif faults.is_canceled(error):
-                    # Not at once again; in fewer rows, where it was many.
-                    events.tell(events.STATEMENT_CANCELED, error=str(error))
-                    self._rest.wait(self.listener, CANCELED_SECONDS)
-                else:
-                    raise
+                match faults.of(error):
+                    case Fault.OUTAGE:
+                        self._sit_out(error)
+                    case Fault.TOO_SLOW:
+                        self._try_later(error)
+                    case _:
+                        raise
 
     def _round(self) -> None:
         self.maintenance.check()
@@ -298,6 +298,13 @@ class Worker:
         # Writers nudge on, where only our tables have no room.
         while self.stops_asked == stops_asked and (left := until - time.monotonic()) > 0:
             self._rest.wait(self.listener, left)
+
+    def _try_later(self, error: Exception) -> None:
+        """Something took too long. Not at once again; in fewer rows, where it was many."""
+        events.tell(events.STATEMENT_CANCELED, error=str(error))
+        if faults.is_lost_connection(error):
+            connections[self.using].close()
+        self._rest.wait(self.listener, CANCELED_SECONDS)
 
     def _end(self) -> None:
         """Leave nothing leased. The leases first: the rest may take its time."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
-from pgembed_django.models import Job, Lap, Space, Worker
+from pgembed_django.models import Attempt, Job, Lap, Space, Worker
 from pgembed_django.worker.presence import paused
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
@@ -92,6 +96,68 @@ def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_
     assert NoteEmbedding.objects.filter(source=note).exists()
 
 
+@contextmanager
+def deploy(change: str, undo: str) -> Iterator[Callable[[], None]]:
+    """Change a table while a worker is at work. Yields what undoes it, at the latest at the end."""
+    with ExitStack() as stack:
+        stack.callback(execute, undo)
+        execute(change)
+        yield lambda: stack.close()
+
+
+STORING = {
+    "a column is gone": (
+        "ALTER TABLE app_noteembedding RENAME was_cut TO was_short",
+        "ALTER TABLE app_noteembedding RENAME was_short TO was_cut",
+    ),
+    "the table is gone": DRIFTS["the vectors' table is gone"],
+}
+
+
+@pytest.mark.parametrize("change", STORING)
+def test_what_cannot_be_stored_any_more_is_given_back_with_no_attempt_spent(
+    note, make_article, make_worker, provider, change
+):
+    article = make_article(title="an article")
+    worker = make_worker()
+    worker.step()  # the answers are there
+    with deploy(*STORING[change]) as undo:
+        steps(worker)
+
+        assert embedded_text(article)
+        job = Job.objects.get(spec=NOTE)
+        assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
+        assert "ProgrammingError" in job.last_error
+        assert not Attempt.objects.exists()
+        assert list(paused(worker)) == [NOTE]
+
+        # Nor is it taken up as soon as it can be read: it would be paid for again and again.
+        make_due()
+        worker.holding.has_old_spaces = True
+        steps(worker)
+        assert list(paused(worker)) == [NOTE]
+        undo()
+
+    worker.holding.has_old_spaces = True
+    steps(worker)
+    assert not paused(worker)
+    assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
+    assert Counter(provider.embedded)["a note"] == 1
+
+
+def test_nor_does_a_text_that_cannot_be_stored_ahead_cost_an_attempt(note, make_worker, provider):
+    worker = make_worker()
+    provider.is_down = True
+    worker.claiming.claim()
+    worker.planning.step()
+    with deploy(*STORING["a column is gone"]):
+        steps(worker)
+
+        job = Job.objects.get(spec=NOTE)
+        assert (job.status, job.attempts) == ("pending", 0)
+        assert NOTE in paused(worker)
+
+
 # Without the vectors' table it is refused at the start, with the remedy.
 @pytest.mark.parametrize(
     "drift", [drift for drift in DRIFTS if "vectors" not in drift], indirect=True
@@ -168,3 +234,18 @@ def test_what_is_wrong_with_our_own_tables_is_no_specs(make_article, make_worker
     finally:
         execute("ALTER TABLE pgembed_job RENAME falls TO crashes")
     assert not ArticleEmbedding.objects.exists()
+
+
+def test_nor_what_is_wrong_with_them_once_a_row_is_held(make_article, make_worker):
+    make_article()
+    worker = make_worker()
+    execute("ALTER TABLE pgembed_staging RENAME TO staged")
+    try:
+        with pytest.raises(ProgrammingError):
+            worker.step()
+    finally:
+        execute("ALTER TABLE staged RENAME TO pgembed_staging")
+    steps(worker)
+
+    assert ArticleEmbedding.objects.exists()
+    assert Job.objects.get().attempts == 0

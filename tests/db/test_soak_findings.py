@@ -12,7 +12,7 @@ from django.db import OperationalError, connection
 
 from pgembed_django import faults, specs, store
 from pgembed_django.models import Job, StagedVector
-from pgembed_django.pipeline import Pipeline, transactions
+from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.db.conftest import backend_pid, make_due
 from tests.played.provider import PlayedProvider
@@ -74,7 +74,7 @@ def test_text_that_is_stored_ahead_leaves_staged_vectors_for_the_completion(
     [unit] = worker.holding.units.values()
     worker.step()
     assert StagedVector.objects.exists()
-    transactions.store_text(worker.holding, [unit])
+    worker.ahead.store_text([unit])
     until_nothing_moves(worker)
 
     assert embedded_texts(provider) == Counter(CHUNKS)

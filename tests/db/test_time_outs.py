@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import Queue
 from typing import Any
 
@@ -16,6 +17,7 @@ from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import faults, spaces, specs
+from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
@@ -76,7 +78,7 @@ def until_not_canceled(step: Callable[[], Any]) -> Any:
         try:
             return step()
         except DatabaseError as error:
-            if not faults.is_canceled(error):
+            if faults.of(error) is not Fault.TOO_SLOW:
                 raise
     raise AssertionError("It is canceled each time.")
 
@@ -98,6 +100,33 @@ def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, wor
         run("DROP FUNCTION take_long() CASCADE")
 
     assert_that_the_slow_one_failed_alone(notes)
+
+
+def test_texts_that_cannot_be_stored_ahead_in_time_cost_few_time_outs(
+    make_worker: Callable[..., Pipeline], provider: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """So many rows at once, not each of them."""
+    provider.is_down = True
+    for number in range(8):
+        Note.objects.create(body=f"slow {number}")
+    worker = make_worker()
+    worker.claiming.claim()
+    worker.planning.step()
+    run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
+    try:
+        run("SET statement_timeout = '100ms'")
+        with pytest.raises(DatabaseError) as raised:
+            worker.ahead.store_text(list(worker.holding.units.values()))
+        assert faults.of(raised.value) is Fault.TOO_SLOW
+        assert len(worker.holding.units) == 8  # none of them was tried alone
+        for _ in range(3):  # of four, of two, of one
+            with suppress(DatabaseError):
+                busy = worker.ahead.store_text(list(worker.holding.units.values()))
+    finally:
+        run("DROP FUNCTION take_long() CASCADE")
+
+    assert len(worker.holding.units) == 7
+    assert {spec.key for spec in busy} == {"app.NoteEmbedding"}
 
 
 def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work):
@@ -136,7 +165,7 @@ def test_a_table_that_stays_locked_beyond_the_roles_lock_timeout_ends_no_worker(
     with pytest.raises(DatabaseError) as raised:
         worker.step()
 
-    assert faults.is_canceled(raised.value)  # so it is tried again in a while
+    assert faults.of(raised.value) is Fault.TOO_SLOW  # so it is tried again in a while
     other.rollback()
     while worker.step():
         pass

@@ -1,0 +1,124 @@
+"""Store what there is of units that are not whole yet, in transactions that hold their jobs.
+
+All are short, and none waits for a writer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from django.db import DatabaseError
+
+from pgembed_django import database, faults, jobs, store
+from pgembed_django.faults import Fault
+from pgembed_django.pipeline.aside import Aside
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.slices import Slices
+from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.specs import Spec
+
+BRIEFLY = "10ms"
+"""How long what can be done later waits for a lock: the loop has other things to do."""
+
+Parts = list[tuple[Unit, Part]]
+Write = Callable[[Spec, Parts], None]
+
+
+class Ahead:
+    """Writes what is not whole yet: texts before their vectors, vectors before the others.
+
+    As many at once as a short transaction takes. What could not be written is left to the
+    next time, at which there are fewer, where so many took too long.
+    """
+
+    def __init__(self, *, holding: Holding, aside: Aside) -> None:
+        self.holding = holding
+        self.aside = aside
+        self._slices = Slices()
+
+    def stage(self, parts: Iterable[tuple[Unit, Part]]) -> set[Spec]:
+        """Persist what batches brought for units that wait for further ones.
+
+        Also for those that are about to be given back: their next run resumes there. Returns
+        the specs for which it has to be tried again later.
+        """
+        unfinished = {part: unit for unit, part in parts if part.waiting or unit.is_left}
+
+        def write(spec: Spec, ours: Parts) -> None:
+            changes = [unit.change(part) for unit, part in ours]
+            store.stage(spec, changes, using=self.holding.using)
+
+        busy: set[Spec] = set()
+        for part in self._write([(unit, part) for part, unit in unfinished.items()], write, busy):
+            part.is_staged = True
+        return busy
+
+    def store_text(self, units: Collection[Unit]) -> set[Spec]:
+        """Store the text of units that have no rows yet: full-text search finds them at once.
+
+        Returns the specs whose table somebody has locked: to be tried again later.
+        """
+        parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
+
+        def write(spec: Spec, ours: Parts) -> None:
+            changes = [
+                store.Change(unit.claim.source_pk, part.space.pk, part.plan) for unit, part in ours
+            ]
+            store.apply_text(spec, changes, using=self.holding.using)
+
+        busy: set[Spec] = set()
+        for part in self._write(parts, write, busy):
+            part.has_waiting_text = True
+        for unit in units:
+            self.holding.look_at(unit)
+        return busy
+
+    def _write(self, parts: Parts, write: Write, busy: set[Spec]) -> Iterator[Part]:
+        """Write what is still ours, of one spec in each transaction. Yields what was written.
+
+        ``busy`` takes the specs for which it has to be tried again.
+        """
+        by_spec: dict[Spec, deque[tuple[Unit, Part]]] = defaultdict(deque)
+        for unit, part in parts:
+            by_spec[unit.spec].append((unit, part))
+        for spec, rest in by_spec.items():
+            try:
+                while rest:
+                    some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
+                    started = time.perf_counter()
+                    yield from self._write_some(spec, some, write)
+                    self._slices.adapt(len(some), seconds=time.perf_counter() - started)
+            except database.Busy:
+                busy.add(spec)
+
+    def _write_some(self, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
+        using = self.holding.using
+        try:
+            # Who waited for a table with jobs in hand would hold up their writers, or meet them.
+            with database.giving_way(using, wait=BRIEFLY):
+                held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
+                ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
+                if ours:
+                    write(spec, ours)
+        except DatabaseError as error:
+            match faults.of(error):
+                case Fault.OUTAGE | Fault.OURS:
+                    raise
+                case Fault.TOO_SLOW if len(parts) > 1:
+                    self._slices.halve(len(parts))
+                    raise
+                case Fault.SCHEMA:
+                    self.aside.put(spec, error)
+                    self.aside.leave({unit for unit, _ in parts})
+                case _ if len(parts) > 1:
+                    for one in parts:
+                        yield from self._write_some(spec, [one], write)
+                case fault:
+                    # One unit's data is at fault. It must not take the worker along.
+                    self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
+                    if fault is Fault.TOO_SLOW:
+                        raise database.Busy from error  # the others in a while: it took long
+            return
+        yield from (part for _, part in ours)

@@ -1,0 +1,49 @@
+"""The specs that a worker leaves alone: their tables are not as its code declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pgembed_django import events, faults
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Unit
+from pgembed_django.specs import Spec
+
+LEFT_SECONDS = 1.0
+
+
+class Aside:
+    """A deploy is under way, or has failed. The other specs go on.
+
+    So does one that was set aside, when its tables are as they should be.
+    """
+
+    def __init__(self, *, holding: Holding) -> None:
+        self.reasons: dict[Spec, str] = {}
+        self._holding = holding
+
+    def __contains__(self, spec: Spec) -> bool:
+        return spec in self.reasons
+
+    def __iter__(self) -> Iterator[Spec]:
+        return iter(list(self.reasons))
+
+    def put(self, spec: Spec, error: Exception) -> None:
+        """Set a spec aside."""
+        if spec not in self:
+            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
+        self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
+
+    def leave(self, units: Iterable[Unit]) -> None:
+        """Give units of such specs back, with no attempt spent. What is paid for is staged."""
+        for unit in units:
+            unit.is_left = True
+            self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]
+            self._holding.give_back(
+                unit, delay_seconds=LEFT_SECONDS, reason=self.reasons[unit.spec]
+            )
+
+    def take_up(self, spec: Spec) -> None:
+        """Go on with a spec."""
+        del self.reasons[spec]
+        events.tell(events.SPEC_TAKEN_UP, spec=spec.key)

@@ -1,0 +1,62 @@
+"""Whose fault an error of the database is, by its SQLSTATE."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from django.db import DatabaseError
+
+from pgembed_django import faults
+from pgembed_django.faults import Fault
+
+FAULTS = {
+    "57014": Fault.TOO_SLOW,
+    "55P03": Fault.TOO_SLOW,
+    "25P04": Fault.TOO_SLOW,  # and the session is gone
+    "25P03": Fault.OUTAGE,
+    "57P01": Fault.OUTAGE,
+    "08006": Fault.OUTAGE,
+    "53300": Fault.OUTAGE,
+    "53100": Fault.OUTAGE,
+    "58030": Fault.OUTAGE,
+    "25006": Fault.OUTAGE,
+    "42703": Fault.SCHEMA,
+    "42P01": Fault.SCHEMA,
+    "42501": Fault.SCHEMA,
+    "22P02": Fault.VALUE,
+    "XX001": Fault.VALUE,
+    "53400": Fault.VALUE,
+    "P0001": Fault.OTHER,
+    "23505": Fault.OTHER,
+}
+
+
+def raised(state: str, message: str = "it is wrong") -> DatabaseError:
+    """An error as Django raises it."""
+    error = DatabaseError(message)
+    error.__cause__ = psycopg.errors.lookup(state)(message)
+    return error
+
+
+@pytest.mark.parametrize("state", FAULTS)
+def test_whose_fault_an_error_is(state):
+    assert faults.of(raised(state)) is FAULTS[state]
+
+
+def test_what_is_wrong_with_our_own_tables_is_no_specs():
+    error = raised("42P01", 'relation "pgembed_staging" does not exist\nLINE 1: SELECT …')
+
+    assert faults.of(error) is Fault.OURS
+
+
+def test_a_statement_that_names_our_tables_is_not_what_is_wrong():
+    error = raised("42703", 'column "body" does not exist\nLINE 1: … FROM pgembed_staging')
+
+    assert faults.of(error) is Fault.SCHEMA
+
+
+def test_an_error_that_no_server_has_told_is_a_lost_connection():
+    error = DatabaseError("the connection is closed")
+    error.__cause__ = psycopg.OperationalError("the connection is closed")
+
+    assert faults.of(error) is Fault.OUTAGE
