@@ -97,7 +97,7 @@ def _reembed(ids: Sequence[int]) -> Counts:
 def reembed_rows(spec: specs.Spec, source_pks: Iterable[str], kind: str | None = None) -> Counts:
     """Let units of one spec be embedded anew, and count."""
     done = reembedding.reembed(spec, source_pks, kind=kind or Job.Kind.MANUAL_RETRY, using=using())
-    return {"reembedded": done.enqueued, "busy": done.busy}
+    return {"reembedded": done.enqueued, "busy": len(done.busy)}
 
 
 ACTS = {

@@ -6,7 +6,7 @@ that the same backfill goes on where it was stopped, however that was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db.models import Model, Q, QuerySet, TextField
@@ -19,6 +19,9 @@ from pgembed_django.reembedding import reembed
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 500
+
+BRIEFLY = "10ms"
+"""How long ``force`` waits for an open writer: it comes back."""
 
 
 class Step(NamedTuple):
@@ -43,7 +46,8 @@ class Backfill:
     """One spec's backfill: of rows without vectors, or with ``force`` of all of them.
 
     ``where``: lookups, as ``filter`` takes them. ``resumed_from`` is the key after which
-    it goes on, or None.
+    it goes on, or None. ``left`` are the keys that ``force`` has passed because an open writer
+    had their rows. They are not kept in the database.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Backfill:
         if self._lap.recipe != asked:
             self._lap.recipe, self._lap.cursor = asked, None
         self.resumed_from = self._lap.cursor
+        self.left: Sequence[str] = ()
 
     @property
     def rows(self) -> QuerySet[Model]:
@@ -114,6 +119,11 @@ class Backfill:
         self._lap.save(using=self.using)
         return Step(len(page), enqueued, is_last)
 
+    def step_back(self) -> int:
+        """Queue those that are left, as far as their writers have ended. Returns how many."""
+        left, self.left = self.left, ()
+        return self._reembed(left)
+
     def _after(self) -> Q:
         after = self.spec.parse_cursor(self._lap.cursor)
         return Q() if after is None else Q(pk__gt=after)
@@ -123,7 +133,7 @@ class Backfill:
         if self.force:
             rows = self.spec.rows(self.using).filter(page).order_by("pk")
             source_pks = list(rows.values_list(Cast("pk", TextField()), flat=True))
-            return reembed(self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using).enqueued
+            return self._reembed(source_pks)
         live = spaces.live(self.spec, using=self.using)
         return jobs.enqueue(
             self.spec.key,
@@ -132,6 +142,13 @@ class Backfill:
             priority=self.spec.priority,
             using=self.using,
         )
+
+    def _reembed(self, source_pks: Iterable[str]) -> int:
+        done = reembed(
+            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=BRIEFLY
+        )
+        self.left = [*self.left, *done.busy]
+        return done.enqueued
 
     def estimates(self) -> Iterator[Estimate]:
         """Yield what it would embed, for each live space. Reads every text, writes nothing.

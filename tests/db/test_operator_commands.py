@@ -431,6 +431,63 @@ def test_force_embeds_anew_what_is_fresh(make_article, run_jobs, make_worker, pr
     assert ArticleEmbedding.objects.count() == 1
 
 
+@pytest.fixture
+def written(make_article, run_jobs, connect, monkeypatch, transactional_db):
+    """Three rows, of which another session is writing the second. Yields them and the session.
+
+    The command waits no longer than it takes to note that it did.
+    """
+    articles = [make_article() for _ in range(3)]
+    run_jobs()
+    other = connect()
+    other.execute("UPDATE app_article SET title = 'x' WHERE id = %s", [articles[1].pk])
+    patience(monkeypatch, "embed_backfill", lambda seconds: None)
+    yield articles, other
+    other.rollback()
+
+
+def outdated() -> set[int]:
+    """The rows of which nothing will be reused."""
+    rows = ArticleEmbedding.objects.filter(chunk_digest=b"")
+    return set(rows.values_list("source_id", flat=True))
+
+
+def test_force_comes_back_to_rows_that_were_being_written(written, monkeypatch):
+    articles, other = written
+    patience(monkeypatch, "embed_backfill", lambda seconds: other.rollback())
+
+    told = run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert "3 rows looked at, 3 queued" in told
+    assert outdated() == {article.pk for article in articles}
+
+
+def test_force_tells_which_rows_it_could_not_have_embedded_anew(written):
+    articles, _ = written
+
+    with pytest.raises(CommandError) as raised:
+        run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert raised.value.returncode == 1
+    assert "1 rows are locked by an open write" in str(raised.value)
+    assert f"--force --where pk__in={articles[1].pk}" in str(raised.value)
+    assert outdated() == {articles[0].pk, articles[2].pk}
+
+
+def test_stopped_it_tells_them_too(written, monkeypatch):
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    articles, _ = written
+    patience(monkeypatch, "embed_backfill", interrupt)
+    out = io.StringIO()
+
+    with pytest.raises(CommandError):
+        call_command("embed_backfill", KEY, "--force", stdout=out, stderr=out)
+
+    assert f"--force --where pk__in={articles[1].pk}" in out.getvalue()
+
+
 def test_a_dry_run_counts_and_queues_nothing(make_article, run_jobs):
     make_article()
     run_jobs()

@@ -7,7 +7,7 @@ import dataclasses
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,10 @@ from pgembed_django.specs import Spec
 from pgembed_django.worker import Worker
 
 LOOK_SECONDS = 0.5
+TRIES = 20
+"""So often it comes back to rows that an open writer has."""
+SHOWN_KEYS = 20
+
 TOGETHER = (
     # option, another one, whether it needs the other one or cannot bear it
     ("price", "dry_run", True),
@@ -44,8 +48,8 @@ class Command(EmbedCommand):
         "(--rate), with progress, or to embed rows anew whose text is the same (--force). "
         "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
         "first what it would embed and what that costs: --dry-run. "
-        "Exit status: 0 done; 1 not done, the message says why; 2 could not start; 130 stopped "
-        "by Ctrl-C or SIGTERM."
+        "Exit status: 0 done; 1 not done, or with --force not for rows that an open write has "
+        "locked, the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -109,20 +113,23 @@ class Command(EmbedCommand):
                 self._run(chosen, options)
 
     def _run(self, chosen: dict[str, Spec], options: dict[str, Any]) -> None:
-        for spec in chosen.values():
-            if not spaces.live(spec, using=self.using):
-                raise CommandError(
-                    f"{spec.key} has no space yet: start manage.py embed_worker, or say --inline.",
-                    returncode=CANNOT_START,
-                )
-            backfill = self._backfill(spec, options)
-            if options["restart"]:
-                backfill.restart()
-            if backfill.resumed_from is not None:
-                self.stdout.write(
-                    f"{spec.key}: going on after {backfill.resumed_from}. --restart begins anew."
-                )
-            self._fill(backfill, options)
+        filled: list[Backfill] = []
+        try:
+            for spec in chosen.values():
+                if not spaces.live(spec, using=self.using):
+                    raise CommandError(
+                        f"{spec.key} has no space yet: start manage.py embed_worker, or say "
+                        "--inline.",
+                        returncode=CANNOT_START,
+                    )
+                filled.append(self._backfill(spec, options))
+                self._fill(filled[-1], options)
+        except KeyboardInterrupt:
+            if told := told_of_left(filled):
+                self.stderr.write(told)
+            raise
+        if told := told_of_left(filled):
+            raise CommandError(told)
 
     def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
         where = dict(options["where"])
@@ -137,6 +144,13 @@ class Command(EmbedCommand):
         return backfill
 
     def _fill(self, backfill: Backfill, options: dict[str, Any]) -> None:
+        if options["restart"]:
+            backfill.restart()
+        if backfill.resumed_from is not None:
+            self.stdout.write(
+                f"{backfill.spec.key}: going on after {backfill.resumed_from}. "
+                "--restart begins anew."
+            )
         rate: float | None = options["rate"]
         limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
         looked_at = queued = 0
@@ -155,6 +169,7 @@ class Command(EmbedCommand):
                 if step and step.is_last:
                     break
                 self._rest(step.enqueued / rate if step and rate else 0 if step else LOOK_SECONDS)
+            queued += self._step_back(backfill)
             self._warn(backfill, options)
             # Also those that are at work: a worker in this process would end before they do.
             while not options["no_wait"] and (unfinished := backfill.unfinished):
@@ -167,6 +182,16 @@ class Command(EmbedCommand):
                 f"{backfill.spec.key}: {looked_at:,} rows looked at, {queued:,} {how}."
             )
         )
+
+    def _step_back(self, backfill: Backfill) -> int:
+        """Come back to rows that were being written: most writers have soon ended."""
+        queued = 0
+        for _ in range(TRIES):
+            if not backfill.left:
+                break
+            self._rest(LOOK_SECONDS)
+            queued += backfill.step_back()
+        return queued
 
     def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
         if options["inline"] or not backfill.waiting:
@@ -193,6 +218,17 @@ class Command(EmbedCommand):
             if found.errors:
                 text += f"; {found.errors:,} rows give no text"
             self.stdout.write(text)
+
+
+def told_of_left(filled: Iterable[Backfill]) -> str:
+    """Return which rows keep what is stored of them, and how to go on. Empty: none do."""
+    return "\n".join(
+        f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and are not embedded "
+        f"anew. Do so later with --force --where pk__in={','.join(one.left[:SHOWN_KEYS])}"
+        + (" and so on." if len(one.left) > SHOWN_KEYS else "")
+        for one in filled
+        if one.left
+    )
 
 
 def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
