@@ -16,9 +16,8 @@ from typing import Any
 import psycopg
 from django.db import connections
 
-from pgembed_django import database, events
+from pgembed_django import events, jobs
 
-CHANNEL = "pgembed"
 ECHO_SECONDS = 2.0
 
 SILENT_SECONDS = 5.0
@@ -74,11 +73,11 @@ class Listener:
         parameters.pop("cursor_factory", None)
         try:
             self._connection = _Connection.connect(**parameters, autocommit=True)
-            self._connection.execute(f"LISTEN {CHANNEL}")
+            self._connection.execute(f"LISTEN {jobs.CHANNEL}")
             # A pooler in transaction mode takes a LISTEN and forgets it. It would hand us
             # what we send ourselves, so the other connection has to.
             list(self._connection.notifies(timeout=0))
-            database.execute(self._using, f"NOTIFY {CHANNEL}")
+            jobs.nudge(using=self._using)
             if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
                 events.tell(events.LISTENER_DEAF)
                 self.close()
@@ -115,7 +114,7 @@ class Listener:
     def recruit(self) -> None:
         """Wake the workers that sleep: there is more to do than this one can claim."""
         with self._lost_connection_closes():
-            self._run(f"NOTIFY {CHANNEL}")
+            self._run(f"NOTIFY {jobs.CHANNEL}")
 
     def drain(self) -> bool:
         """Take the notifications that have arrived, and tell whether there were any."""

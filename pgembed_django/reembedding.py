@@ -43,6 +43,8 @@ def reembed(
             busy.append(source_pk)
         else:
             enqueued += 1
+    if enqueued:
+        jobs.nudge(using=using)
     return Reembedded(enqueued, busy)
 
 

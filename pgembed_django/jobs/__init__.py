@@ -12,6 +12,7 @@ from pgembed_django.jobs.entries import (
 )
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.leases import Held, heartbeat, hold
+from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.renaming import rename, share
 from pgembed_django.jobs.special import claim_alone, claim_doubtful, special_due
@@ -26,6 +27,7 @@ from pgembed_django.jobs.triage import (
 )
 
 __all__ = [
+    "CHANNEL",
     "LANES",
     "Claim",
     "Dismissed",
@@ -46,6 +48,7 @@ __all__ = [
     "heartbeat",
     "hold",
     "next_due_seconds",
+    "nudge",
     "pause",
     "paused",
     "prune",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pgembed_django import database
+from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Pause
 
 PAUSE = """
@@ -24,9 +25,6 @@ PAUSED = """
     FROM pgembed_pause
 """
 
-# A worker that is asleep looks at once; one that is awake, within seconds.
-NUDGE = "SELECT pg_notify('pgembed', '')"
-
 
 class Paused(NamedTuple):
     """Keys of specs and aliases of providers, each with the name of who paused it."""
@@ -44,7 +42,7 @@ def resume(what: str, name: str, *, using: str) -> bool:
     """Let workers go on with a spec or a provider. Tells whether it was paused."""
     is_resumed = database.execute(using, RESUME, what=Pause.What(what), name=name) > 0
     if is_resumed:
-        database.rows(using, NUDGE)
+        nudge(using=using)  # a worker that is awake looks within seconds
     return is_resumed
 
 

@@ -14,6 +14,7 @@ from pgembed_django.jobs.claims import claims
 from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.entries import LANES
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
+from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Job
 
 # The failure becomes a pending job, or brings the pending one forward.
@@ -159,8 +160,7 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
             counts.forward += 1
         else:
             counts.gone += 1
-    # A person waits: nobody is to sleep until the next poll.
-    database.execute(using, "NOTIFY pgembed")
+    nudge(using=using)
     return counts
 
 
@@ -208,6 +208,7 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
                 counts.busy += 1
             case _:
                 counts.gone += 1
+    nudge(using=using)
     return counts
 
 

@@ -135,13 +135,16 @@ class Backfill:
             source_pks = list(rows.values_list(Cast("pk", TextField()), flat=True))
             return self._reembed(source_pks)
         live = spaces.live(self.spec, using=self.using)
-        return jobs.enqueue(
+        enqueued = jobs.enqueue(
             self.spec.key,
             list(gaps.missing(self.spec, live, page, using=self.using)),
             kind=Job.Kind.BACKFILL,
             priority=self.spec.priority,
             using=self.using,
         )
+        if enqueued:
+            jobs.nudge(using=self.using)
+        return enqueued
 
     def _reembed(self, source_pks: Iterable[str]) -> int:
         done = reembed(

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from pgembed_django import faults, spaces, specs
+from pgembed_django import faults, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 from pgembed_django.management.progress import Progress
@@ -75,6 +75,8 @@ class Command(EmbedCommand):
             is_quiet=verbosity < 1,
         ) as progress:
             while page := self._page(spec, sweep, using=using):
+                if page.enqueued:
+                    jobs.nudge(using=using)
                 enqueued += page.enqueued
                 pages += 1
                 progress.show(min(total, pages * reconcile.PAGE_ROWS))

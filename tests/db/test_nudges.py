@@ -1,0 +1,92 @@
+"""What a person asks for wakes the workers that sleep: nobody waits for their next poll."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from django.core.management import call_command
+
+from pgembed_django import jobs, spaces, specs
+from pgembed_django.models import Job
+from pgembed_django.reembedding import reembed
+from tests.app.models import Article
+from tests.db.conftest import claim
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SPEC = "app.ArticleEmbedding"
+
+
+@pytest.fixture
+def article(make_article: Callable[..., Article]) -> Article:
+    article = make_article()
+    for spec in specs.all():
+        spaces.ensure(spec, using="default")
+    return article
+
+
+@pytest.fixture
+def is_woken(connect: Callable[..., psycopg.Connection]) -> Callable[[], bool]:
+    """Listen like a worker that sleeps. Tells whether it was nudged since it was asked last."""
+    listener = connect(autocommit=True)
+    listener.execute("LISTEN pgembed")
+
+    def is_woken() -> bool:
+        listener.execute("NOTIFY pgembed, 'asked'")  # they come in the order of the commits
+        heard = itertools.takewhile(lambda one: one.payload != "asked", listener.notifies())
+        return bool(list(heard))
+
+    return is_woken
+
+
+def reembed_it(article: Article) -> None:
+    Job.objects.all().delete()
+    assert reembed(specs.of(Article)[0], [str(article.pk)], using="default").enqueued
+
+
+def release_it(article: Article) -> None:
+    [held] = claim()
+    assert jobs.release_held([held.id], max_crashes=3, using="default").released
+
+
+def retry_it(article: Article) -> None:
+    [held] = claim()
+    jobs.fail(held, "no", using="default")
+    assert jobs.retry_failed([held.id], using="default").retried
+
+
+def backfill_it(article: Article) -> None:
+    Job.objects.all().delete()
+    call_command("embed_backfill", SPEC, no_wait=True, verbosity=0)
+    assert Job.objects.exists()
+
+
+def reconcile_it(article: Article) -> None:
+    Job.objects.all().delete()
+    call_command("embed_reconcile", specs=[SPEC], verbosity=0)
+    assert Job.objects.exists()
+
+
+def resume_it(article: Article) -> None:
+    jobs.pause("spec", SPEC, by="me", using="default")
+    assert jobs.resume("spec", SPEC, using="default")
+
+
+@pytest.mark.parametrize(
+    "ask", [reembed_it, release_it, retry_it, backfill_it, reconcile_it, resume_it]
+)
+def test_what_a_person_asks_for_wakes_who_sleeps(article: Article, is_woken: Any, ask: Any) -> None:
+    ask(article)
+
+    assert is_woken()
+
+
+def test_nothing_new_wakes_nobody(article: Article, is_woken: Any) -> None:
+    call_command("embed_reconcile", specs=[SPEC], verbosity=0)
+    reembed(specs.of(Article)[0], [], using="default")
+
+    assert not is_woken()
