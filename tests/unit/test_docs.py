@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+from django.apps import apps
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandParser
 
@@ -255,6 +256,13 @@ def test_every_test_that_the_guarantees_name_is_there() -> None:
         assert (ROOT / path).exists(), path
     for name in re.findall(r"`(test_\w+)`", page):
         assert f"def {name}(" in tests, name
+
+
+def test_the_tables_that_are_told_of_are_those_that_there_are() -> None:
+    ours = {model._meta.db_table for model in apps.get_app_config("pgembed").get_models()}
+
+    told = set(table("how-it-works.md", after="## The tables"))
+    assert {name for name in told if name.startswith("pgembed_")} == ours
 
 
 def test_every_page_is_in_the_navigation() -> None:
