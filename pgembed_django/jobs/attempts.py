@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pgembed_django import database
-from pgembed_django.jobs.claims import Claim
+from pgembed_django.jobs.claims import Claim, filled
 
 KEEP_SECONDS = 7 * 86400
 
 # Before the job moves on: it still has its worker, and this locks it.
-NOTE = """
+NOTE = filled("""
     INSERT INTO pgembed_attempt (spec, source_pk, outcome, started_at, worker, error)
     SELECT
         job.spec,
@@ -20,12 +20,9 @@ NOTE = """
     FROM pgembed_job AS job
     LEFT JOIN pgembed_worker AS worker
       ON worker.id = job.worker_id
-    WHERE job.id = %(id)s
-      AND job.claims = %(token)s
-      AND job.started_at = %(started_at)s::timestamptz
-      AND job.status = 'running'
+    WHERE {ours}
     FOR UPDATE OF job
-"""
+""")
 
 PRUNE = """
     DELETE FROM pgembed_attempt

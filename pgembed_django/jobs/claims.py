@@ -11,6 +11,34 @@ from psycopg import sql
 
 from pgembed_django import database
 
+# What proves that a job is still the claim's, from ``Claim.fence``.
+OURS = """
+        job.id = %(id)s
+    AND job.claims = %(token)s
+    AND job.started_at = %(started_at)s::timestamptz
+    AND job.status = 'running'
+"""
+
+# In the order of the fields of ``Claim``.
+COLUMNS = """
+        job.id,
+        job.claims,
+        job.started_at::text,
+        job.spec,
+        job.source_pk,
+        job.kind,
+        job.attempts,
+        job.crashes,
+        job.outages,
+        job.traceparent
+"""
+
+
+def filled(statement: str) -> str:
+    """Return a statement on ``pgembed_job AS job`` with its ``{ours}`` and ``{columns}``."""
+    return statement.replace("{ours}", OURS.strip()).replace("{columns}", COLUMNS.strip())
+
+
 # How every claim begins: which jobs, each one says. ``claims`` reads what it returns.
 START = """
     UPDATE pgembed_job AS job
@@ -21,11 +49,9 @@ START = """
         started_at = statement_timestamp(),
         lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
 """
-STARTED = """
-    RETURNING
-        job.id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages,
-        traceparent
-"""
+STARTED = filled("""
+    RETURNING {columns}
+""")
 
 # Each lane (a spec's jobs of one priority) is walked in the order of run_at, so jobs that
 # are not due yet are never walked over. Lanes are found by jumping along the index.

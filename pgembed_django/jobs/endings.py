@@ -14,7 +14,7 @@ from django.db import IntegrityError
 
 from pgembed_django import database
 from pgembed_django.jobs import attempts as history
-from pgembed_django.jobs.claims import Claim, claims
+from pgembed_django.jobs.claims import Claim, claims, filled
 from pgembed_django.jobs.failing import SUPERSEDE, bounded, fail
 from pgembed_django.models import Attempt
 
@@ -71,7 +71,7 @@ COMPLETE = """
 """
 
 # Back to pending, unless a newer pending job of the unit is there: that one supersedes it.
-REQUEUE = """
+REQUEUE = filled("""
     UPDATE pgembed_job AS job
     SET
         status = 'pending',
@@ -82,10 +82,7 @@ REQUEUE = """
         outages = outages + %(outages)s,
         last_error = COALESCE(%(error)s, last_error),
         run_at = statement_timestamp() + %(delay)s * interval '1 second'
-    WHERE id = %(id)s
-      AND claims = %(token)s
-      AND started_at = %(started_at)s::timestamptz
-      AND status = 'running'
+    WHERE {ours}
       AND NOT EXISTS (
           SELECT
           FROM pgembed_job AS newer
@@ -94,18 +91,18 @@ REQUEUE = """
             AND newer.status = 'pending'
       )
     RETURNING id
-"""
+""")
 
-EXPIRED = """
-    SELECT id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages
-    FROM pgembed_job
+EXPIRED = filled("""
+    SELECT {columns}
+    FROM pgembed_job AS job
     WHERE status = 'running'
       AND lease_expires_at < statement_timestamp()
     ORDER BY id
     LIMIT %(limit)s
     -- Those that an open deleter has are gone soon, or here again.
     FOR UPDATE SKIP LOCKED
-"""
+""")
 
 
 def complete(

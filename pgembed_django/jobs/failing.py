@@ -7,31 +7,25 @@ from django.utils.text import Truncator
 
 from pgembed_django import database, signature, text
 from pgembed_django.jobs import attempts as history
-from pgembed_django.jobs.claims import Claim
+from pgembed_django.jobs.claims import Claim, filled
 from pgembed_django.models import Attempt
 
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600
 MAX_PARKING_SECONDS = 7 * 86400
 
-SUPERSEDE = """
-    DELETE FROM pgembed_job
-    WHERE id = %(id)s
-      AND claims = %(token)s
-      AND started_at = %(started_at)s::timestamptz
-      AND status = 'running'
+SUPERSEDE = filled("""
+    DELETE FROM pgembed_job AS job
+    WHERE {ours}
     RETURNING id
-"""
+""")
 
 # The unit's older open failure, which gives way to this one: each unit is listed once.
-FAIL = """
+FAIL = filled("""
     WITH job AS (
         SELECT spec, source_pk
-        FROM pgembed_job
-        WHERE id = %(id)s
-          AND claims = %(token)s
-          AND started_at = %(started_at)s::timestamptz
-          AND status = 'running'
+        FROM pgembed_job AS job
+        WHERE {ours}
         FOR UPDATE
     )
     SELECT older.id, COALESCE(older.parkings + 1, 0)
@@ -48,7 +42,7 @@ FAIL = """
           AND newer.source_pk = job.source_pk
           AND newer.status = 'pending'
     )
-"""
+""")
 
 SETTLE = """
     UPDATE pgembed_job
@@ -58,8 +52,8 @@ SETTLE = """
       AND settled_at IS NULL
 """
 
-PARK = """
-    UPDATE pgembed_job
+PARK = filled("""
+    UPDATE pgembed_job AS job
     SET
         status = 'failed',
         worker_id = NULL,
@@ -72,10 +66,8 @@ PARK = """
         signature = %(signature)s,
         -- Until then the reconciler leaves the unit alone.
         run_at = statement_timestamp() + %(parking)s * interval '1 second'
-    WHERE id = %(id)s
-      AND claims = %(token)s
-      AND started_at = %(started_at)s::timestamptz
-"""
+    WHERE {ours}
+""")
 
 
 def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pgembed_django import database, specs
-from pgembed_django.jobs.claims import claims
+from pgembed_django.jobs.claims import claims, filled
 from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.entries import LANES
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
@@ -85,14 +85,14 @@ ENQUEUE_AGAIN = """
     RETURNING id
 """
 
-HELD = """
-    SELECT id, claims, started_at::text, spec, source_pk, kind, attempts, crashes, outages
-    FROM pgembed_job
+HELD = filled("""
+    SELECT {columns}
+    FROM pgembed_job AS job
     WHERE status = 'running'
       AND id = ANY(%(ids)s)
     ORDER BY id
     FOR UPDATE SKIP LOCKED
-"""
+""")
 
 # Of those that were passed over: whoever has them locked may yet leave them as they are.
 STILL = """
