@@ -163,16 +163,24 @@ class Provider(Options):
         """
         return None
 
-    def identity(self) -> dict[str, str | int | None]:
-        """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
+    @classmethod
+    def backend_path(cls) -> str:
+        """Return the dotted path of the class, whichever one it was imported by."""
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+    def declared(self) -> dict[str, str | int]:
+        """Return what makes vectors comparable, but for what only the server can tell."""
         return {
-            "backend": f"{type(self).__module__}.{type(self).__qualname__}",
+            "backend": self.backend_path(),
             "model": self.model,
-            "digest": self.model_digest(),
             "dimensions": self.dimensions,
             "document_prefix": self.document_prefix,
             "query_prefix": self.query_prefix,
         }
+
+    def identity(self) -> dict[str, str | int | None]:
+        """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
+        return {**self.declared(), "digest": self.model_digest()}
 
     @property
     def max_input_tokens(self) -> int | None:

@@ -8,6 +8,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
+from django.utils.module_loading import import_string
+
 from pgembed_django import conf, database, events, providers
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
@@ -73,17 +75,9 @@ def provider_of(space: Space) -> Provider:
 
     As declared, where that makes the same vectors: a mended address or time-out counts at once.
     """
-    declared = conf.current().providers.get(space.provider, {})
-    if (space.backend, space.model, space.dimensions) == (
-        declared.get("BACKEND"),
-        declared.get("MODEL"),
-        declared.get("DIMENSIONS"),
-    ):
+    if _may_be_declared(space):
         provider = providers.get(space.provider)
-        if (provider.document_prefix, provider.query_prefix) == (
-            space.document_prefix,
-            space.query_prefix,
-        ):
+        if is_of(space, provider):
             return provider
     options = json.dumps(space.options, sort_keys=True)
     return _former(
@@ -94,6 +88,25 @@ def provider_of(space: Space) -> Provider:
         options,
         conf.current().batch_size,
     )
+
+
+def is_of(space: Space, provider: Provider) -> bool:
+    """Tell whether a provider makes the vectors of a space, as far as it knows of itself."""
+    return all(getattr(space, name) == value for name, value in provider.declared().items())
+
+
+def _may_be_declared(space: Space) -> bool:
+    """Look before it is built: another one's declaration may be wrong, and is no matter here."""
+    declared = conf.current().providers.get(space.provider, {})
+    wanted = declared.get("MODEL"), declared.get("DIMENSIONS")
+    if wanted != (space.model, space.dimensions):
+        return False
+    try:
+        backend = import_string(declared.get("BACKEND", ""))
+    except ImportError:
+        return False
+    is_provider = isinstance(backend, type) and issubclass(backend, Provider)
+    return is_provider and backend.backend_path() == space.backend
 
 
 @functools.lru_cache(maxsize=32)

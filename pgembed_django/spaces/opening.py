@@ -19,7 +19,7 @@ from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
-from pgembed_django.spaces.living import live
+from pgembed_django.spaces.living import is_of, live
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
@@ -32,7 +32,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     provider = providers.get(spec.provider)
     identity = _identity(provider)
     for space in live(spec, using=using):
-        if _matches(space, identity):
+        if is_of(space, provider) and _may_be(space, identity["digest"]):
             _learn_digest(space, identity, using=using)
             _follow_options(space, spec, using=using)
             return live(spec, using=using)
@@ -50,33 +50,16 @@ def _identity(provider: Provider) -> Identity:
     except ProviderError as error:
         # The server is down. What it cannot tell now is learned when it is back.
         events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))
-        return {
-            "backend": f"{type(provider).__module__}.{type(provider).__qualname__}",
-            "model": provider.model,
-            "digest": None,
-            "dimensions": provider.dimensions,
-            "document_prefix": provider.document_prefix,
-            "query_prefix": provider.query_prefix,
-        }
+        return {**provider.declared(), "digest": None}
 
 
 def _fingerprint(identity: Identity) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def _matches(space: Space, identity: Identity) -> bool:
-    """Tell whether the space is the declared one. A digest that is not known matches any."""
-    stored = {
-        "backend": space.backend,
-        "model": space.model,
-        "dimensions": space.dimensions,
-        "document_prefix": space.document_prefix,
-        "query_prefix": space.query_prefix,
-    }
-    digests = {space.model_digest, identity["digest"] or ""}
-    return all(identity[name] == value for name, value in stored.items()) and (
-        len(digests) == 1 or "" in digests
-    )
+def _may_be(space: Space, digest: str | None) -> bool:
+    """Tell whether the space is of that digest. One that is not known matches any."""
+    return not digest or space.model_digest in ("", digest)
 
 
 def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
@@ -150,12 +133,8 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
         spec=spec.key,
         fingerprint=fingerprint,
         provider=spec.provider,
-        backend=identity["backend"],
-        model=identity["model"],
+        **provider.declared(),
         model_digest=identity["digest"] or "",
-        dimensions=identity["dimensions"],
-        document_prefix=identity["document_prefix"],
-        query_prefix=identity["query_prefix"],
         options=dict(conf.current().providers[spec.provider].get("OPTIONS", {})),
         state=Space.State.ACTIVE if is_first else Space.State.BUILDING,
         **({"activated_at": Now()} if is_first else {}),

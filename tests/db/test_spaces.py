@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
+from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import answering, search, targets, words
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
@@ -561,6 +562,38 @@ def test_the_batch_size_counts_for_a_space_whose_model_the_settings_have_left(
     assert spaces.provider_of(space).batch_size == 32
     settings.PGEMBED_BATCH_SIZE = 7
     assert spaces.provider_of(space).batch_size == 7
+
+
+@pytest.mark.django_db
+def test_so_it_does_where_the_backend_is_named_by_another_path(spec, settings):
+    """By that of a package that imports it, say."""
+    here = f"{__name__}.{DeterministicProvider.__qualname__}"
+    declared = {"BACKEND": here, "MODEL": "bag-of-words", "DIMENSIONS": 64}
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    [space] = spaces.ensure(spec, using="default")
+    settings.PGEMBED_PROVIDERS = {"default": {**declared, "OPTIONS": {"batch_size": 7}}}
+
+    assert spaces.provider_of(space) is providers.get("default")
+    assert [one.pk for one in spaces.ensure(spec, using="default")] == [space.pk]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"BACKEND": "no.such.Provider"},
+        {"BACKEND": "tests.played.provider.PlayedProvider"},
+        {"OPTIONS": {"query_prefix": "query: "}},
+        {"MODEL": "another"},
+    ],
+)
+def test_a_space_keeps_its_provider_where_another_one_is_declared(spec, settings, other):
+    [space] = spaces.ensure(spec, using="default")
+    before = spaces.provider_of(space)
+    config = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**config, **other}}
+
+    assert spaces.provider_of(space).declared() == before.declared()
 
 
 @pytest.mark.django_db
