@@ -13,12 +13,13 @@ from django.db import DatabaseError, InterfaceError, connections
 from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.faults import Fault
+from pgembed_django.once import Told
 from pgembed_django.specs import Spec
 
 STOP_SECONDS = 30.0
 
-_refused: dict[tuple[str, str], str] = {}
-"""What was told of chores and specs: it is not told again each second."""
+_told = Told()
+"""Of chores, specs and databases."""
 
 
 @dataclass(slots=True)
@@ -47,27 +48,26 @@ def attempt(once: Callable[[], int]) -> int:
 
 
 @contextmanager
-def apart(spec: Spec, *, chore: str) -> Iterator[None]:
+def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
     """Do what a chore does for one spec. Tables that do not allow it are told, once.
 
     A migration has run before this process is started anew, or has yet to run: the other
     specs have their turn all the same.
     """
-    what = chore, spec.key
+    what = chore, spec.key, using
     try:
         yield
-        _refused.pop(what, None)
+        _told.clear(what)
     except DatabaseError as error:
-        is_of_rows = faults.goes_in_fewer_rows(error)
-        if not is_of_rows and faults.of(error) is not Fault.SCHEMA:
+        fault, reason = faults.of(error), faults.said(error)
+        if fault not in {Fault.TOO_SLOW, Fault.VALUE, Fault.SCHEMA}:
             raise
-        reason = faults.said(error)
-        if _refused.get(what) != reason:
-            if is_of_rows:
-                events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
-            else:
-                events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
-        _refused[what] = reason
+        if not _told.is_new(what, reason):
+            return
+        if fault is Fault.SCHEMA:
+            events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
+        else:
+            events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
 
 
 class Chores:

@@ -118,7 +118,7 @@ class Maintenance:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
         enqueued = 0
         for spec in self.specs.values():
-            with apart(spec, chore="reconcile"):
+            with apart(spec, chore="reconcile", using=self.using):
                 enqueued += reconcile.reconcile_once(spec, using=self.using)
         return enqueued
 
@@ -126,7 +126,7 @@ class Maintenance:
         """Go on with laps that had filled the backlog, as soon as there is room again."""
         enqueued = 0
         for spec in self.specs.values():
-            with apart(spec, chore="refill"):
+            with apart(spec, chore="refill", using=self.using):
                 sweeps = reconcile.open_sweeps(spec, using=self.using)
                 enqueued += reconcile.reconcile_once(spec, using=self.using, sweeps=sweeps)
         return enqueued
@@ -135,7 +135,7 @@ class Maintenance:
         """Read the next page of texts of each spec, round and round."""
         enqueued = 0
         for spec in self.specs.values():
-            with apart(spec, chore="look_for_stale_rows"):
+            with apart(spec, chore="look_for_stale_rows", using=self.using):
                 page = reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
                 enqueued += page.enqueued if page else 0
         return enqueued
@@ -153,7 +153,7 @@ class Maintenance:
     def open_spaces(self) -> int:
         """Ask the providers what model they have by now: a tag may have been pulled again."""
         for spec in self.specs.values():
-            with apart(spec, chore="open_spaces"):
+            with apart(spec, chore="open_spaces", using=self.using):
                 spaces.ensure(spec, using=self.using)
         return 0
 
@@ -161,7 +161,7 @@ class Maintenance:
         """Build the indexes that are called for. Switch to a space that is full and indexed."""
         enqueued = 0
         for spec in self.specs.values():
-            with apart(spec, chore="build"):
+            with apart(spec, chore="build", using=self.using):
                 enqueued += sum(
                     self._build(spec, space) for space in spaces.live(spec, using=self.using)
                 )
@@ -174,7 +174,7 @@ class Maintenance:
         )
         enqueued = 0
         for space in building:
-            with apart(self.specs[space.spec], chore="fill"):
+            with apart(self.specs[space.spec], chore="fill", using=self.using):
                 enqueued += self._filling.look(self.specs[space.spec], space)
         return enqueued
 
@@ -185,7 +185,7 @@ class Maintenance:
             retired_for_seconds=self.settings.retired_seconds, using=self.using
         ):
             if space.spec in by_key and not self._builder.stopping.is_set():
-                with apart(by_key[space.spec], chore="prune_spaces"):
+                with apart(by_key[space.spec], chore="prune_spaces", using=self.using):
                     self.prune_space(by_key[space.spec], space)
         return 0
 

@@ -26,7 +26,7 @@ CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
 ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
-_fewer_rows: dict[tuple[str, str], int] = {}
+_fewer_rows: dict[tuple[str, str, str], int] = {}
 """Of laps whose pages could not be read. Zero: a single row cannot, and is passed."""
 
 
@@ -80,7 +80,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
     Lap.objects.using(using).get_or_create(spec=spec.key, sweep=sweep, defaults=recipes)
-    lap = spec.key, sweep
+    lap = spec.key, sweep, using
     rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
     try:
         page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_read=rows > 0)

@@ -15,8 +15,9 @@ import psycopg
 from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
-from pgembed_django import conf, database, events
+from pgembed_django import conf, database, events, faults
 from pgembed_django.models import Space
+from pgembed_django.once import Told
 from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
 from pgembed_django.specs import Spec
 
@@ -79,8 +80,8 @@ HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, fa
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
-_refused: set[str] = set()
-"""What was told once. It is tried again every few seconds: the rights may be given meanwhile."""
+_told = Told()
+"""Of indexes and databases. It is tried again every few seconds: the rights may be given."""
 
 
 def vector_name(space: Space, kind: str = "") -> str:
@@ -113,8 +114,10 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     """
     built = 0
     for name, statement in _missing(spec, space, using=using):
-        with _as_builder(using) as is_builder, _told_if_refused(spec, name):
-            built += is_builder and _build_one(spec, name, statement, using=using)
+        with _as_builder(using) as is_builder:
+            if is_builder:
+                with _told_if_refused(spec, name, using=using):
+                    built += _build_one(spec, name, statement, using=using)
     _drop_other_kinds(spec, space, using=using)
     return built
 
@@ -128,7 +131,7 @@ def drop(spec: Spec, space: Space, *, using: str) -> bool:
     with _as_builder(using) as is_builder:
         if is_builder:
             for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
-                with _told_if_refused(spec, name):
+                with _told_if_refused(spec, name, using=using):
                     _run(using, DROP, name=_qualified(spec, name, using=using))
             is_done = True
     return is_done
@@ -154,15 +157,15 @@ def _as_builder(using: str) -> Iterator[bool]:
 
 
 @contextmanager
-def _told_if_refused(spec: Spec, name: str) -> Iterator[None]:
+def _told_if_refused(spec: Spec, name: str, *, using: str) -> Iterator[None]:
     """Go on without an index that only the table's owner may build: a search needs none."""
     try:
         yield
+        _told.clear((name, using))
     except ProgrammingError as error:
         if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
             raise
-        if name not in _refused:
-            _refused.add(name)
+        if _told.is_new((name, using), faults.said(error)):
             events.tell(events.INDEX_REFUSED, spec=spec.key, index=name, error=str(error).strip())
 
 
@@ -172,8 +175,10 @@ def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
         return
     for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
         if database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None)):
-            with _as_builder(using) as is_builder, _told_if_refused(spec, name):
-                if is_builder:
+            with _as_builder(using) as is_builder:
+                if not is_builder:
+                    continue
+                with _told_if_refused(spec, name, using=using):
                     _run(using, DROP, name=_qualified(spec, name, using=using))
 
 

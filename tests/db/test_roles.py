@@ -217,6 +217,25 @@ class TestWorker:
             assert indexes.is_complete(spec, space, using="worker")
             indexes.drop(spec, space, using="owner")
 
+    def test_what_is_refused_after_it_was_allowed_is_told_again(self, settings, caplog):
+        def told() -> int:
+            return len([one for one in caplog.records if one.event == "pgembed.index_refused"])
+
+        settings.PGEMBED_INDEX_ROWS = 1
+        spec = specs.get("app.ArticleEmbedding")
+        make_article()
+        with owned_by("owner"):
+            drain()
+            assert told() == 2
+        drain()
+        [space] = spaces_of(spec)
+        assert indexes.is_complete(spec, space, using="worker")
+        with owned_by("owner"):
+            indexes.drop(spec, space, using="owner")
+            drain()
+
+        assert told() == 4
+
 
 @contextmanager
 def owned_by(role: str) -> Iterator[None]:
