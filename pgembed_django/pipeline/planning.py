@@ -164,12 +164,12 @@ class Planning:
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         live = self.live[spec.key]
+        if not live:
+            self._leave(units)
+            return
         try:
             loaded, stored = self._ask(spec, [unit.claim.source_pk for unit in units])
         except database.Busy:
-            self._leave(units)
-            return
-        if not live:
             self._leave(units)
             return
         if spec.text and loaded.texts:

@@ -7,7 +7,10 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
+from pgembed_django.models import Job, Space
 from pgembed_django.pipeline import Pipeline, slices
 
 pytestmark = pytest.mark.django_db
@@ -48,3 +51,17 @@ def test_where_planning_is_quick_more_are_planned_at_once(sizes):
 
 def test_where_it_takes_long_fewer_are(sizes):
     assert sizes(0.0) == [2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_where_no_space_is_live_no_text_is_read(make_worker, make_article):
+    worker = make_worker()
+    Space.objects.all().delete()
+    make_article()
+    worker.claiming.claim()
+
+    with CaptureQueriesContext(connection) as asked:
+        worker.planning.step()
+
+    assert not [one["sql"] for one in asked if "app_article" in one["sql"]]
+    worker.holding.end_jobs()
+    assert Job.objects.get().status == Job.Status.PENDING
