@@ -12,8 +12,10 @@ from pgembed_django.models import Job
 
 BRIEFLY = "10ms"
 MAX_BUSY = 20
-"""So often, and so long each time, ``enqueue`` waits for open writers. What it has added by
-then, other writers wait for."""
+"""After so many waits for open writers, of ``BRIEFLY`` each, ``enqueue`` leaves the rest.
+
+It may run in a transaction, and then other writers wait for what it has added.
+"""
 
 # Writes and people first. A spec's own priority, -100 to 100, is added.
 LANES = {

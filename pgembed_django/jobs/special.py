@@ -1,8 +1,7 @@
 """Jobs that have to go alone: what a worker died with, what a provider went down with.
 
-Of the latter one at a time among all workers: perhaps one of them crashes its provider, perhaps
-it was an outage and none does. So that no other one is found beside the culprit twice, each has
-to be with the provider alone.
+Of the latter one at a time among all workers, so that a provider that goes down again has one
+suspect. It may have been an outage, and none of them crashes it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ TEXT_AHEAD_SECONDS = 0.1
 """A unit whose vectors take longer than this has its text stored ahead of them."""
 
 MAX_TEXT_AHEAD_SECONDS = 1.0
-"""While answers keep coming, its turn will soon come: it would only be written twice."""
+"""It waits for so long at the most while answers keep coming: its own may be next, and what is
+stored ahead is written twice."""
 
 LOCKED_SECONDS = 1.0
 """How soon what can be done later is tried again where somebody has locked its table."""

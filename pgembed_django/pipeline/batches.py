@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.pipeline.units import Batch, Request
@@ -25,23 +27,31 @@ def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
 
 def tell(batch: Batch, *, seconds: float) -> None:
     """Tell what came of a batch. Never its texts."""
-    provider = batch.pool.provider
     found = outcomes(batch)
-    rows = len({request.unit for request in batch.requests})
-    refused = sum(not isinstance(outcome, Embedded) for outcome in found)
     if not batch.requests and not batch.pool.paused_seconds:
-        events.tell(events.PROVIDER_BACK, provider=provider.alias)
+        events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
     elif batch.pool.is_down:
         events.tell(
             events.PROVIDER_PAUSED,
             about=batch,
-            provider=provider.alias,
+            provider=batch.pool.provider.alias,
             seconds=batch.pool.paused_seconds,
             error=batch.pool.reason,
             milliseconds=seconds * 1000,
         )
-        refused = 0
-    elif len(found) > refused:
+    else:
+        _tell_of_chunks(batch, found, seconds=seconds)
+    _tell_of_cuts(batch, found)
+
+
+def _tell_of_chunks(
+    batch: Batch, found: Sequence[Embedded | ProviderError], *, seconds: float
+) -> None:
+    """Tell how many were embedded, and how many were refused."""
+    provider = batch.pool.provider
+    refused = sum(not isinstance(outcome, Embedded) for outcome in found)
+    rows = len({request.unit for request in batch.requests})
+    if len(found) > refused:
         events.tell(
             events.BATCH_EMBEDDED,
             about=batch,
@@ -63,6 +73,10 @@ def tell(batch: Batch, *, seconds: float) -> None:
             refused=refused,
             milliseconds=seconds * 1000,
         )
+
+
+def _tell_of_cuts(batch: Batch, found: Sequence[Embedded | ProviderError]) -> None:
+    """Tell how many rows have texts that were cut to fit, and one of them."""
     cut = {
         (request.unit.claim.spec, request.unit.claim.source_pk)
         for request, outcome in zip(batch.requests, found, strict=True)
@@ -72,8 +86,8 @@ def tell(batch: Batch, *, seconds: float) -> None:
         spec, source_pk = min(cut)
         events.tell(
             events.TEXTS_CUT,
-            provider=provider.alias,
-            model=str(provider),
+            provider=batch.pool.provider.alias,
+            model=str(batch.pool.provider),
             rows=len(cut),
             spec=spec,
             source_pk=source_pk,

@@ -64,8 +64,8 @@ class Embedding:
         return any(pool.in_flight for pool in self._queues)
 
     @property
-    def quota_seconds(self) -> float:
-        """How long what is queued waits for a quota at the least."""
+    def wait_seconds(self) -> float:
+        """How long what is queued waits at the least, for a quota or for a provider."""
         waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]
         return min(waits, default=0.0)
 

@@ -27,7 +27,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     for spec in known.values():
         spaces.ensure(spec, using=using)
     pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)
-    while pipeline.step() or pipeline.embedding.quota_seconds:
-        time.sleep(pipeline.embedding.quota_seconds)
+    while pipeline.step() or pipeline.embedding.wait_seconds:
+        time.sleep(pipeline.embedding.wait_seconds)
     pipeline.release()
     return pipeline.completed
