@@ -24,10 +24,11 @@ GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 # A plan that is kept was made for a table that may have grown a thousandfold. The statements that
 # are sent so go by an index at any size, where scanning the whole table is not thought cheaper.
 KEEP_PLANS = """
-    SELECT
-        set_config('plan_cache_mode', 'force_generic_plan', true),
-        set_config('enable_seqscan', 'off', true)
+    set_config('plan_cache_mode', 'force_generic_plan', true),
+    set_config('enable_seqscan', 'off', true)
 """
+GIVE_WAY_AND_KEEP_PLANS = f"{GIVE_WAY}, {KEEP_PLANS}"
+KEEP_PLANS_AND_NOT_WAIT = f"SELECT set_config('synchronous_commit', 'off', true), {KEEP_PLANS}"
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
@@ -84,10 +85,11 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     return ahead(using, statement, **parameters)()
 
 
-def kept(using: str, statement: str, **parameters: Any) -> list[Row]:
-    """Run a statement like ``prepared``, by a plan that a worker's session keeps.
+def passing(using: str, statement: str, **parameters: Any) -> list[Row]:
+    """Run a statement like ``prepared``, whose effect a crash of the server may take back.
 
-    To be used for what is planned well at any size of its tables: see ``KEEP_PLANS``.
+    In a worker's session it does not wait for the disk. And its plan is kept: it has to be
+    planned well at any size of its tables, see ``KEEP_PLANS``.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
@@ -95,7 +97,7 @@ def kept(using: str, statement: str, **parameters: Any) -> list[Row]:
         return prepared(using, statement, **parameters)
     with wrapper.wrap_database_errors, wrapper.connection.pipeline():
         # One round trip, and one transaction.
-        bound(using, KEEP_PLANS)
+        bound(using, KEEP_PLANS_AND_NOT_WAIT)
         read = bound(using, statement, **parameters)
     return read()
 
@@ -162,13 +164,14 @@ def giving_way(
     """Run a transaction that waits for no writer: raises ``Busy`` instead.
 
     ``in_one_go``: statements without rows to fetch travel together with the next that has
-    some. What is wrong with them is raised there, or at the end. ``keep_plans``: see ``kept``.
+    some. What is wrong with them is raised there, or at the end.
+
+    ``keep_plans``: all that is sent is planned well at any size: see ``KEEP_PLANS``.
     """
     try:
         with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
-            ahead(using, GIVE_WAY, wait=wait)
-            if keep_plans and _keeps_plans(using):
-                bound(using, KEEP_PLANS)
+            keeps_plans = keep_plans and _keeps_plans(using)
+            ahead(using, GIVE_WAY_AND_KEEP_PLANS if keeps_plans else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
@@ -192,9 +195,10 @@ def _in_one_go(using: str) -> Iterator[None]:
     with wrapper.wrap_database_errors:
         try:
             with connection.pipeline():
-                connection.execute(BEGIN)
+                cursor = psycopg.Cursor(connection)
+                cursor.execute(BEGIN)
                 yield
-                connection.execute("COMMIT")
+                cursor.execute("COMMIT")
         finally:
             if connection.info.transaction_status in OPEN:
                 connection.rollback()

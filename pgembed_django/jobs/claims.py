@@ -212,7 +212,8 @@ def claim(
 
     ``only_new``: only those that have never been started.
     """
-    started = database.kept(
+    # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
+    started = database.passing(
         using,
         _claim_statement(limit),
         specs=list(specs),

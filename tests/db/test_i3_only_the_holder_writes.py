@@ -258,6 +258,28 @@ def test_a_job_with_the_number_of_one_that_was_reset_is_not_taken_for_it(
     assert embedded_text(article).startswith("SECOND")
 
 
+def test_a_claim_that_a_crash_of_the_server_has_taken_back_stores_nothing(
+    make_article, make_worker
+):
+    """Claims do not wait for the disk. Here one is lost, and its number is given out again."""
+    article = make_article(title="old")
+    [before] = Job.objects.values()
+    slow, other = make_worker(worker_id=1), make_worker(worker_id=1)
+    slow.step()
+    taken = Job.objects.values_list("pk", "claims", "worker_id").get()
+    Job.objects.update(**before)
+    rename("NEW", article)
+    other.step()
+    assert Job.objects.values_list("pk", "claims", "worker_id").get() == taken
+
+    slow.step(claim=False)
+
+    assert slow.holding.is_empty
+    assert embedded_text(article) is None
+    other.step(claim=False)
+    assert embedded_text(article).startswith("NEW")
+
+
 @pytest.mark.parametrize("ending", ["retry", "release", "fail", "heartbeat", "reap"])
 def test_a_job_with_the_number_of_one_that_was_reset_is_neither_ended_nor_renewed(
     reset, make_article, ending
