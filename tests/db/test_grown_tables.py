@@ -149,6 +149,26 @@ def test_the_plans_that_a_worker_keeps_serve_any_size(
     assert Job.objects.filter(status="pending").count() == GROWN
 
 
+SETTINGS = """
+    SELECT
+        current_setting('synchronous_commit'),
+        current_setting('enable_seqscan'),
+        current_setting('plan_cache_mode')
+"""
+
+
+def test_what_holds_for_a_claim_and_for_storing_does_not_outlive_them(worker_session):
+    [before] = database.rows("default", SETTINGS)
+
+    with database.giving_way("default", in_one_go=True, keep_plans=True):
+        stored = database.ahead("default", SETTINGS)
+
+    assert database.passing("default", SETTINGS) == [("off", "off", "force_generic_plan")]
+    assert stored() == [(before[0], "off", "force_generic_plan")]
+    assert database.rows("default", SETTINGS) == [before]
+    assert before[1:] == ("on", "force_custom_plan")
+
+
 def test_a_writer_does_not_keep_the_plans_of_a_small_table(
     small_tables, count_read, grow, make_article
 ):
