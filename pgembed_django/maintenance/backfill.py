@@ -15,7 +15,7 @@ from django.db.models.functions import Cast, Now
 from pgembed_django import jobs, lengths, providers, sources, spaces
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.reembedding import reembed
+from pgembed_django.reembedding import Reembedded, reembed
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 500
@@ -121,8 +121,9 @@ class Backfill:
 
     def step_back(self) -> int:
         """Queue those that are left, as far as their writers have ended. Returns how many."""
-        left, self.left = self.left, ()
-        return self._reembed(left)
+        done = self._try(self.left)
+        self.left = done.busy  # only now: who interrupts is told of all of them
+        return done.enqueued
 
     def _after(self) -> Q:
         after = self.spec.parse_cursor(self._lap.cursor)
@@ -147,11 +148,14 @@ class Backfill:
         return enqueued
 
     def _reembed(self, source_pks: Iterable[str]) -> int:
-        done = reembed(
-            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=BRIEFLY
-        )
+        done = self._try(source_pks)
         self.left = [*self.left, *done.busy]
         return done.enqueued
+
+    def _try(self, source_pks: Iterable[str]) -> Reembedded:
+        return reembed(
+            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=BRIEFLY
+        )
 
     def estimates(self) -> Iterator[Estimate]:
         """Yield what it would embed, for each live space. Reads every text, writes nothing.

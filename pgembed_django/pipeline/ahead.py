@@ -109,7 +109,7 @@ class Ahead:
                 case Fault.TOO_SLOW if len(parts) > 1:
                     self._slices.halve(len(parts))
                     raise
-                case Fault.SCHEMA:
+                case Fault.SCHEMA if not store.is_fit(spec, using=using):
                     self.aside.put(spec, error)
                     self.aside.leave({unit for unit, _ in parts})
                 case _ if len(parts) > 1:

@@ -89,7 +89,7 @@ class Planning:
                 with database.giving_way(self.holding.using):
                     store.rehearse(spec, using=self.holding.using)
             except DatabaseError as error:
-                if faults.of(error) is not Fault.SCHEMA:
+                if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
                     raise
             except database.Busy:
                 pass

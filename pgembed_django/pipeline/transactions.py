@@ -77,7 +77,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
                 raise
             case Fault.SCHEMA if len(by_spec := _by_spec(units)) > 1:
                 return _store_apart([*by_spec.values()], settings=settings, using=using)
-            case Fault.SCHEMA:
+            case Fault.SCHEMA if not store.is_fit(units[0].spec, using=using):
                 return Completion(unfit=[(unit, error) for unit in units])
             case _ if is_many:
                 # One unit's data may be at fault. It must not take the others along.

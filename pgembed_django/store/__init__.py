@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from django.db import DatabaseError
 from pgvector import Vector
 
 from pgembed_django import conf, database
@@ -159,6 +160,16 @@ def rehearse(spec: Spec, *, using: str) -> None:
     _send(using, of_spec.drop, ids=[])
     _send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
     _send(using, of_spec.forget, source_pks=[])
+
+
+def is_fit(spec: Spec, *, using: str) -> bool:
+    """Tell whether ``rehearse`` finds nothing wrong: what was refused is a row's own fault."""
+    try:
+        with database.giving_way(using):
+            rehearse(spec, using=using)
+    except (DatabaseError, database.Busy):
+        return False
+    return True
 
 
 def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:

@@ -145,6 +145,34 @@ def test_what_cannot_be_stored_any_more_is_given_back_with_no_attempt_spent(
     assert Counter(provider.embedded)["a note"] == 1
 
 
+def test_a_trigger_that_fails_on_one_row_sets_no_spec_aside(note, make_worker):
+    """Its error is of the schema's class, but not of our table's form."""
+    other = Note.objects.create(body="broken")
+    with deploy(
+        """
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF NEW.passage = 'broken' THEN
+                PERFORM a_function_that_is_gone();
+            END IF;
+            RETURN NEW;
+        END
+        $$;
+        CREATE TRIGGER look BEFORE INSERT ON app_noteembedding
+        FOR EACH ROW EXECUTE FUNCTION look();
+        """,
+        "DROP FUNCTION look CASCADE",
+    ):
+        worker = make_worker()
+        steps(worker)
+
+        assert not paused(worker)
+        assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
+        job = Job.objects.get(source_pk=str(other.pk), status="pending")
+        assert job.attempts == 1
+        assert "a_function_that_is_gone" in job.last_error
+
+
 def test_nor_does_a_text_that_cannot_be_stored_ahead_cost_an_attempt(note, make_worker, provider):
     worker = make_worker()
     provider.is_down = True

@@ -124,7 +124,7 @@ class Command(EmbedCommand):
                     )
                 filled.append(self._backfill(spec, options))
                 self._fill(filled[-1], options)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, DatabaseError):
             if told := told_of_left(filled):
                 self.stderr.write(told)
             raise
