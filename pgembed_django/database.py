@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import psycopg
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
@@ -32,22 +29,6 @@ KEEP_PLANS_AND_NOT_WAIT = f"SELECT set_config('synchronous_commit', 'off', true)
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
-
-# A worker that is frozen in mid-transaction would hold writers up until it wakes.
-FROZEN_AFTER = "10s"
-PREPARE_AFTER = 3
-"""How often a worker sends a statement before it is prepared."""
-
-CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
-
-# A server that vanishes without a word (a failover, a firewall) is noticed within a minute:
-# a worker that waits for it would wait for hours. Idle, between, how often; milliseconds.
-SILENCE = {
-    "TCP_KEEPIDLE": 20,
-    "TCP_KEEPINTVL": 10,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 50_000,
-}
 
 Row = tuple[Any, ...]
 Read = Callable[[], list[Row]]
@@ -79,7 +60,7 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
 def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement that a worker sends all day, and return its rows.
 
-    In a worker's direct session (``settle_session``) the server binds the parameters and
+    In a worker's direct session (``worker.settling``) the server binds the parameters and
     parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
     return ahead(using, statement, **parameters)()
@@ -93,7 +74,7 @@ def passing(using: str, statement: str, **parameters: Any) -> list[Row]:
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
-    if not _keeps_plans(using):
+    if not _keeps_plans(wrapper):
         return prepared(using, statement, **parameters)
     with wrapper.wrap_database_errors, wrapper.connection.pipeline():
         # One round trip, and one transaction.
@@ -106,10 +87,10 @@ def ahead(using: str, statement: str, **parameters: Any) -> Read:
     """Send a statement like ``prepared``, and return what reads its rows: see ``bound``."""
     wrapper = connections[using]
     wrapper.ensure_connection()
-    if wrapper.connection.prepare_threshold is None or wrapper.queries_logged:
-        found = rows(using, statement, **parameters)
-        return lambda: found
-    return bound(using, statement, **parameters)
+    if _prepares(wrapper):
+        return bound(using, statement, **parameters)
+    found = rows(using, statement, **parameters)
+    return lambda: found
 
 
 def bound(using: str, statement: str, **parameters: Any) -> Read:
@@ -170,7 +151,7 @@ def giving_way(
     """
     try:
         with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
-            keeps_plans = keep_plans and _keeps_plans(using)
+            keeps_plans = keep_plans and _keeps_plans(connections[using])
             ahead(using, GIVE_WAY_AND_KEEP_PLANS if keeps_plans else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
@@ -185,7 +166,7 @@ def _in_one_go(using: str) -> Iterator[None]:
     """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each of the three."""
     wrapper = connections[using]
     wrapper.ensure_connection()
-    if wrapper.in_atomic_block or not psycopg.Pipeline.is_supported():
+    if not _pipelines(wrapper):
         with transaction.atomic(using=using):
             yield
         return
@@ -204,61 +185,16 @@ def _in_one_go(using: str) -> Iterator[None]:
                 connection.rollback()
 
 
-def _keeps_plans(using: str) -> bool:
-    """Tell whether what is prepared is still there for the next transaction."""
-    wrapper = connections[using]
-    return (
-        wrapper.connection.prepare_threshold is not None
-        and not wrapper.in_atomic_block
-        and not wrapper.queries_logged
-        and psycopg.Pipeline.is_supported()
-    )
+def _prepares(wrapper: BaseDatabaseWrapper) -> bool:
+    """Tell whether it is a worker's direct session, whose statements nobody logs."""
+    return wrapper.connection.prepare_threshold is not None and not wrapper.queries_logged
 
 
-def notice_silence(file: int) -> None:
-    """Let waiting on a TCP connection end when the other side is gone."""
-    with socket.socket(fileno=os.dup(file)) as wire:
-        if wire.family == socket.AF_UNIX:
-            return
-        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in SILENCE.items():
-            option = getattr(socket, name, None)  # as far as this system has it
-            if option is not None:
-                wire.setsockopt(socket.IPPROTO_TCP, option, value)
+def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
+    """Tell whether a transaction of our own may be sent in one go."""
+    return not wrapper.in_atomic_block and psycopg.Pipeline.is_supported()
 
 
-def unsettle_sessions(using: str) -> None:
-    """Leave the connections that are opened from now on as they are: the worker has ended."""
-    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
-
-
-def settle_session(using: str, *, is_direct: bool = False) -> None:
-    """Make a worker's connection, now and after each reconnect, what the queue counts on.
-
-    ``is_direct``: no pooler hands out another session for each transaction, so that what
-    was prepared is still there.
-    """
-
-    def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
-        if connection.alias != using:
-            return
-        options = connection.settings_dict.get("OPTIONS", {})
-        connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-        if not any(option.startswith(("keepalive", "tcp_user")) for option in options):
-            notice_silence(connection.connection.fileno())
-        if is_direct:
-            connection.connection.prepare_threshold = PREPARE_AFTER
-        with connection.cursor() as cursor:
-            if is_direct:
-                # A plan that is kept was made for a table that may have grown a thousandfold.
-                cursor.execute("SET plan_cache_mode = force_custom_plan")
-            cursor.execute("SET default_transaction_isolation = 'read committed'")
-            # A row that this role may not see is an error, not a deletion.
-            cursor.execute("SET row_security = off")
-            cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
-
-    unsettle_sessions(using)
-    connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
-    wrapper = connections[using]
-    if wrapper.connection is not None:
-        settle(wrapper)
+def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
+    """Tell whether what is prepared is still there for the next transaction, and has its own."""
+    return _prepares(wrapper) and _pipelines(wrapper)

@@ -131,12 +131,11 @@ TAKEN = """
 
 # Not by a join, which may be planned to read all jobs: the plan is kept.
 CHOSEN = "WHERE job.id = ANY(ARRAY(SELECT id FROM taken))"
-IN_ORDER = """
-    SELECT
-        id, claims, started_at, spec, source_pk, kind, attempts, crashes, outages, traceparent
-    FROM started
+IN_ORDER = filled("""
+    SELECT {columns}
+    FROM started AS job
     ORDER BY priority * %(direction)s, run_at, id
-"""
+""")
 CLAIM = TAKEN + ", started AS (" + START + CHOSEN + STARTED + ", priority, run_at)" + IN_ORDER
 
 # Seconds until the next pending job is due; zero or less where one is due already.

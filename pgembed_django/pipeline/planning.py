@@ -85,15 +85,14 @@ class Planning:
                 continue
             try:
                 self._ask(spec, [])
-                # What could not be stored would be paid for again and again.
-                with database.giving_way(self.holding.using):
-                    store.rehearse(spec, using=self.holding.using)
+            except database.Busy:
+                continue
             except DatabaseError as error:
                 if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
                     raise
-            except database.Busy:
-                pass
-            else:
+                continue
+            # What could not be stored would be paid for again and again.
+            if store.is_fit(spec, using=self.holding.using):
                 self.aside.take_up(spec)
 
     def _held(self) -> int:

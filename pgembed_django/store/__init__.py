@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError
 from pgvector import Vector
 
-from pgembed_django import conf, database
+from pgembed_django import conf, database, faults
+from pgembed_django.faults import Fault
 from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
 from pgembed_django.specs import Spec
@@ -152,22 +153,24 @@ def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> i
     return max((row_id for [row_id] in deleted()), default=None)
 
 
-def rehearse(spec: Spec, *, using: str) -> None:
-    """Write nothing, by each statement of a unit's storing: raises what is wrong with its table."""
-    of_spec = statements.of(spec, using)
-    _insert(spec, [], using, reuse=True)
-    _keep(spec, [], using)
-    _send(using, of_spec.drop, ids=[])
-    _send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
-    _send(using, of_spec.forget, source_pks=[])
-
-
 def is_fit(spec: Spec, *, using: str) -> bool:
-    """Tell whether ``rehearse`` finds nothing wrong: what was refused is a row's own fault."""
+    """Tell whether a spec's table is as its statements have it: writes nothing, by each of them.
+
+    Where it is, what was refused is a row's own fault.
+    """
+    of_spec = statements.of(spec, using)
     try:
         with database.giving_way(using):
-            rehearse(spec, using=using)
-    except (DatabaseError, database.Busy):
+            _insert(spec, [], using, reuse=True)
+            _keep(spec, [], using)
+            _send(using, of_spec.drop, ids=[])
+            _send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
+            _send(using, of_spec.forget, source_pks=[])
+    except database.Busy:
+        return False
+    except DatabaseError as error:
+        if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
+            raise
         return False
     return True
 

@@ -12,13 +12,13 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, faults, rollups, spaces
+from pgembed_django import conf, events, faults, rollups, spaces
 from pgembed_django.faults import Fault
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
-from pgembed_django.worker import preparing
+from pgembed_django.worker import preparing, settling
 from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
@@ -116,12 +116,12 @@ class Worker:
             else:
                 return True
         self._rest.close()
-        database.unsettle_sessions(self.using)
+        settling.unsettle_sessions(self.using)
         self.sessions.end()
         return False
 
     def _start(self) -> None:
-        database.settle_session(self.using)
+        settling.settle_session(self.using)
         self.sessions.watch()
         preparing.prepare(self.specs, using=self.using)
         self.presence = Presence(self.specs, using=self.using)
@@ -282,7 +282,7 @@ class Worker:
         if self.listener.is_up:
             self.listener.probe()
         elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
-            database.settle_session(self.using, is_direct=True)
+            settling.settle_session(self.using, is_direct=True)
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away or unwell. What is held stays held; look again, ever more slowly."""
@@ -318,6 +318,6 @@ class Worker:
         self.listener.close()
         self.maintenance.stop()
         self._rest.close()
-        database.unsettle_sessions(self.using)
+        settling.unsettle_sessions(self.using)
         self.sessions.end()
         events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)

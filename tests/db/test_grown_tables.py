@@ -16,6 +16,7 @@ from django.db import connection
 from pgembed_django import database, jobs, spaces, specs
 from pgembed_django.models import Job, Space
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.worker import settling
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -60,9 +61,9 @@ READ = """
 
 @pytest.fixture
 def worker_session(db: None) -> Iterator[None]:
-    database.settle_session("default", is_direct=True)
+    settling.settle_session("default", is_direct=True)
     yield
-    database.unsettle_sessions("default")
+    settling.unsettle_sessions("default")
     connection.connection.prepare_threshold = None
 
 

@@ -17,9 +17,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from pgembed_django import database, jobs, specs
+from pgembed_django import jobs, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
+from pgembed_django.worker import settling
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
@@ -86,7 +87,7 @@ def test_a_worker_on_a_connection_pool(alias, make_article, make_worker):
     options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}}
     pooled = alias("pooled", OPTIONS=options, CONN_MAX_AGE=0)
     article = make_article()
-    database.settle_session(pooled)
+    settling.settle_session(pooled)
     worker = make_worker(using=pooled)
 
     for _ in range(3):
@@ -102,7 +103,7 @@ def test_a_worker_whose_connection_is_closed_between_rounds(
 ):
     aged = alias("aged", CONN_MAX_AGE=max_age)
     article = make_article()
-    database.settle_session(aged)
+    settling.settle_session(aged)
     worker = make_worker(using=aged)
     worker.step()
     connections[aged].close()
@@ -133,7 +134,7 @@ class TestRowLevelSecurity:
             )
         options = {**connection.settings_dict["OPTIONS"], "options": "-c role=pgembed_restricted"}
         using = alias("restricted", OPTIONS=options)
-        database.settle_session(using)
+        settling.settle_session(using)
         yield using
         connections[using].close()
         with connection.cursor() as cursor:

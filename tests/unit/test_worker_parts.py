@@ -12,9 +12,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from pgembed_django import database
 from pgembed_django.management.port import Address, address
-from pgembed_django.worker import limits
+from pgembed_django.worker import limits, settling
 from pgembed_django.worker.limits import MIB, Limits
 from pgembed_django.worker.liveness import Liveness, Vigil
 from pgembed_django.worker.serving import Answer, Server
@@ -219,7 +218,7 @@ def test_a_port_in_use_is_refused_when_the_server_is_made(server):
 
 def test_a_server_that_vanishes_is_noticed_within_a_minute():
     with socket.socket() as wire:
-        database.notice_silence(wire.fileno())
+        settling.notice_silence(wire.fileno())
 
         def get(option: int) -> int:
             return wire.getsockopt(socket.IPPROTO_TCP, option)
@@ -233,5 +232,5 @@ def test_a_server_that_vanishes_is_noticed_within_a_minute():
 def test_a_socket_in_the_file_system_needs_no_such_thing():
     one, other = socket.socketpair()
     with one, other:
-        database.notice_silence(one.fileno())
+        settling.notice_silence(one.fileno())
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
-from django.core.exceptions import FieldError, ImproperlyConfigured, ValidationError
+from django.core.exceptions import FieldError, ValidationError
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
-from pgembed_django import conf, spaces, status
-from pgembed_django.exceptions import PgembedError, ProviderError
+from pgembed_django import spaces, status
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
+from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.progress import Progress
 from pgembed_django.specs import Spec
-from pgembed_django.worker import Worker
 
 LOOK_SECONDS = 0.5
 TRIES = 20
@@ -240,46 +236,6 @@ def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
                 f"{one} goes with {two} only." if needs else f"{one} does not go with {two}.",
                 returncode=CANNOT_START,
             )
-
-
-@contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C: what works in this process gives its leases back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
-    """Run a worker in a thread of this process. It looks for no gaps by itself.
-
-    Yields a list that is empty until the worker has ended too early: of what.
-    """
-    settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
-    worker = Worker(chosen, using=using, settings=settings)
-    died: list[str] = []
-
-    def run() -> None:
-        try:
-            worker.run()
-        except (PgembedError, ImproperlyConfigured, DatabaseError) as error:
-            died.append(str(error))
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run, name="pgembed-backfill")
-    thread.start()
-    try:
-        yield died
-    finally:
-        worker.stop()
-        thread.join()
 
 
 def lookup(value: str) -> tuple[str, Any]:

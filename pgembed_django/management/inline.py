@@ -1,0 +1,57 @@
+"""A worker in a command's own process."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+
+from pgembed_django import conf
+from pgembed_django.exceptions import PgembedError
+from pgembed_django.specs import Spec
+from pgembed_django.worker import Worker
+
+
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C: what works in this process gives its leases back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
+    """Run a worker in a thread of this process. It looks for no gaps by itself.
+
+    Yields a list that is empty until the worker has ended too early: of what.
+    """
+    settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
+    worker = Worker(chosen, using=using, settings=settings)
+    died: list[str] = []
+
+    def run() -> None:
+        try:
+            worker.run()
+        except (PgembedError, ImproperlyConfigured, DatabaseError) as error:
+            died.append(str(error))
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run, name="pgembed-backfill")
+    thread.start()
+    try:
+        yield died
+    finally:
+        worker.stop()
+        thread.join()

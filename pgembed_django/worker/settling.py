@@ -1,0 +1,76 @@
+"""Make a worker's connections what the queue counts on."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psycopg
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
+# A worker that is frozen in mid-transaction would hold writers up until it wakes.
+FROZEN_AFTER = "10s"
+PREPARE_AFTER = 3
+"""How often a worker sends a statement before it is prepared."""
+
+CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
+
+# A server that vanishes without a word (a failover, a firewall) is noticed within a minute:
+# a worker that waits for it would wait for hours. Idle, between, how often; milliseconds.
+SILENCE = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 50_000,
+}
+
+
+def settle_session(using: str, *, is_direct: bool = False) -> None:
+    """Make a worker's connection, now and after each reconnect, what the queue counts on.
+
+    ``is_direct``: no pooler hands out another session for each transaction, so that what
+    was prepared is still there.
+    """
+
+    def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
+        if connection.alias != using:
+            return
+        options = connection.settings_dict.get("OPTIONS", {})
+        connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if not any(option.startswith(("keepalive", "tcp_user")) for option in options):
+            notice_silence(connection.connection.fileno())
+        if is_direct:
+            connection.connection.prepare_threshold = PREPARE_AFTER
+        with connection.cursor() as cursor:
+            if is_direct:
+                # A plan that is kept was made for a table that may have grown a thousandfold.
+                cursor.execute("SET plan_cache_mode = force_custom_plan")
+            cursor.execute("SET default_transaction_isolation = 'read committed'")
+            # A row that this role may not see is an error, not a deletion.
+            cursor.execute("SET row_security = off")
+            cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
+
+    unsettle_sessions(using)
+    connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
+    wrapper = connections[using]
+    if wrapper.connection is not None:
+        settle(wrapper)
+
+
+def unsettle_sessions(using: str) -> None:
+    """Leave the connections that are opened from now on as they are: the worker has ended."""
+    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+
+
+def notice_silence(file: int) -> None:
+    """Let waiting on a TCP connection end when the other side is gone."""
+    with socket.socket(fileno=os.dup(file)) as wire:
+        if wire.family == socket.AF_UNIX:
+            return
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in SILENCE.items():
+            option = getattr(socket, name, None)  # as far as this system has it
+            if option is not None:
+                wire.setsockopt(socket.IPPROTO_TCP, option, value)
