@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import islice, takewhile
 
 from django.db import DatabaseError, InterfaceError
 
@@ -17,18 +16,8 @@ from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.pipeline.text_ahead import TextAhead
 from pgembed_django.specs import Spec
-
-TEXT_AHEAD_SECONDS = 0.1
-"""A unit whose vectors take longer than this has its text stored ahead of them."""
-
-MAX_TEXT_AHEAD_SECONDS = 1.0
-"""It waits for so long at the most while answers keep coming: its own may be next, and what is
-stored ahead is written twice."""
-
-LOCKED_SECONDS = 1.0
-"""How soon what can be done later is tried again where somebody has locked its table."""
 
 
 class Pipeline:
@@ -48,7 +37,8 @@ class Pipeline:
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
         self.aside = Aside(holding=self.holding)
-        self.ahead = Ahead(holding=self.holding, aside=self.aside)
+        self.ahead = Ahead(holding=self.holding, aside=self.aside, clock=clock)
+        self.text_ahead = TextAhead(holding=self.holding, ahead=self.ahead, clock=clock)
         self.storing = Storing(holding=self.holding, aside=self.aside, wake=wake, inline=inline)
         self.planning = Planning(holding=self.holding, aside=self.aside, embedding=self.embedding)
         self.claiming = Claiming(
@@ -64,9 +54,6 @@ class Pipeline:
         self._clock = clock
         self._rate_since = clock()
         self._rate_from = 0
-        self._answered_at = float("-inf")
-        self._staged_at = float("-inf")
-        self._locked_until: dict[Spec, float] = {}
 
     @property
     def completed(self) -> int:
@@ -84,7 +71,7 @@ class Pipeline:
         if has_answer:
             self.embedding.send()  # the provider goes on while the database is written to
         moved |= self.storing.step()
-        self._stage()
+        self.ahead.stage()
         # Not before: what is given back resumes with what is staged.
         moved |= self.holding.end_jobs()
         if claim:
@@ -92,9 +79,9 @@ class Pipeline:
             moved |= self.planning.step()
         moved |= self.embedding.send()
         if has_answer:
-            self._answered_at = self._clock()  # only now: all of this may have taken a while
+            self.text_ahead.answered()  # only now: all of this may have taken a while
         self._measure()
-        self._store_text_ahead()
+        self.text_ahead.step()
         self._step_aside()
         return moved
 
@@ -112,7 +99,7 @@ class Pipeline:
             self.storing.finish()
             self.storing.step()
             self.storing.finish()
-            self._stage()
+            self.ahead.stage()
         for unit in list(self.holding.units.values()):
             if not unit.is_being_stored:
                 self.holding.give_back(unit)
@@ -122,40 +109,6 @@ class Pipeline:
         """Let the threads end."""
         self.storing.close()
         self.embedding.close()
-
-    def _stage(self) -> None:
-        to_stage = self.holding.to_stage
-        if to_stage and self._clock() >= self._staged_at:
-            busy = self.ahead.stage(to_stage)
-            self.holding.to_stage = [one for one in to_stage if one[0].spec in busy]
-            self._staged_at = self._clock() + LOCKED_SECONDS if busy else float("-inf")
-
-    def text_due_seconds(self) -> float | None:
-        """Return when the next unit's text is to be stored ahead of its vectors, from now."""
-        waiting = iter(self.holding.without_text.values())
-        # The first is the oldest. Only where a table is locked may another one come before it.
-        first = waiting if self._locked_until else islice(waiting, 1)
-        due = min(map(self._text_tried_at, first), default=None)
-        return None if due is None else due - self._clock()
-
-    def _text_tried_at(self, unit: Unit) -> float:
-        return max(self._text_due_at(unit), self._locked_until.get(unit.spec, float("-inf")))
-
-    def _text_due_at(self, unit: Unit) -> float:
-        flows_until = self._answered_at + TEXT_AHEAD_SECONDS
-        latest = unit.started + MAX_TEXT_AHEAD_SECONDS
-        return max(unit.started + TEXT_AHEAD_SECONDS, min(flows_until, latest))
-
-    def _store_text_ahead(self) -> None:
-        now = self._clock()
-        waiting = self.holding.without_text.values()
-        late = takewhile(lambda unit: self._text_due_at(unit) <= now, waiting)
-        units = [unit for unit in late if self._locked_until.get(unit.spec, now) <= now]
-        if units:
-            busy = self.ahead.store_text(units)
-            self._locked_until = {
-                spec: until for spec, until in self._locked_until.items() if until > now
-            } | dict.fromkeys(busy, now + LOCKED_SECONDS)
 
     def _step_aside(self) -> None:
         """Give back what waits for a paused provider, its text stored."""

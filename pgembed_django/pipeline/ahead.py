@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from django.db import DatabaseError
 
@@ -15,6 +15,7 @@ from pgembed_django import database, faults, jobs, store
 from pgembed_django.faults import Fault
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.locked import Locked
 from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
@@ -33,18 +34,23 @@ class Ahead:
     next time, at which there are fewer, where so many took too long.
     """
 
-    def __init__(self, *, holding: Holding, aside: Aside) -> None:
+    def __init__(self, *, holding: Holding, aside: Aside, clock: Callable[[], float]) -> None:
         self.holding = holding
         self.aside = aside
+        self._locked = Locked(clock=clock)
         self._slices = Slices()
 
-    def stage(self, parts: Iterable[tuple[Unit, Part]]) -> set[Spec]:
+    def stage(self) -> None:
         """Persist what batches brought for units that wait for further ones.
 
-        Also for those that are about to be given back: their next run resumes there. Returns
-        the specs for which it has to be tried again later.
+        Also for those that are about to be given back: their next run resumes there. What
+        somebody has locked is kept for a later try.
         """
-        unfinished = {part: unit for unit, part in parts if part.waiting or unit.is_left}
+        to_stage = self.holding.to_stage
+        tried = [(unit, part) for unit, part in to_stage if unit.spec not in self._locked]
+        if not tried:
+            return
+        unfinished = {part: unit for unit, part in tried if part.waiting or unit.is_left}
 
         def write(spec: Spec, ours: Parts) -> None:
             changes = [unit.change(part) for unit, part in ours]
@@ -53,7 +59,8 @@ class Ahead:
         busy: set[Spec] = set()
         for part in self._write([(unit, part) for part, unit in unfinished.items()], write, busy):
             part.is_staged = True
-        return busy
+        self._locked.add(busy)
+        self.holding.to_stage = [one for one in to_stage if one[0].spec in self._locked]
 
     def store_text(self, units: Collection[Unit]) -> set[Spec]:
         """Store the text of units that have no rows yet: full-text search finds them at once.

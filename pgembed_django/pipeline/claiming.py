@@ -29,7 +29,7 @@ SPECIAL_EVERY = 8
 AHEAD_SECONDS = 0.4
 """How much work is claimed ahead: enough for the provider, and the rest is for the others.
 
-Less than ``MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be written twice.
+Less than ``text_ahead.MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be written twice.
 """
 
 

@@ -17,6 +17,7 @@ from pgembed_django import conf, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.pipeline import Pipeline
+from tests import played
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider
 
@@ -24,7 +25,13 @@ LEASE_SECONDS = 600
 
 
 @pytest.fixture
-def make_worker() -> Callable[..., Pipeline]:
+def clock() -> played.Clock:
+    """Stands still: what is done after a while is not done because a test is slow."""
+    return played.Clock()
+
+
+@pytest.fixture
+def make_worker(clock: played.Clock) -> Callable[..., Pipeline]:
     """Make workers that move only when told.
 
     The first ``step`` claims, reads and embeds; the next one stores. Between the two the
@@ -42,8 +49,7 @@ def make_worker() -> Callable[..., Pipeline]:
             worker_id=next(numbers) if worker_id is None else worker_id,
             settings=dataclasses.replace(conf.current(), **settings),
             inline=True,
-            # It stands still: what is done after a while is not done because a test is slow.
-            clock=lambda: 0.0,
+            clock=clock,
         )
 
     return make

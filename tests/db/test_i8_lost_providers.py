@@ -62,11 +62,6 @@ def server(settings: Any) -> Iterator[Crashing]:
 
 
 @pytest.fixture
-def clock() -> played.Clock:
-    return played.Clock()
-
-
-@pytest.fixture
 def make_worker(server: Crashing, clock: played.Clock) -> Callable[[], Pipeline]:
     def make() -> Pipeline:
         known = {spec.key: spec for spec in specs.all()}

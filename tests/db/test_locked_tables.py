@@ -64,7 +64,7 @@ def test_text_that_is_stored_ahead_lets_no_deadlock_choose_a_migration(
     assert_that_nobody_was_charged(comments)
 
 
-def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, connect):
+def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, connect, clock):
     other = connect()
     other.execute(INDEX)
 
@@ -73,12 +73,12 @@ def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, co
     assert len(slow.holding.units) == len(comments)
     assert Job.objects.filter(status="running").count() == len(comments)
     # Not with each step: each try is a wait.
-    due = slow.text_due_seconds()
+    due = slow.text_ahead.due_seconds()
     assert due > 0
     other.rollback()
     slow.step(claim=False)
     assert not ArticleCommentEmbedding.objects.exists()
-    slow._clock = lambda: due
+    clock.now += due
     slow.step(claim=False)
     assert ArticleCommentEmbedding.objects.filter(embedding=None).exists()
     until_done(slow)
@@ -100,7 +100,7 @@ def test_a_locked_table_keeps_no_other_from_its_text(comments, make_article, mak
     assert len(worker.holding.units) == 2
 
 
-def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, connect):
+def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, connect, clock):
     other = connect()
     other.execute("LOCK TABLE pgembed_staging IN SHARE MODE")
 
@@ -109,7 +109,7 @@ def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, conn
 
     assert len(slow.holding.units) == len(comments)
     other.rollback()
-    slow._clock = lambda: 10.0
+    clock.now += 10.0
     slow.step(claim=False)
     assert StagedVector.objects.count() >= 1
     until_done(slow)

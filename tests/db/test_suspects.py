@@ -83,7 +83,7 @@ def test_others_are_claimed_while_the_suspect_itself_is_being_deleted(
 
 
 def test_others_wait_no_longer_than_a_second_for_a_suspect_to_be_alone(
-    make_long, make_article, make_worker
+    make_long, make_article, make_worker, clock
 ):
     make_long()
     worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
@@ -95,17 +95,17 @@ def test_others_wait_no_longer_than_a_second_for_a_suspect_to_be_alone(
     worker.step()
     assert len(worker.holding.units) == 1  # it waits for the long one to end
 
-    worker.claiming._clock = lambda: 1.1
+    clock.now += 1.1
     worker.step()
 
     assert {unit.claim.source_pk for unit in worker.holding.units.values()} >= {str(ordinary.pk)}
-    worker.claiming._clock = lambda: 5.0
+    clock.now += 3.9
     steps(worker, 20)
     assert embedded_text(alone)
 
 
 def test_a_suspect_has_its_turn_however_many_long_rows_there_are(
-    make_long, make_article, make_worker
+    make_long, make_article, make_worker, clock
 ):
     make_long()
     worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
@@ -114,8 +114,8 @@ def test_a_suspect_has_its_turn_however_many_long_rows_there_are(
     suspect(alone)
 
     rows = [make_long() for _ in range(60)]
-    for number in range(300):
-        worker.claiming._clock = lambda number=number: number * 1.0
+    for _ in range(300):
+        clock.now += 1.0
         worker.step()
 
     assert embedded_text(alone)
