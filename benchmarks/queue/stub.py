@@ -40,18 +40,22 @@ class HandlingPipeline(Pipeline):
             now = time.monotonic()
             units = [Unit(one, self.claiming.specs[one.spec], now) for one in claims]
             self.holding.add(units)
+            # One that does nothing is called at once, as the bare loop does.
+            take_on = self._todo.put if self.handler.sleeps else self._handle
             for unit in units:
-                self._todo.put(unit)
+                take_on(unit)
             moved |= bool(units)
         return moved
 
     def _work(self) -> None:
         while True:
-            unit = self._todo.get()
-            self.handler(unit.claim.source_pk)
-            self._done.append(unit)
+            self._handle(self._todo.get())
             if len(self._done) >= BATCH or len(self._done) == len(self.holding.units):
                 self._wake()
+
+    def _handle(self, unit: Unit) -> None:
+        self.handler(unit.claim.source_pk)
+        self._done.append(unit)
 
     def _hand_in(self) -> None:
         """Let what has been handled be stored: there is nothing of it but the end of its job."""
