@@ -11,13 +11,15 @@ from pgtrigger import registry
 from pgembed_django import conditions, database
 from pgembed_django.triggers.kinds import SpecTrigger
 
-# Its comment is the hash of what was installed. With 'A' it fires for a replica's rows, too.
+# Its comment is the hash of what was installed. It has none where a migration has given one of
+# its columns another type: pgtrigger drops it meanwhile, and puts back all but the comment.
+# With 'A' it fires for a replica's rows, too.
 STATES = """
     SELECT
         wanted.key,
         CASE
             WHEN trigger.oid IS NULL THEN 'missing'
-            WHEN obj_description(trigger.oid, 'pg_trigger') IS DISTINCT FROM wanted.hash
+            WHEN obj_description(trigger.oid, 'pg_trigger') <> wanted.hash
             THEN 'outdated'
             ELSE 'disabled'
         END,
@@ -28,7 +30,7 @@ STATES = """
       ON trigger.tgname = wanted.name
      AND trigger.tgrelid = to_regclass(wanted.rows)
     WHERE trigger.oid IS NULL
-       OR obj_description(trigger.oid, 'pg_trigger') IS DISTINCT FROM wanted.hash
+       OR obj_description(trigger.oid, 'pg_trigger') <> wanted.hash
        OR trigger.tgenabled NOT IN ('O', 'A')
     GROUP BY 1, 2
     ORDER BY 1, 2
