@@ -211,6 +211,5 @@ class Migration(migrations.Migration):
             DROP FUNCTION pgembed_job_is_possible_v1(pgembed_job);
             """,
         ),
-        migrations.RunSQL(sql.text("space_numbers_v1"), migrations.RunSQL.noop),
         migrations.RunPython(sql.install, sql.uninstall),
     ]

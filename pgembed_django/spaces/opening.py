@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from django.db import IntegrityError, ProgrammingError, transaction
+from django.db.models import Max
 from django.db.models.functions import Now
 
 from pgembed_django import conf, events, providers, specs
@@ -22,6 +24,9 @@ from pgembed_django.providers.base import Provider
 from pgembed_django.spaces.living import is_of, live
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
+
+STEP = 10_000_000
+"""How far a space's number may be above the last one's."""
 
 Identity = dict[str, Any]
 """What makes vectors comparable, as ``Provider.identity`` returns it."""
@@ -130,6 +135,7 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
     is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
     Space.objects.using(using).create(
+        pk=_number(using=using),
         spec=spec.key,
         fingerprint=fingerprint,
         provider=spec.provider,
@@ -139,3 +145,13 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
         state=Space.State.ACTIVE if is_first else Space.State.BUILDING,
         **({"activated_at": Now()} if is_first else {}),
     )
+
+
+def _number(*, using: str) -> int:
+    """Return a number that no space has had, in this database or another.
+
+    Not the sequence's: it begins anew with TRUNCATE … RESTART IDENTITY and with ``loaddata``,
+    and vectors that carry the number still would be taken for the new model's.
+    """
+    highest = Space.objects.using(using).aggregate(highest=Max("pk"))["highest"] or 0
+    return int(highest) + 1 + secrets.randbelow(STEP)
