@@ -16,9 +16,10 @@ class PgembedConfig(AppConfig):
     def ready(self) -> None:
         # Registers the system checks.
         from pgembed_django import checks, tracing, unmigrated  # noqa: F401
-        from pgembed_django.maintenance import renaming
+        from pgembed_django.maintenance import numbering, renaming
 
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)
         post_migrate.connect(unmigrated.after_migrate, sender=self)
+        post_migrate.connect(numbering.after_migrate, sender=self)
         post_migrate.connect(renaming.after_migrate, sender=self)

@@ -188,6 +188,11 @@ TRIGGERS_AMISS = _event(
     WARNING,
     "Triggers of %(spec)s are %(states)s, and writes go unseen: run manage.py check --database",
 )
+NUMBERS_CAUGHT_UP = _event(
+    "numbers_caught_up",
+    WARNING,
+    "%(tables)s had rows beyond their sequences, and go on behind the highest from now on",
+)
 SPEC_SET_ASIDE = _event(
     "spec_set_aside",
     ERROR,

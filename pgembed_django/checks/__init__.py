@@ -43,6 +43,7 @@ IDS = {
     "pgembed.W005": "The key of an embeddable model has another type than that of its vectors.",
     "pgembed.W006": "Triggers of an embeddable model are missing, outdated or disabled.",
     "pgembed.W007": "Vectors are in another schema than the one where functions look for them.",
+    "pgembed.W008": "Rows have come without their sequences: new ones get numbers that are taken.",
 }
 
 register(check_settings)

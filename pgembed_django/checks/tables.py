@@ -10,6 +10,7 @@ from django.db import ProgrammingError, router, transaction
 from django.db.models import Model
 
 from pgembed_django import database, specs, sql
+from pgembed_django.maintenance import numbering
 from pgembed_django.specs import Spec
 
 IS_UNLOGGED = """
@@ -61,6 +62,7 @@ def check_tables(connection: Any) -> Iterator[CheckMessage]:
     yield from _elsewhere(connection)
     yield from _partitioned(connection)
     yield from _keys(connection)
+    yield from _numbers(connection)
 
 
 def _job_table(connection: Any) -> Iterator[CheckMessage]:
@@ -138,6 +140,22 @@ def _keys(connection: Any) -> Iterator[CheckMessage]:
             hint="Another field has become the primary key, which alters no foreign key. Let a "
             f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded anew.",
             id="pgembed.W005",
+        )
+
+
+def _numbers(connection: Any) -> Iterator[CheckMessage]:
+    try:
+        with transaction.atomic(using=connection.alias):
+            found = numbering.behind(using=connection.alias)
+    except ProgrammingError:
+        return  # tables that this role may not read
+    if found:
+        yield Warning(
+            f"In the database {connection.alias!r} {', '.join(found)} would give a number that is "
+            "taken: what is written to an embeddable model fails.",
+            hint="Rows have come without their sequences, by logical replication or in a restore. "
+            "Run manage.py migrate: it lets them go on behind the highest.",
+            id="pgembed.W008",
         )
 
 

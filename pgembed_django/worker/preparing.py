@@ -1,4 +1,4 @@
-"""What a worker sees to before it claims: names that have changed, spaces, triggers."""
+"""What a worker sees to before it claims: numbers, names that have changed, spaces, triggers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from pgembed_django import events, spaces, triggers
-from pgembed_django.maintenance import renaming
+from pgembed_django.maintenance import numbering, renaming
 from pgembed_django.specs import Spec
 
 FOLLOW_SECONDS = 5.0
@@ -16,6 +16,7 @@ LOOK_SECONDS = 0.1
 
 def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
     """Follow renamings, open the spaces, and tell of triggers that do not fire."""
+    numbering.catch_up(using=using)
     # Not sooner: a space that is opened for the new name would take the former one's place.
     until = time.monotonic() + FOLLOW_SECONDS
     while not renaming.follow(using=using) and time.monotonic() < until:

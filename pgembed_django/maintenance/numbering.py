@@ -1,0 +1,95 @@
+"""Let tables go on numbering behind the rows that they have.
+
+Rows that come with their numbers leave the sequence where it was: by logical replication,
+which brings no sequences, or in a restore of single tables. The next row would then get a
+number that is taken. A job is added in the writer's transaction: the application's own write
+would fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.db import connections
+from django.db.models import AutoField, Model
+from psycopg import sql
+
+from pgembed_django import database, events, specs
+from pgembed_django.models import Space
+
+# Space numbers are not the sequence's: see spaces.opening.
+NUMBERED = """
+    WITH numbered AS MATERIALIZED (
+        SELECT
+            relation,
+            highest,
+            pg_get_serial_sequence(relation, 'id')::regclass AS sequence
+        FROM ({tables}) AS rows(relation, highest)
+    ),
+    behind AS MATERIALIZED (
+        SELECT *
+        FROM numbered
+        -- CASE, for a role that may not look at the sequence must not be made to.
+        WHERE CASE
+            WHEN has_sequence_privilege(sequence, 'SELECT')
+            THEN highest > COALESCE(pg_sequence_last_value(sequence), 0)
+        END
+    )
+"""
+TABLE = "SELECT {relation}, (SELECT max(id) FROM {table})"
+
+BEHIND = "SELECT relation FROM behind ORDER BY relation"
+# Nobody is set back: whoever takes a number just now gets one that is taken.
+CATCH_UP = """
+    SELECT relation, setval(sequence, highest)
+    FROM behind
+    WHERE has_sequence_privilege(sequence, 'UPDATE')
+    ORDER BY relation
+"""
+
+
+def behind(*, using: str) -> list[str]:
+    """Return the tables of ours that would give a number that is taken."""
+    return _asked(BEHIND, using=using)
+
+
+def catch_up(*, using: str) -> None:
+    """Let them go on behind their highest numbers. Those that this role may not alter stay."""
+    if tables := _asked(CATCH_UP, using=using):
+        events.tell(events.NUMBERS_CAUGHT_UP, tables=", ".join(tables))
+
+
+def after_migrate(sender: object, *, using: str, **_: Any) -> None:
+    """Receive ``post_migrate``: who migrates may alter the sequences."""
+    if connections[using].vendor == "postgresql":
+        catch_up(using=using)
+
+
+def _asked(statement: str, *, using: str) -> list[str]:
+    known = [_name(model, using) for model in _models(using)]
+    here = sorted(name for [name] in database.rows(using, specs.HAS_TABLE, names=known))
+    if not here:
+        return []
+    tables = [
+        sql.SQL(TABLE).format(relation=sql.Literal(name), table=sql.SQL(name)) for name in here
+    ]
+    numbered = sql.SQL(NUMBERED).format(tables=sql.SQL(" UNION ALL ").join(tables))
+    with connections[using].cursor() as cursor:
+        cursor.execute(numbered + sql.SQL(statement))
+        return [row[0] for row in cursor.fetchall()]
+
+
+def _models(using: str) -> list[type[Model]]:
+    ours = [*apps.get_app_config("pgembed").get_models()]
+    vectors = [spec.embedding_model for spec in specs.on(using)]
+    return [
+        model
+        for model in (*ours, *vectors)
+        if isinstance(model._meta.pk, AutoField) and model is not Space
+    ]
+
+
+def _name(model: type[Model], using: str) -> str:
+    name: str = connections[using].ops.quote_name(model._meta.db_table)
+    return name
