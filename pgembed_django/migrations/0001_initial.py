@@ -194,7 +194,7 @@ class Migration(migrations.Migration):
             },
         ),
         # Half-empty pages keep heartbeats HOT; a queue needs its dead rows gone early.
-        migrations.RunSQL(
+        sql.OnPostgres(
             """
             ALTER TABLE pgembed_job SET (
                 fillfactor = 50,
@@ -204,7 +204,7 @@ class Migration(migrations.Migration):
             """,
             migrations.RunSQL.noop,
         ),
-        migrations.RunSQL(
+        sql.OnPostgres(
             sql.text("job_is_possible_v1"),
             """
             ALTER TABLE pgembed_job DROP CONSTRAINT pgembed_job_is_possible;

@@ -11,7 +11,7 @@ from typing import Any
 
 import pgtrigger.features
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, migrations
 from psycopg import sql
 
 # What a function's pinned search_path begins with, and where the tables are.
@@ -43,6 +43,22 @@ FUNCTIONS = {
 }
 
 
+class OnPostgres(migrations.RunSQL):
+    """Statements of a migration that only PostgreSQL knows.
+
+    Without a router, a database of another kind gets all tables, ours among them. They stay
+    empty there, and its migrations, and so the tests of a project that has one, run through.
+    """
+
+    def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        if _is_postgres(schema_editor):
+            super().database_forwards(app_label, schema_editor, *states)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        if _is_postgres(schema_editor):
+            super().database_backwards(app_label, schema_editor, *states)
+
+
 def qualified(function: str) -> str:
     """Return how a trigger names ``function``: in pgtrigger's schema, whatever the search_path.
 
@@ -68,6 +84,8 @@ def install(apps: Any, schema_editor: Any) -> None:
     Raises:
         ImproperlyConfigured: those of another schema's tables are there already.
     """
+    if not _is_postgres(schema_editor):
+        return
     connection = schema_editor.connection
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -83,6 +101,8 @@ def install(apps: Any, schema_editor: Any) -> None:
 
 def uninstall(apps: Any, schema_editor: Any) -> None:
     """Drop the functions."""
+    if not _is_postgres(schema_editor):
+        return
     for name, arguments in FUNCTIONS.items():
         statement = f"DROP FUNCTION IF EXISTS {qualified(name)}({arguments})"
         schema_editor.execute(statement, params=None)
@@ -110,6 +130,10 @@ def _refuse_others(cursor: Any, tables: str) -> None:
             f"{others.pop()!r}, and would write to those in {tables!r} from now on. With a schema "
             "per tenant set PGTRIGGER_SCHEMA = None, and run makemigrations."
         )
+
+
+def _is_postgres(schema_editor: Any) -> bool:
+    return str(schema_editor.connection.vendor) == "postgresql"
 
 
 def _functions_schema() -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -336,6 +338,21 @@ def test_our_app_may_stand_anywhere_among_the_installed_apps(project):
     project.migrated(EMBEDDED + ITEM)
 
     assert len(project.triggers()) == 5
+
+
+def test_a_database_of_another_kind_beside_it_migrates_there_and_back(project):
+    project.migrated(EMBEDDED + ITEM)
+    lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(project.folder / "lite.db")}
+    with (project.folder / "shop_settings.py").open("a") as settings:
+        settings.write(f"DATABASES['lite'] = {lite!r}\n")
+
+    project.manage("migrate", "--database", "lite")
+
+    with closing(sqlite3.connect(lite["NAME"])) as there:
+        there.execute("INSERT INTO shop_item (title, is_public) VALUES ('a', true)")
+        assert there.execute("SELECT * FROM pgembed_job").fetchall() == []
+    project.manage("migrate", "--database", "lite", "shop", "zero")
+    project.manage("migrate", "--database", "lite", "pgembed", "zero")
 
 
 def test_without_our_app_the_error_says_so_and_is_not_djangos(project):
