@@ -5,6 +5,7 @@ Pure, and nothing but the standard library.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 import unicodedata
@@ -51,6 +52,20 @@ def clean(text: str) -> str:
     if SURROGATE.search(text):
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return unicodedata.normalize("NFC", text).strip()
+
+
+def held_in(text: str, encoding: str) -> str:
+    """Return a text as a server can hold it whose encoding has this name in Postgres.
+
+    What the encoding has no character for is written as Python escapes it.
+    """
+    if encoding in {"UTF8", "SQL_ASCII"}:
+        return text
+    try:
+        codec = codecs.lookup(encoding.replace("WIN", "cp")).name
+    except LookupError:
+        codec = "ascii"
+    return text.encode(codec, "backslashreplace").decode(codec)
 
 
 def digest(*parts: str | bytes) -> bytes:

@@ -44,6 +44,7 @@ IDS = {
     "pgembed.W006": "Triggers of an embeddable model are missing, outdated or disabled.",
     "pgembed.W007": "Vectors are in another schema than the one where functions look for them.",
     "pgembed.W008": "Rows have come without their sequences: new ones get numbers that are taken.",
+    "pgembed.W009": "The encoding of the database is not UTF-8.",
 }
 
 register(check_settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
@@ -62,6 +62,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
     try:
         with connection.cursor() as cursor:
             yield from _server(connection)
+            yield from _encoding(connection)
             yield from _extension(connection, cursor)
             yield from check_tables(connection)
             yield from _functions(connection)
@@ -82,6 +83,19 @@ def _server(connection: Any) -> Iterator[CheckMessage]:
             f"The server of database {connection.alias!r} is PostgreSQL {version}.",
             hint=f"Upgrade it to PostgreSQL {OLDEST_POSTGRES} or later.",
             id="pgembed.E012",
+        )
+
+
+def _encoding(connection: Any) -> Iterator[CheckMessage]:
+    [[encoding]] = database.rows(connection.alias, "SHOW server_encoding")
+    if encoding != "UTF8":
+        # Not an error: it would keep migrations from running, and Django itself warns of nothing.
+        yield Warning(
+            f"The database {connection.alias!r} is encoded in {encoding}. Texts with a character "
+            "that it does not have can be neither embedded nor searched for.",
+            hint="Django expects UTF-8 as well. Restore a dump of it into one that was created "
+            "with TEMPLATE template0 ENCODING 'UTF8'.",
+            id="pgembed.W009",
         )
 
 

@@ -123,7 +123,9 @@ def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, 
     """Spend an attempt: back to pending after a backoff, or failed when it was the last."""
     if claim.attempts + 1 >= max_attempts:
         return fail(claim, error, using=using)
-    return _requeue(claim, using, attempts=1, error=bounded(error), delay=delay_seconds)
+    return _requeue(
+        claim, using, attempts=1, error=bounded(error, using=using), delay=delay_seconds
+    )
 
 
 def release(
@@ -135,7 +137,7 @@ def release(
     outages: int = 0,
 ) -> str:
     """Give the job back with no attempt spent."""
-    error = bounded(reason) if reason else None
+    error = bounded(reason, using=using) if reason else None
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import IntegrityError
+from django.db import IntegrityError, connections
 from django.utils.text import Truncator
 
 from pgembed_django import database, signature, text
@@ -78,13 +78,13 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
             if not found:
                 return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
             [[older_id, parkings]] = found
-            history.note(claim, Attempt.Outcome.FAILED, bounded(error), using=using)
+            history.note(claim, Attempt.Outcome.FAILED, bounded(error, using=using), using=using)
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
             database.execute(
                 using,
                 PARK,
-                error=bounded(error),
-                signature=signature.of(text.clean(error)),
+                error=bounded(error, using=using),
+                signature=_held(signature.of(text.clean(error)), using=using),
                 attempts=attempts,
                 crashes=crashes,
                 parkings=parkings,
@@ -96,9 +96,17 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
     return "failed"
 
 
-def bounded(error: str) -> str:
+def bounded(error: str, *, using: str) -> str:
     """Return the error as it is stored: never empty, never long, and clean.
 
     It may quote anything: a file's name that is not UTF-8, what a server sent.
     """
-    return Truncator(text.clean(error) or "unknown error").chars(MAX_ERROR_CHARACTERS)
+    cut = Truncator(text.clean(error) or "unknown error").chars(MAX_ERROR_CHARACTERS)
+    return _held(cut, using=using)
+
+
+def _held(said: str, *, using: str) -> str:
+    """What cannot be stored of an error must not be another one, of whoever settles the job."""
+    connections[using].ensure_connection()
+    info = connections[using].connection.info
+    return text.held_in(said, info.parameter_status("server_encoding") or "UTF8")

@@ -10,7 +10,7 @@ import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.text import clean, cut, digest, is_boundary, reach, reach_back, trim
+from pgembed_django.text import clean, cut, digest, held_in, is_boundary, reach, reach_back, trim
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
 GERMANY = "\U0001f1e9\U0001f1ea"
@@ -198,6 +198,20 @@ def test_a_cut_is_a_beginning_that_fits(text, limit):
     assert text.startswith(beginning)
     assert len(beginning) <= limit
     assert len(beginning) in true_boundaries(text)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "held"),
+    [
+        ("UTF8", "café 日 …"),
+        ("SQL_ASCII", "café 日 …"),
+        ("LATIN1", r"café \u65e5 \u2026"),
+        ("WIN1252", r"café \u65e5 …"),
+        ("MULE_INTERNAL", r"caf\xe9 \u65e5 \u2026"),
+    ],
+)
+def test_what_an_encoding_has_no_character_for_is_escaped(encoding, held):
+    assert held_in("café 日 …", encoding) == held
 
 
 @given(joining_text)

@@ -1,0 +1,63 @@
+"""A database that is not in UTF-8: errors say what they like, and end the job all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from django.core.management import call_command
+from django.db import connection, connections
+
+from pgembed_django import jobs
+from pgembed_django.checks import check_databases
+from pgembed_django.models import Attempt, Job
+from tests.conftest import testing_url
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SPEC = "shop.ItemEmbedding"
+
+
+@pytest.fixture(params=["LATIN1", "WIN1252", "SQL_ASCII"])
+def encoded(request: pytest.FixtureRequest, settings) -> Iterator[str]:
+    """An alias of a database with our tables in another encoding."""
+    name = f"{connection.settings_dict['NAME']}_encoded"
+    with psycopg.connect(testing_url(), autocommit=True) as admin:
+        admin.execute(
+            f"CREATE DATABASE \"{name}\" TEMPLATE template0 ENCODING '{request.param}' LOCALE 'C'"
+        )
+        connections["encoded"] = connection.copy("encoded")
+        connections["encoded"].settings_dict["NAME"] = name
+        try:
+            call_command("migrate", "pgembed", database="encoded", verbosity=0, skip_checks=True)
+            yield "encoded"
+        finally:
+            connections["encoded"].close()
+            del connections["encoded"]
+            admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+def claimed(using: str) -> jobs.Claim:
+    [held] = jobs.claim([SPEC], limit=1, worker_id=1, lease_seconds=60, using=using)
+    return held
+
+
+def test_an_error_that_it_cannot_hold_is_told_as_far_as_it_can(encoded):
+    job = Job.objects.using(encoded).create(spec=SPEC, source_pk="1")
+    error = 'ValueError: "日本" is no café …'
+
+    retried = jobs.retry(claimed(encoded), error, max_attempts=2, delay_seconds=0, using=encoded)
+    failed = jobs.retry(claimed(encoded), error, max_attempts=2, delay_seconds=0, using=encoded)
+
+    assert (retried, failed) == ("requeued", "failed")
+    job.refresh_from_db()
+    assert "is no café" in job.last_error
+    assert job.signature.startswith("ValueError:")
+    assert Attempt.objects.using(encoded).count() == 2
+
+
+def test_a_check_tells_the_encoding(encoded):
+    [message] = [one for one in check_databases(databases=[encoded]) if one.id == "pgembed.W009"]
+
+    assert "'encoded' is encoded in " in message.msg
