@@ -12,7 +12,7 @@ from django.db import connections
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
 
-from pgembed_django import specs
+from pgembed_django import database, specs
 from pgembed_django.exceptions import SearchError
 from pgembed_django.specs import Spec
 
@@ -68,9 +68,12 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
 
     Raises:
         SearchError: the queryset cannot be ranked as it is, or several declarations fit.
-        ImproperlyConfigured: the model is not embeddable, or not by that name.
+        ImproperlyConfigured: the model is not embeddable, or not by that name; or the database
+            is not PostgreSQL.
     """
     queryset = _queryset(where)
+    if other := database.not_postgres(queryset.db, remedy="using"):
+        raise ImproperlyConfigured(other)
     return Target(queryset, _spec(queryset.model, name))
 
 

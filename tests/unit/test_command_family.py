@@ -21,7 +21,8 @@ from django.core.management import (
 from django.core.management.base import CommandParser
 from django.db import connections
 
-from pgembed_django import testing
+from pgembed_django import search, testing
+from tests.app.models import Article
 
 ROOT = Path(__file__).resolve().parents[2]
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
@@ -122,11 +123,13 @@ def test_a_database_that_is_not_postgres_is_named_with_those_that_are(name: str,
     )
 
 
-def test_so_it_is_where_tests_embed(lite: str) -> None:
+def test_so_it_is_where_tests_embed_and_searches_ask(lite: str) -> None:
     said = r"'lite' is SQLite, not PostgreSQL\. Name one that is with using: default\.$"
 
     with pytest.raises(ImproperlyConfigured, match=said):
         testing.run_jobs(using=lite)
+    with pytest.raises(ImproperlyConfigured, match=said):
+        search(Article.objects.using(lite), "bread")
     with pytest.raises(ImproperlyConfigured, match=said), testing.without_triggers(using=lite):
         pass
 
