@@ -152,7 +152,7 @@ def _numbers(connection: Any) -> Iterator[CheckMessage]:
     if found:
         yield Warning(
             f"In the database {connection.alias!r} {', '.join(found)} would give a number that is "
-            "taken: what is written to an embeddable model fails.",
+            "taken: writes to embeddable models, or embedding them, fails.",
             hint="Rows have come without their sequences, by logical replication or in a restore. "
             "Run manage.py migrate: it lets them go on behind the highest.",
             id="pgembed.W008",

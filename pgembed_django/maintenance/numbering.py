@@ -18,6 +18,12 @@ from psycopg import sql
 from pgembed_django import database, events, specs
 from pgembed_django.models import Space
 
+READABLE = """
+    SELECT name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    WHERE has_table_privilege(to_regclass(name)::oid, 'SELECT')
+    ORDER BY name
+"""
 # Space numbers are not the sequence's: see spaces.opening.
 NUMBERED = """
     WITH numbered AS MATERIALIZED (
@@ -68,7 +74,7 @@ def after_migrate(sender: object, *, using: str, **_: Any) -> None:
 
 def _asked(statement: str, *, using: str) -> list[str]:
     known = [_name(model, using) for model in _models(using)]
-    here = sorted(name for [name] in database.rows(using, specs.HAS_TABLE, names=known))
+    here = [name for [name] in database.rows(using, READABLE, names=known)]
     if not here:
         return []
     tables = [

@@ -68,6 +68,7 @@ class TestRowsBeyondTheirSequences:
     def test_a_role_that_may_not_alter_sequences_leaves_them(self):
         execute("CREATE ROLE pgembed_reader")
         execute("GRANT SELECT ON ALL TABLES IN SCHEMA public, archive TO pgembed_reader")
+        execute("REVOKE SELECT ON app_pageembedding FROM pgembed_reader")
         execute("GRANT USAGE ON SCHEMA archive TO pgembed_reader")
         execute("SET LOCAL ROLE pgembed_reader")
 
