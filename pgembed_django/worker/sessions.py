@@ -23,14 +23,16 @@ from pgembed_django import events
 
 CONNECT_SECONDS = 10
 
+# As a number: Django reads a time as one of its own zone, which is not that of a session that
+# Django has not set up.
 IDENTIFY = """
-    SELECT pid, backend_start
+    SELECT pid, extract(epoch FROM backend_start)
     FROM pg_stat_activity
     WHERE pid = pg_backend_pid()
 """
 
 BUSY = """
-    SELECT pid, backend_start
+    SELECT pid, extract(epoch FROM backend_start)
     FROM pg_stat_activity
     WHERE pid = ANY(%(pids)s)
       AND (

@@ -62,6 +62,22 @@ def test_what_the_server_has_just_answered_is_left_alone(watched):
     run("SELECT 1")
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu"])
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_so_it_is_whatever_time_zone_the_server_has(sessions, settings, monkeypatch, zone, use_tz):
+    options = {**connection.settings_dict["OPTIONS"], "options": f"-c TimeZone={zone}"}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    settings.USE_TZ = use_tz
+    connection.close()
+    connection.ensure_connection()
+    sessions.watch()
+
+    assert cut(sessions, seconds=60) == 0
+
+    run("SELECT 1")
+    connection.close()
+
+
 def test_what_another_thread_waits_for_is_no_reason_to_cut_this_one(watched):
     assert cut(watched, thread=-1) == 0
 
