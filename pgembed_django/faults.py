@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import functools
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
+from django.apps import apps
 from django.db import DatabaseError, InterfaceError
 
 # In SQLSTATE. The first two end the session, so that it is lost.
@@ -17,6 +20,11 @@ LIMIT_EXCEEDED = "53400"
 READ_ONLY = "25006"
 CANCELED = "57014"
 LOCK_NOT_AVAILABLE = "55P03"
+
+# The server tells a table's name in its sentence only, in the language it was set to: one in
+# quotes is taken as it is, and all other words as if they were names.
+NAME = re.compile(r'"([^"]+)"|([\w.$]+)')
+UNDEFINED_COLUMN = "42703"
 
 FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
@@ -55,7 +63,7 @@ def of(error: Exception) -> Fault:
     if is_lost_connection(error) or is_of_the_server(error):
         return Fault.OUTAGE
     if state.startswith("42"):
-        return Fault.OURS if "pgembed_" in said(error) else Fault.SCHEMA
+        return Fault.OURS if _is_about_our_tables(error) else Fault.SCHEMA
     if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED:
         return Fault.VALUE
     return Fault.OTHER
@@ -115,6 +123,22 @@ def reading() -> Iterator[None]:
         if _is_of_a_value(error):
             raise Unreadable(f"{type(error).__name__}: {error}") from error
         raise
+
+
+def _is_about_our_tables(error: Exception) -> bool:
+    """Tell whether one of the tables that an error names is ours, and not called like one."""
+    for quoted, word in NAME.findall(said(error)):
+        before, _, last = (quoted or word).rpartition(".")
+        # "column app_note.body", where others have the table behind the schema.
+        is_column = sqlstate(error) == UNDEFINED_COLUMN and before
+        if (before.rpartition(".")[2] if is_column else last) in _our_tables():
+            return True
+    return False
+
+
+@functools.cache
+def _our_tables() -> frozenset[str]:
+    return frozenset(model._meta.db_table for model in apps.get_app_config("pgembed").get_models())
 
 
 def _is_of_a_value(error: Exception) -> bool:

@@ -49,6 +49,36 @@ def test_what_is_wrong_with_our_own_tables_is_no_specs():
     assert faults.of(error) is Fault.OURS
 
 
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("42P01", 'relation "tenant.pgembed_staging" does not exist'),
+        ("42P01", "Relation »pgembed_staging« existiert nicht"),
+        ("42501", "permission denied for table pgembed_staging"),
+        ("42703", "column pgembed_job.crashes does not exist"),
+        ("42703", 'column "was_cut" of relation "pgembed_staging" does not exist'),
+    ],
+)
+def test_however_the_server_names_them(state, message):
+    assert faults.of(raised(state, message)) is Fault.OURS
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("42P01", 'relation "blog_pgembed_note" does not exist'),
+        ("42P01", 'relation "pgembed_notes" does not exist'),
+        ("42P01", 'relation "notes of pgembed_job" does not exist'),
+        ("42501", "permission denied for table pgembed_notes"),
+        ("42703", "column blog_note.pgembed_score does not exist"),
+        ("42703", "column blog_note.pgembed_job does not exist"),
+        ("42703", 'column "pgembed_score" of relation "blog_note" does not exist'),
+    ],
+)
+def test_a_projects_own_name_may_begin_like_ours(state, message):
+    assert faults.of(raised(state, message)) is Fault.SCHEMA
+
+
 def test_a_statement_that_names_our_tables_is_not_what_is_wrong():
     error = raised("42703", 'column "body" does not exist\nLINE 1: … FROM pgembed_staging')
 
