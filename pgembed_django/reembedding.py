@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -12,9 +13,15 @@ from pgembed_django import database, jobs, store
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
+AT_ONCE = 50
+"""Units in one transaction, whose jobs a writer may have to wait for."""
+
+MAX_BUSY = 20
+"""After so many waits for open writers ``reembed`` leaves the rest."""
+
 
 class Reembedded(NamedTuple):
-    """How many units have a job now, and which ones were being written just then."""
+    """How many units have a job now, and which ones have none, for they were being written."""
 
     enqueued: int
     busy: Sequence[str]
@@ -30,22 +37,40 @@ def reembed(
 ) -> Reembedded:
     """Let units be embedded anew. What is stored of them is found until then.
 
-    ``wait``: for how long at most, for each that an open writer has.
+    ``wait``: for how long at most, each time an open writer has some of them. Where that is
+    so for many, some of the others are left to the next call, too.
     """
-    enqueued, busy = 0, []
-    for source_pk in source_pks:
-        try:
-            with database.giving_way(using, wait=wait):
-                # First the pending job, like a deleter, so that nobody starts meanwhile.
-                jobs.enqueue_again(spec, source_pk, kind=kind, using=using)
-                store.outdate(spec, [source_pk], using=using)
-        except database.Busy:
-            busy.append(source_pk)
+    wanted = list(dict.fromkeys(source_pks))
+    pieces = deque(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE))
+    enqueued, waits = 0, 0
+    busy: list[str] = []
+    # All pieces first, then the halves of those that were busy.
+    while pieces:
+        piece = pieces.popleft()
+        if waits < MAX_BUSY and _reembed(spec, piece, using=using, kind=kind, wait=wait):
+            enqueued += len(piece)
+            continue
+        waits += 1
+        middle = len(piece) // 2
+        if middle and waits < MAX_BUSY:
+            pieces += [piece[:middle], piece[middle:]]
         else:
-            enqueued += 1
+            busy += piece
     if enqueued:
         jobs.nudge(using=using)
     return Reembedded(enqueued, busy)
+
+
+def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wait: str) -> bool:
+    """Let all of some units be embedded anew, or none: an open writer has one."""
+    try:
+        with database.giving_way(using, wait=wait):
+            # First the pending jobs, like a deleter, so that nobody starts meanwhile.
+            jobs.enqueue_again(spec, source_pks, kind=kind, using=using)
+            store.outdate(spec, source_pks, using=using)
+    except database.Busy:
+        return False
+    return True
 
 
 def next_page(spec: Spec, *, after: str | None, limit: int, using: str) -> list[str]:

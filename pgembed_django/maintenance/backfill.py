@@ -23,9 +23,15 @@ PAGE_ROWS = 500
 BRIEFLY = "10ms"
 """How long ``force`` waits for an open writer: it comes back."""
 
+MAX_LEFT = 10_000
+"""Rows that ``force`` leaves behind before it goes no further: it comes back to them first."""
+
 
 class Step(NamedTuple):
-    """What one page brought: rows looked at, jobs added, and whether it was the last."""
+    """What one page brought: rows looked at, jobs added, and whether it was the last.
+
+    One that looked at no row came back to some that were left.
+    """
 
     rows: int
     enqueued: int
@@ -46,8 +52,7 @@ class Backfill:
     """One spec's backfill: of rows without vectors, or with ``force`` of all of them.
 
     ``where``: lookups, as ``filter`` takes them. ``resumed_from`` is the key after which
-    it goes on, or None. ``left`` are the keys that ``force`` has passed because an open writer
-    had their rows. They are not kept in the database.
+    it goes on, or None.
     """
 
     def __init__(
@@ -64,9 +69,14 @@ class Backfill:
             spec=spec.key, sweep=Lap.Sweep.BACKFILL, defaults={"recipe": asked}
         )
         if self._lap.recipe != asked:
-            self._lap.recipe, self._lap.cursor = asked, None
+            self._lap.recipe, self._lap.cursor, self._lap.passed = asked, None, []
         self.resumed_from = self._lap.cursor
-        self.left: Sequence[str] = ()
+
+    @property
+    def left(self) -> Sequence[str]:
+        """The keys that ``force`` has yet to come back to: an open writer had their rows."""
+        passed: list[str] = self._lap.passed
+        return passed
 
     @property
     def rows(self) -> QuerySet[Model]:
@@ -103,6 +113,7 @@ class Backfill:
     def restart(self) -> None:
         """Begin anew."""
         self._lap.cursor = self.resumed_from = None
+        self._lap.passed = []
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
         """Queue the next page. None: the backlog is full for now."""
@@ -110,31 +121,38 @@ class Backfill:
         if room <= 0:
             return None
         keys = self.rows.filter(self._after()).order_by("pk").values_list("pk", flat=True)
-        page = list(keys[: min(limit, room)])
-        enqueued = self._enqueue(page[-1]) if page else 0
-        is_last = not keys.filter(pk__gt=page[-1]).exists() if page else True
-        # Only now: a kill before this queues the page again, which changes nothing.
-        self._lap.cursor = None if is_last else str(page[-1])
+        page = list(keys[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
+        if page:
+            enqueued, passed = self._enqueue(page[-1])
+            self._lap.cursor = str(page[-1])
+            self._lap.passed = [*self.left, *passed]
+        else:
+            enqueued = self._step_back(min(limit, room))
+        is_last = not self.left and not keys.filter(self._after()).exists()
+        if is_last:
+            self._lap.cursor = None
         self._lap.finished_at = Now() if is_last else None
+        # Only now: a kill before this queues the page again, which changes nothing.
         self._lap.save(using=self.using)
         return Step(len(page), enqueued, is_last)
 
-    def step_back(self) -> int:
-        """Queue those that are left, as far as their writers have ended. Returns how many."""
-        done = self._try(self.left)
-        self.left = done.busy  # only now: who interrupts is told of all of them
+    def _step_back(self, limit: int) -> int:
+        """Queue some that are left, as far as their writers have ended. Returns how many."""
+        first, others = self.left[:limit], self.left[limit:]
+        done = self._reembed(first)
+        # To the end: the others have their turn before they are asked for again.
+        self._lap.passed = [*others, *done.busy]
         return done.enqueued
 
     def _after(self) -> Q:
         after = self.spec.parse_cursor(self._lap.cursor)
         return Q() if after is None else Q(pk__gt=after)
 
-    def _enqueue(self, last: Any) -> int:
+    def _enqueue(self, last: Any) -> Reembedded:
         page = Q(**self.where) & self._after() & Q(pk__lte=last)
         if self.force:
             rows = self.spec.rows(self.using).filter(page).order_by("pk")
-            source_pks = list(rows.values_list(Cast("pk", TextField()), flat=True))
-            return self._reembed(source_pks)
+            return self._reembed(rows.values_list(Cast("pk", TextField()), flat=True))
         live = spaces.live(self.spec, using=self.using)
         enqueued = jobs.enqueue(
             self.spec.key,
@@ -145,14 +163,9 @@ class Backfill:
         )
         if enqueued:
             jobs.nudge(using=self.using)
-        return enqueued
+        return Reembedded(enqueued, ())
 
-    def _reembed(self, source_pks: Iterable[str]) -> int:
-        done = self._try(source_pks)
-        self.left = [*self.left, *done.busy]
-        return done.enqueued
-
-    def _try(self, source_pks: Iterable[str]) -> Reembedded:
+    def _reembed(self, source_pks: Iterable[str]) -> Reembedded:
         return reembed(
             self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=BRIEFLY
         )

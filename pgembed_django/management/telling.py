@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pgembed_django import status
+from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.status.verdicts import duration
 
 SAMPLE_CHARACTERS = 100
+SHOWN_KEYS = 20
 
 
 def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
@@ -99,3 +101,18 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         wait = max(0.0, (provider.retries_at - found.at).total_seconds())
         text += f" Tried again in {duration(wait)}."
     return text
+
+
+def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) -> str:
+    """Return which rows keep what is stored of them, and how to go on. Empty: none do."""
+    lines = []
+    for one in filled:
+        if not one.left:
+            continue
+        keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
+        line = f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and "
+        line += f"are not embedded anew yet: {keys}. "
+        if and_rows_after and (rows := one.rows_left):
+            line += f"{rows:,} rows after them have yet to be looked at. "
+        lines.append(f"{line}The same command goes on with them.")
+    return "\n".join(lines)

@@ -110,6 +110,7 @@ class Migration(migrations.Migration):
                 ('cursor', models.TextField(null=True)),
                 ('recipe', models.TextField(db_default='', help_text='What the lap under way compares the rows with.')),
                 ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a lap last ended.')),
+                ('passed', models.JSONField(default=list, help_text='Keys that it has to come back to: an open write had their rows.')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
             ],

@@ -54,6 +54,9 @@ class Lap(NotFromFixtures):
     finished_recipe = models.TextField(
         db_default="", help_text=_("What all rows had been compared with when a lap last ended.")
     )
+    passed = models.JSONField(
+        default=list, help_text=_("Keys that it has to come back to: an open write had their rows.")
+    )
     started_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True, blank=True)
 

@@ -11,14 +11,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import jobs, spaces, specs
 from pgembed_django.exceptions import MaintenanceDied, ProviderMisconfigured
+from pgembed_django.jobs.entries import MAX_BUSY
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Space, Worker
 from tests.app.models import Article, ArticleEmbedding, Note
+from tests.conftest import PUBLISHED
 from tests.db.conftest import claim
 from tests.db.test_status import make_failures
 from tests.played.provider import PlayedProvider
@@ -463,15 +466,23 @@ def test_force_comes_back_to_rows_that_were_being_written(written, monkeypatch):
 
 
 def test_force_tells_which_rows_it_could_not_have_embedded_anew(written):
-    articles, _ = written
+    articles, other = written
 
     with pytest.raises(CommandError) as raised:
         run("embed_backfill", KEY, "--no-wait", "--force")
 
     assert raised.value.returncode == 1
     assert "1 rows are locked by an open write" in str(raised.value)
-    assert f"--force --where pk__in={articles[1].pk}" in str(raised.value)
+    assert f"anew yet: {articles[1].pk}. The same command goes on" in str(raised.value)
     assert outdated() == {articles[0].pk, articles[2].pk}
+
+    other.rollback()
+    told = run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert "with 1 rows that were being written" in told
+    assert "0 rows looked at, 1 queued" in told
+    assert outdated() == {article.pk for article in articles}
+    assert "3 rows looked at, 3 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
 
 
 def test_stopped_it_tells_them_too(written, monkeypatch):
@@ -485,7 +496,60 @@ def test_stopped_it_tells_them_too(written, monkeypatch):
     with pytest.raises(CommandError):
         call_command("embed_backfill", KEY, "--force", stdout=out, stderr=out)
 
-    assert f"--force --where pk__in={articles[1].pk}" in out.getvalue()
+    assert f"anew yet: {articles[1].pk}. The same command goes on" in out.getvalue()
+
+
+BULK = 400
+
+
+@pytest.fixture
+def bulk(run_jobs, connect, monkeypatch, transactional_db):
+    """Rows that another session is writing, all of them, and that session."""
+    Article.objects.bulk_create(
+        Article(title=f"Title {n}", contents="Contents", published_time=PUBLISHED)
+        for n in range(BULK)
+    )
+    run_jobs()
+    other = connect()
+    other.execute("UPDATE app_article SET title = 'x'")
+    patience(monkeypatch, "embed_backfill", lambda seconds: None)
+    yield other
+    other.rollback()
+
+
+def test_force_asks_a_bulk_write_for_many_rows_at_once(bulk):
+    with CaptureQueriesContext(connection) as asked, pytest.raises(CommandError) as raised:
+        run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert f"{BULK:,} rows are locked by an open write" in str(raised.value)
+    assert "and so on" in str(raised.value)
+    waits = [one for one in asked if "INSERT INTO pgembed_job" in one["sql"]]
+    assert len(waits) <= 21 * MAX_BUSY
+
+
+def test_force_that_comes_back_keeps_to_the_bound_of_the_backlog(bulk, spec, monkeypatch):
+    filling = Backfill(spec, using="default", where={}, force=True)
+    filling.step()
+    bulk.rollback()
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 100)
+
+    assert filling.step() == backfill.Step(rows=0, enqueued=100, is_last=False)
+    assert filling.step() is None
+    assert len(filling.left) == BULK - 100
+
+
+def test_force_walks_on_only_while_few_rows_are_left_behind(bulk, spec, monkeypatch):
+    monkeypatch.setattr(backfill, "MAX_LEFT", 50)
+
+    with pytest.raises(CommandError) as raised:
+        run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert "50 rows are locked by an open write" in str(raised.value)
+    assert f"{BULK - 50} rows after them have yet to be looked at" in str(raised.value)
+    bulk.rollback()
+    told = run("embed_backfill", KEY, "--no-wait", "--force")
+    assert f"{BULK - 50} rows looked at, {BULK} queued" in told
+    assert len(outdated()) == BULK
 
 
 def test_a_dry_run_counts_and_queues_nothing(make_article, run_jobs):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
@@ -17,12 +16,12 @@ from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
 from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.progress import Progress
+from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
 TRIES = 20
-"""So often it comes back to rows that an open writer has."""
-SHOWN_KEYS = 20
+"""So often it comes back in vain, to rows that an open writer has, before it leaves them."""
 
 TOGETHER = (
     # option, another one, whether it needs the other one or cannot bear it
@@ -124,7 +123,7 @@ class Command(EmbedCommand):
             if told := told_of_left(filled):
                 self.stderr.write(told)
             raise
-        if told := told_of_left(filled):
+        if told := told_of_left(filled, and_rows_after=True):
             raise CommandError(told)
 
     def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
@@ -143,13 +142,15 @@ class Command(EmbedCommand):
         if options["restart"]:
             backfill.restart()
         if backfill.resumed_from is not None:
+            left = len(backfill.left)
             self.stdout.write(
-                f"{backfill.spec.key}: going on after {backfill.resumed_from}. "
+                f"{backfill.spec.key}: going on after {backfill.resumed_from}"
+                f"{f', with {left:,} rows that were being written' * bool(left)}. "
                 "--restart begins anew."
             )
         rate: float | None = options["rate"]
         limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
-        looked_at = queued = 0
+        looked_at = queued = in_vain = 0
         with Progress(
             backfill.rows_left,
             what=backfill.spec.key,
@@ -162,10 +163,17 @@ class Command(EmbedCommand):
                 if step:
                     looked_at, queued = looked_at + step.rows, queued + step.enqueued
                 progress.show(looked_at - backfill.unfinished)
-                if step and step.is_last:
+                if step is None:
+                    self._rest(LOOK_SECONDS)
+                    continue
+                if step.is_last:
                     break
-                self._rest(step.enqueued / rate if step and rate else 0 if step else LOOK_SECONDS)
-            queued += self._step_back(backfill)
+                in_vain = 0 if step.rows or step.enqueued else in_vain + 1
+                # Each of them was asked for once at the least.
+                if in_vain >= max(TRIES, -(-len(backfill.left) // limit)):
+                    break
+                # Most writers have soon ended.
+                self._rest(LOOK_SECONDS if in_vain else step.enqueued / rate if rate else 0)
             self._warn(backfill, options)
             # Also those that are at work: a worker in this process would end before they do.
             while not options["no_wait"] and (unfinished := backfill.unfinished):
@@ -178,16 +186,6 @@ class Command(EmbedCommand):
                 f"{backfill.spec.key}: {looked_at:,} rows looked at, {queued:,} {how}."
             )
         )
-
-    def _step_back(self, backfill: Backfill) -> int:
-        """Come back to rows that were being written: most writers have soon ended."""
-        queued = 0
-        for _ in range(TRIES):
-            if not backfill.left:
-                break
-            self._rest(LOOK_SECONDS)
-            queued += backfill.step_back()
-        return queued
 
     def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
         if options["inline"] or not backfill.waiting:
@@ -214,17 +212,6 @@ class Command(EmbedCommand):
             if found.errors:
                 text += f"; {found.errors:,} rows give no text"
             self.stdout.write(text)
-
-
-def told_of_left(filled: Iterable[Backfill]) -> str:
-    """Return which rows keep what is stored of them, and how to go on. Empty: none do."""
-    return "\n".join(
-        f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and are not embedded "
-        f"anew. Do so later with --force --where pk__in={','.join(one.left[:SHOWN_KEYS])}"
-        + (" and so on." if len(one.left) > SHOWN_KEYS else "")
-        for one in filled
-        if one.left
-    )
 
 
 def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
