@@ -6,9 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from django.db.models import TextField
-from django.db.models.functions import Cast
-
 from pgembed_django import database, jobs, store
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
@@ -71,11 +68,3 @@ def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wa
     except database.Busy:
         return False
     return True
-
-
-def next_page(spec: Spec, *, after: str | None, limit: int, using: str) -> list[str]:
-    """Return the keys of the next rows of a spec, in the order of the primary key."""
-    rows = spec.rows(using).order_by("pk")
-    if after is not None:
-        rows = rows.filter(pk__gt=spec.parse_pk(after))
-    return list(rows.values_list(Cast("pk", TextField()), flat=True)[:limit])

@@ -31,7 +31,7 @@ GRANT SELECT ON pgembed_space TO mysite_web;
 GRANT SELECT (spec, source_pk, status, kind, settled_at) ON pgembed_job TO mysite_web;
 
 -- The admin pages read everything of ours. Retry, Dismiss and Pause write two tables; Re-embed
--- forgets vectors that wait for the rest of their row.
+-- forgets vectors that wait for the rest of their row, and notes how far a run over all has come.
 GRANT mysite_web TO mysite_staff;
 GRANT SELECT
     ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
@@ -39,6 +39,7 @@ GRANT SELECT
     TO mysite_staff;
 GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
 GRANT DELETE ON pgembed_staging TO mysite_staff;
+GRANT INSERT, UPDATE ON pgembed_lap TO mysite_staff;
 
 -- The worker's own tables.
 GRANT SELECT, INSERT, UPDATE, DELETE

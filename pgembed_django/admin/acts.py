@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -36,9 +36,10 @@ PARTS: dict[str, _StrPromise] = {
     "superseded": gettext_lazy("superseded by newer work %d"),
     "gone": gettext_lazy("gone %d"),
     "busy": gettext_lazy("locked by an open write %d (try again)"),
+    "after": gettext_lazy("not looked at yet %d"),
     "others": gettext_lazy("left alone %d"),
 }
-NOTHING_DONE = ("gone", "busy", "others")
+NOTHING_DONE = ("gone", "busy", "after", "others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +84,20 @@ def _release(ids: Sequence[int]) -> Counts:
 
 def _reembed(ids: Sequence[int]) -> Counts:
     counts: Counter[str] = Counter()
-    units = Job.objects.using(using()).filter(pk__in=ids).values_list("spec", "source_pk")
-    for key, source_pk in units:
+    units: dict[str, list[str]] = defaultdict(list)
+    found = Job.objects.using(using()).filter(pk__in=ids).values_list("spec", "source_pk")
+    for key, source_pk in found:
+        units[key].append(source_pk)
+    for key, source_pks in units.items():
         spec = specs.get(key)
         if spec is None:
-            counts["others"] += 1
-        else:
-            counts.update(reembed_rows(spec, [source_pk]))
+            counts["others"] += len(source_pks)
+            continue
+        busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
+        # Of jobs, as they were selected: one unit may have several.
+        counts.update("busy" if one in busy else "reembedded" for one in source_pks)
     counts["gone"] += len(ids) - sum(counts.values())
     return counts
-
-
-def reembed_rows(spec: specs.Spec, source_pks: Iterable[str], kind: str | None = None) -> Counts:
-    """Let units of one spec be embedded anew, and count."""
-    done = reembedding.reembed(spec, source_pks, kind=kind or Job.Kind.MANUAL_RETRY, using=using())
-    return {"reembedded": done.enqueued, "busy": len(done.busy)}
 
 
 ACTS = {

@@ -1,7 +1,8 @@
 """An act on all that match: a page that asks, then batches, each a page that goes on by itself.
 
-Nothing is kept on the server between two batches. A run that is left in the middle has
-done what it says, and may be started again.
+Nothing is kept on the server between two batches, but how far a run over all rows has come:
+it is a backfill, and goes on where it was. Another run that is left in the middle has done
+what it says, and may be started again.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from pgembed_django import reembedding, specs
+from pgembed_django import specs
 from pgembed_django.admin import acts, filters
+from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.models import Job
 
 if TYPE_CHECKING:
@@ -33,21 +35,30 @@ BATCH = 1000
 MAX_COUNT = 100_000
 """Counted up to here: then it says "more than"."""
 
+WAIT_SECONDS = 3
+"""How long a page waits that has nothing to do just now, before it goes on by itself."""
+
 SPEC_ROWS = "rows"
 """The scope of a whole spec's source rows, where the others are jobs."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one batch did, and where the next one begins. An empty cursor is the end."""
+    """What one batch did, and where the next one begins. An empty cursor is the end.
+
+    ``awaits`` tells what it could not go on for. Empty: it did.
+    """
 
     counts: acts.Counts
     taken: int
     cursor: str
+    awaits: str = ""
 
 
 class Jobs:
     """The jobs that match the list's parameters, in the order of their ids."""
+
+    resumed_from = None
 
     def __init__(self, act: str, given: Mapping[str, str], model_admin: JobAdmin) -> None:
         self.act = acts.ACTS[act]
@@ -84,7 +95,10 @@ class Jobs:
 
 
 class Rows:
-    """The source rows of a spec, in the order of their keys."""
+    """The source rows of a spec: a backfill, like ``embed_backfill --force``.
+
+    The cursor only counts how often it came back in vain to rows that are being written.
+    """
 
     def __init__(self, act: str, given: Mapping[str, str], model_admin: JobAdmin) -> None:
         spec = specs.get(given.get("spec", ""))
@@ -93,13 +107,20 @@ class Rows:
         self.act = acts.ACTS[act]
         self.spec = spec
         self.parameters = {"spec": spec.key, "scope": SPEC_ROWS}
+        self._backfill = backfill.Backfill(spec, using=acts.using(), where={}, force=True)
+        self.resumed_from = self._backfill.resumed_from
+        if given.get("restart"):
+            self._backfill.restart()
 
     @property
     def name(self) -> str:
         return _("all rows of %s") % self.spec.key
 
     def count(self) -> int:
-        return self.spec.rows(acts.using()).order_by()[: MAX_COUNT + 1].count()
+        return self._after() + len(self._backfill.left)
+
+    def _after(self) -> int:
+        return self._backfill.rows_left.order_by()[: MAX_COUNT + 1].count()
 
     def noun(self, count: int) -> str:
         return ngettext("%s row", "%s rows", count)
@@ -108,11 +129,25 @@ class Rows:
         return ""
 
     def run(self, cursor: str, end: str) -> Batch:
-        page = reembedding.next_page(
-            self.spec, after=cursor or None, limit=BATCH, using=acts.using()
+        in_vain = int(cursor or 0)
+        step = self._backfill.step(limit=BATCH)
+        if step is None:
+            wait = _("It goes on when fewer than %s rows wait to be embedded.")
+            return Batch({}, 0, "0", awaits=wait % f"{reconcile.MAX_BACKLOG:,}")
+        counts = {"reembedded": step.enqueued}
+        if step.is_last:
+            return Batch(counts, step.rows, "")
+        if not step.is_in_vain:
+            return Batch(counts, step.rows, "0")
+        left = len(self._backfill.left)
+        if in_vain + 1 >= backfill.TRIES:
+            return Batch({"busy": left, "after": self._after()}, 0, "")
+        locked = ngettext(
+            "%d row is locked by an open write: it is asked for again.",
+            "%d rows are locked by an open write: they are asked for again.",
+            left,
         )
-        counts = acts.reembed_rows(self.spec, page, kind=Job.Kind.BACKFILL)
-        return Batch(counts, len(page), page[-1] if len(page) == BATCH else "")
+        return Batch({}, 0, str(in_vain + 1), awaits=locked % left)
 
 
 def view(model_admin: JobAdmin, request: HttpRequest, act: str) -> HttpResponse:
@@ -151,6 +186,7 @@ def _ask(request: HttpRequest, scope: Jobs | Rows, context: dict[str, Any]) -> H
         "count": count,
         "end": scope.end(),
         "title": str(scope.act.question) % {"count": scope.noun(count) % number},
+        "resumed_from": scope.resumed_from,
     }
     return TemplateResponse(request, "admin/pgembed/confirm.html", context)
 
@@ -170,7 +206,8 @@ def _do(
     except (ValueError, AttributeError, ValidationError) as error:
         raise Http404 from error
     counts.update(batch.counts)
-    acts.log(request, acts.told(act, batch.counts), about=scope.name)
+    if not batch.awaits:
+        acts.log(request, acts.told(act, batch.counts), about=scope.name)
     said = acts.told(act, counts)
     if not batch.cursor:
         level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
@@ -178,7 +215,8 @@ def _do(
         return HttpResponseRedirect(context["back"])
     context |= {
         "title": _("%s: at work") % scope.act.title,
-        "said": said,
+        "said": f"{said} {batch.awaits}",
+        "wait_seconds": WAIT_SECONDS if batch.awaits else 0,
         "taken": taken + batch.taken,
         "total": max(total, taken + batch.taken),
         "is_bounded": total > MAX_COUNT,

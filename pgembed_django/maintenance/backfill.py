@@ -27,6 +27,10 @@ MAX_LEFT = 10_000
 """Rows that ``force`` leaves behind before it goes no further: it comes back to them first."""
 
 
+TRIES = 20
+"""So often it comes back in vain, to rows that an open writer has, before a run leaves them."""
+
+
 class Step(NamedTuple):
     """What one page brought: rows looked at, jobs added, and whether it was the last.
 
@@ -36,6 +40,11 @@ class Step(NamedTuple):
     rows: int
     enqueued: int
     is_last: bool
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Tell whether it came back to rows that are being written still."""
+        return not (self.rows or self.enqueued or self.is_last)
 
 
 class Estimate(NamedTuple):
@@ -64,12 +73,9 @@ class Backfill:
         self.force = force
         # Another condition is another backfill.
         asked = f"{'force' * force} {sorted((k, str(v)) for k, v in where.items())}"
-        laps = Lap.objects.using(using)
-        self._lap, _ = laps.get_or_create(
-            spec=spec.key, sweep=Lap.Sweep.BACKFILL, defaults={"recipe": asked}
-        )
-        if self._lap.recipe != asked:
-            self._lap.recipe, self._lap.cursor, self._lap.passed = asked, None, []
+        self._of: dict[str, Any] = {"spec": spec.key, "sweep": Lap.Sweep.BACKFILL}
+        lap = Lap.objects.using(using).filter(**self._of, recipe=asked).first()
+        self._lap = lap or Lap(recipe=asked)
         self.resumed_from = self._lap.cursor
 
     @property
@@ -85,9 +91,9 @@ class Backfill:
         return rows
 
     @property
-    def rows_left(self) -> int:
-        """How many rows it has yet to look at."""
-        return self.rows.filter(self._after()).count()
+    def rows_left(self) -> QuerySet[Model]:
+        """Those that it has yet to look at."""
+        return self.rows.filter(self._after())
 
     @property
     def waiting(self) -> int:
@@ -120,21 +126,30 @@ class Backfill:
         room = reconcile.MAX_BACKLOG - self.waiting
         if room <= 0:
             return None
-        keys = self.rows.filter(self._after()).order_by("pk").values_list("pk", flat=True)
-        page = list(keys[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
+        page = list(self._keys()[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
         if page:
             enqueued, passed = self._enqueue(page[-1])
             self._lap.cursor = str(page[-1])
             self._lap.passed = [*self.left, *passed]
         else:
             enqueued = self._step_back(min(limit, room))
-        is_last = not self.left and not keys.filter(self._after()).exists()
+        is_last = not self.left and not self._keys().exists()
         if is_last:
             self._lap.cursor = None
-        self._lap.finished_at = Now() if is_last else None
         # Only now: a kill before this queues the page again, which changes nothing.
-        self._lap.save(using=self.using)
+        Lap.objects.using(self.using).update_or_create(
+            **self._of,
+            defaults={
+                "recipe": self._lap.recipe,
+                "cursor": self._lap.cursor,
+                "passed": self._lap.passed,
+                "finished_at": Now() if is_last else None,
+            },
+        )
         return Step(len(page), enqueued, is_last)
+
+    def _keys(self) -> QuerySet[Model, Any]:
+        return self.rows_left.order_by("pk").values_list("pk", flat=True)
 
     def _step_back(self, limit: int) -> int:
         """Queue some that are left, as far as their writers have ended. Returns how many."""

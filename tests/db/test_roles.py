@@ -20,6 +20,7 @@ from django.test.utils import override_settings
 
 from pgembed_django import jobs, reembedding, search, similar_to, specs, status
 from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_embedding_pending, assert_fresh
@@ -270,6 +271,9 @@ class TestStaff:
         assert done.enqueued == 1
         assert_embedding_pending(article, using="owner")
 
+        everything = Backfill(spec, using="staff", where={}, force=True).step()
+        assert everything.is_last
+
         failed = {"status": "failed", "last_error": "no", "finished_at": models.functions.Now()}
         pending = Job.objects.using("owner").filter(status="pending")
         pending.update(**failed)
@@ -284,7 +288,11 @@ class TestStaff:
             (table, privilege)
             for table in ("pgembed_job", "pgembed_pause")
             for privilege in WRITES[:3]
-        } | {("pgembed_staging", "DELETE")}
+        } | {
+            ("pgembed_staging", "DELETE"),
+            ("pgembed_lap", "INSERT"),
+            ("pgembed_lap", "UPDATE"),
+        }
 
 
 def test_the_owner_may_still_migrate_the_tables_of_vectors(run_roles):

@@ -12,7 +12,7 @@ from pgembed_django import jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Worker
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.reembedding import next_page, reembed
+from pgembed_django.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply
@@ -254,19 +254,6 @@ def test_a_unit_is_embedded_anew_though_its_text_is_the_same(
     assert after.pk != before.pk
     assert after.chunk_digest == before.chunk_digest
     assert len(provider.embedded) == 1
-
-
-def test_pages_of_keys_cover_the_specs_rows_and_no_others(
-    make_article: Callable[..., Article],
-) -> None:
-    made = [str(make_article().pk) for _ in range(3)]
-    make_article(published_time=None)
-    spec = specs.of(Article)[0]
-
-    first = next_page(spec, after=None, limit=2, using="default")
-
-    assert first == made[:2]
-    assert next_page(spec, after=first[-1], limit=2, using="default") == made[2:]
 
 
 # Released

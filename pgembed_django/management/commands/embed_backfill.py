@@ -12,7 +12,7 @@ from django.db import DatabaseError
 
 from pgembed_django import spaces, status
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.maintenance.backfill import PAGE_ROWS, Backfill
+from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
 from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.progress import Progress
@@ -20,8 +20,6 @@ from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
-TRIES = 20
-"""So often it comes back in vain, to rows that an open writer has, before it leaves them."""
 
 TOGETHER = (
     # option, another one, whether it needs the other one or cannot bear it
@@ -152,7 +150,7 @@ class Command(EmbedCommand):
         limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
         looked_at = queued = in_vain = 0
         with Progress(
-            backfill.rows_left,
+            backfill.rows_left.count(),
             what=backfill.spec.key,
             unit="rows",
             out=self.stderr,
@@ -168,7 +166,7 @@ class Command(EmbedCommand):
                     continue
                 if step.is_last:
                     break
-                in_vain = 0 if step.rows or step.enqueued else in_vain + 1
+                in_vain = in_vain + 1 if step.is_in_vain else 0
                 # Each of them was asked for once at the least.
                 if in_vain >= max(TRIES, -(-len(backfill.left) // limit)):
                     break

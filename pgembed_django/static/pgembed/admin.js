@@ -2,7 +2,10 @@
 
 // Goes on with a long run by itself, and keeps the overview fresh. Everything works without.
 document.addEventListener("DOMContentLoaded", () => {
-  document.querySelector("form[data-pgembed-continue]")?.requestSubmit();
+  const run = document.querySelector("form[data-pgembed-continue]");
+  if (run) {
+    setTimeout(() => run.requestSubmit(), Number(run.dataset.pgembedContinue) * 1000);
+  }
 
   const live = document.querySelector("[data-pgembed-refresh]");
   if (!live) {
