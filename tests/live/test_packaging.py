@@ -131,6 +131,21 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
         assert any(name.endswith(suffix) for name in names), suffix
 
 
+def test_what_is_shown_with_the_package_has_no_link_into_the_repository(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    _, _, shown = archive.read(metadata).decode().partition("\n\n")
+
+    targets = re.findall(r"\]\(([^)\s]*)", shown)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    assert "![" not in shown
+    # All but the list of the pages is there.
+    headings = re.findall(r"^## .*", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
+    assert re.findall(r"^## .*", shown, re.MULTILINE) == headings
+    assert "What may still change is in the changelog." in shown
+    assert "docs/how-to" not in shown
+
+
 def test_the_sdist_holds_what_is_needed_to_test_it(built: Path) -> None:
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
