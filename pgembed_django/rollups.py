@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgembed_django import database
+from pgembed_django.models import Rollup
 
 FLUSH_SECONDS = 5.0
 """How often a worker adds its counts."""
@@ -128,6 +129,11 @@ class Tally:
 def prune(*, using: str) -> int:
     """Delete what is older than any chart."""
     return database.execute(using, PRUNE, widths=list(KEPT), kept=list(KEPT.values()))
+
+
+def forget(spec: str, *, using: str) -> None:
+    """Delete the sums of a spec that is gone."""
+    Rollup.objects.using(using).filter(spec=spec).delete()
 
 
 def merged(histograms: Iterable[Sequence[int]]) -> list[int]:

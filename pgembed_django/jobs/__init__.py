@@ -11,6 +11,7 @@ from pgembed_django.jobs.entries import (
     prune,
 )
 from pgembed_django.jobs.failing import fail
+from pgembed_django.jobs.forgetting import forget
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
@@ -44,6 +45,7 @@ __all__ = [
     "enqueue_again",
     "fail",
     "fail_unknown",
+    "forget",
     "forget_dead_workers",
     "heartbeat",
     "hold",

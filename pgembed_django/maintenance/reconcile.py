@@ -139,6 +139,11 @@ def rename(old: str, new: str, *, using: str) -> None:
     laps.filter(spec=old).update(spec=new)
 
 
+def forget(spec: str, *, using: str) -> None:
+    """Delete the laps of a spec that is gone."""
+    Lap.objects.using(using).filter(spec=spec).delete()
+
+
 def restart(spec: Spec, sweep: str, *, using: str) -> None:
     """Let the next page be the first of a new lap."""
     Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)

@@ -10,6 +10,13 @@ from pgvector.django import VectorExtension
 from pgembed_django import sql
 
 
+class KeptVectorExtension(VectorExtension):
+    """Other tables may have vectors too: undone, it leaves the extension where it is."""
+
+    def database_backwards(self, app_label, schema_editor, from_state, to_state):
+        pass
+
+
 class Migration(migrations.Migration):
 
     initial = True
@@ -18,7 +25,7 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        VectorExtension(),
+        KeptVectorExtension(),
         migrations.CreateModel(
             name='Quota',
             fields=[

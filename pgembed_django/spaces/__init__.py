@@ -14,6 +14,7 @@ from pgembed_django.spaces.opening import adopt, ensure
 from pgembed_django.spaces.switching import (
     activate,
     cancel,
+    forget,
     mark_pruned,
     note_full,
     prunable,
@@ -31,6 +32,7 @@ __all__ = [
     "coverage",
     "covered",
     "ensure",
+    "forget",
     "has_gap",
     "jobs_of_row",
     "last_gap",

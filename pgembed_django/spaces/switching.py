@@ -90,6 +90,11 @@ def mark_pruned(space: Space, *, using: str) -> None:
     Space.objects.using(using).filter(pk=space.pk).update(pruned_at=Now())
 
 
+def forget(spec_key: str, *, using: str) -> None:
+    """Delete the spaces of a spec that is gone, with its table of vectors."""
+    Space.objects.using(using).filter(spec=spec_key).delete()
+
+
 def _retire(spec_key: str, state: str, *, using: str) -> int:
     return (
         Space.objects.using(using)

@@ -140,6 +140,11 @@ def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     _send(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
 
 
+def unstage_all(spec: str, *, using: str) -> None:
+    """Delete the staged vectors of a spec that is gone."""
+    _send(using, statements.UNSTAGE_ALL, spec=spec)
+
+
 def rename(old: str, new: str, *, using: str) -> None:
     """Give a spec's staged vectors to the one that it is called now."""
     _send(using, statements.RENAME_STAGED, old=old, new=new)

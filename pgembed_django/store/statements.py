@@ -176,6 +176,11 @@ UNSTAGE = """
       AND source_pk = ANY(%(source_pks)b::text[])
 """
 
+UNSTAGE_ALL = """
+    DELETE FROM pgembed_staging
+    WHERE spec = %(spec)s
+"""
+
 RENAME_STAGED = """
     WITH former AS (
         DELETE FROM pgembed_staging

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pgembed_django.triggers.compiled import CompiledTrigger
-from pgembed_django.triggers.installed import amiss
+from pgembed_django.triggers.installed import amiss, tables_of
 from pgembed_django.triggers.kinds import (
     Deleted,
     Inserted,
@@ -22,7 +22,15 @@ from pgembed_django.triggers.kinds import (
     trigger_name,
 )
 
-__all__ = ["CompiledTrigger", "SpecTrigger", "Watch", "amiss", "trigger_name", "triggers"]
+__all__ = [
+    "CompiledTrigger",
+    "SpecTrigger",
+    "Watch",
+    "amiss",
+    "tables_of",
+    "trigger_name",
+    "triggers",
+]
 
 
 def triggers(watch: Watch) -> Iterator[SpecTrigger]:

@@ -37,6 +37,22 @@ STATES = """
 """
 
 
+# Each has a function of its own, which names the spec.
+TABLES_OF = r"""
+    SELECT DISTINCT tgrelid::regclass::text
+    FROM pg_trigger
+    JOIN pg_proc ON pg_proc.oid = tgfoid
+    WHERE tgname LIKE 'pgtrigger\_pgembed\_%%'
+      AND position(quote_literal(%(key)s) IN prosrc) > 0
+    ORDER BY 1
+"""
+
+
+def tables_of(key: str, *, using: str) -> list[str]:
+    """Return the tables that have triggers of a spec, declared or not."""
+    return [table for [table] in database.rows(using, TABLES_OF, key=key)]
+
+
 def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
     """Return how many triggers of specs are missing, outdated or disabled.
 

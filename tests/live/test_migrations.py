@@ -137,6 +137,19 @@ VECTOR = """
     )
     VALUES (1, 1, 0, 0, 1, '', '')
 """
+SPACE = """
+    INSERT INTO pgembed_space (
+        spec, fingerprint, provider, backend, model, dimensions, options
+    )
+    VALUES ('shop.ItemEmbedding', 'x', 'default', 'b', 'm', 2, '{}')
+"""
+EMPTIED = """
+from django.db import migrations
+
+class Migration(migrations.Migration):
+    dependencies = [("shop", "{before}")]
+    operations = []
+"""
 OURS = """
     SELECT proname FROM pg_proc WHERE proname LIKE '%pgembed%'
     UNION ALL
@@ -183,6 +196,43 @@ def test_removing_the_decorator_leaves_a_plain_table(project):
     # Django 5.2 forgets to remove the constraint, and cannot go back for that.
     if "RemoveConstraint" in written:
         project.manage("migrate", "shop", "zero")
+
+
+def test_a_project_that_takes_it_off_again_keeps_nothing_of_it(project):
+    """The steps of docs/how-to/take-it-off.md."""
+    project.migrated(ITEM)
+    project.ask("CREATE EXTENSION IF NOT EXISTS vector")
+    project.ask("CREATE TABLE their_own (vector vector)")
+    project.migrated(EMBEDDED + ITEM)
+    project.ask(ROW)
+    project.ask(SPACE)
+    assert "Nothing is left" in project.manage("embed_forget", "--yes")
+    project.write(ITEM)
+    assert "its triggers are on shop_item" in project.manage("embed_forget", "--yes", fails=True)
+
+    project.migrated(ITEM)
+
+    assert "  1 jobs, 1 spaces\n" in project.manage("embed_forget")
+    assert "deleted: 1 jobs, 1 spaces\n" in project.manage("embed_forget", "--yes")
+    assert project.ask("SELECT spec FROM pgembed_space") == project.jobs() == []
+
+    [_, added, removed] = sorted((project.folder / "shop" / "migrations").glob("0*.py"))
+    assert "shop" in project.manage("migrate", "pgembed", "zero", "--plan")
+    for path, before in ((added, "0001_initial"), (removed, added.stem)):
+        path.write_text(EMPTIED.format(before=before))
+    assert "shop" not in project.manage("migrate", "pgembed", "zero", "--plan")
+    project.manage("migrate", "pgembed", "zero")
+    settings = project.folder / "shop_settings.py"
+    without = settings.read_text().replace('"pgtrigger", "pgembed_django",', "")
+    settings.write_text(without.partition("PGEMBED_PROVIDERS")[0])
+    (project.folder / "shop" / "models.py").write_text("from django.db import models\n" + ITEM)
+
+    project.manage("check", "--database", "default")
+    project.manage("makemigrations", "--check")
+    project.manage("migrate")
+    assert project.ask(OURS) == project.triggers() == []
+    assert project.ask("SELECT title FROM shop_item") == [("a",)]
+    assert project.ask("SELECT * FROM their_own") == []
 
 
 def test_another_condition_makes_other_triggers_and_keeps_the_table(project):

@@ -39,6 +39,7 @@ def test_they_are_all_here() -> None:
     assert COMMANDS == [
         "embed_backfill",
         "embed_dismiss",
+        "embed_forget",
         "embed_probe",
         "embed_reconcile",
         "embed_retry",

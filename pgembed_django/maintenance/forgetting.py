@@ -1,0 +1,47 @@
+"""A spec's model or its @embeddable is gone: what is left of it here, and no longer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from django.db.models import Count
+
+from pgembed_django import jobs, rollups, spaces, specs, store
+from pgembed_django.maintenance import reconcile
+from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
+
+HOLDS = {
+    "jobs": Job,
+    "attempts": Attempt,
+    "spaces": Space,
+    "staged vectors": StagedVector,
+    "laps": Lap,
+    "sums for charts": Rollup,
+}
+
+
+def left(*, using: str) -> Mapping[str, Mapping[str, int]]:
+    """Return how many rows there are of specs that nothing declares, by key and what they are.
+
+    Reads each of our tables once.
+    """
+    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    for what, model in HOLDS.items():
+        counts = model._base_manager.using(using).values("spec").annotate(rows=Count("pk"))
+        for one in counts.order_by():
+            found[one["spec"]][what] = one["rows"]
+    paused = Pause.objects.using(using).filter(what=Pause.What.SPEC).values_list("name")
+    for [key] in paused:
+        found[key]["pauses"] = 1
+    declared = {spec.key for spec in specs.all()}
+    return {key: found[key] for key in sorted(found) if key not in declared}
+
+
+def forget(spec: str, *, using: str) -> None:
+    """Delete what is left of a spec. Its vectors are in a table of its own, and go with that."""
+    jobs.forget(spec, using=using)
+    store.unstage_all(spec, using=using)
+    reconcile.forget(spec, using=using)
+    rollups.forget(spec, using=using)
+    spaces.forget(spec, using=using)

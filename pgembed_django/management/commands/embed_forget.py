@@ -1,0 +1,69 @@
+"""``manage.py embed_forget``: delete what is left of specs that nothing declares any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from pgembed_django import specs, status, triggers
+from pgembed_django.maintenance import forgetting
+from pgembed_django.management.command import CANNOT_START, EmbedCommand
+
+
+class Command(EmbedCommand):
+    help = (
+        "Lists what our tables still hold of specs whose @embeddable or model is gone: jobs, "
+        "failures, spaces. With --yes it deletes that. Their vectors and triggers go with the "
+        "migration that makemigrations writes. "
+        "Exit status: 0 done, or nothing is left; 1 some are in use, the message says by what; "
+        "2 could not start."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--yes", "--no-input", action="store_true", help="Delete it.")
+
+    def handle(self, **options: Any) -> None:
+        self.using = self.database(options["database"], writes=options["yes"])
+        left = self._chosen(options["specs"])
+        if not left:
+            self.stdout.write("Nothing is left of specs that are not declared.")
+            return
+        used = {key: reason for key in left if (reason := self._used_by(key))}
+        for key, rows in left.items():
+            self.stdout.write(self.style.MIGRATE_HEADING(key))
+            told = ", ".join(f"{number:,} {what}" for what, number in rows.items())
+            if options["yes"] and key not in used:
+                forgetting.forget(key, using=self.using)
+                told = f"deleted: {told}"
+            self.stdout.write(f"  {told}")
+        if used:
+            raise CommandError("\n".join(f"{key} is in use: {used[key]}." for key in used))
+        if not options["yes"]:
+            self.stdout.write("Nothing was deleted: say --yes.")
+
+    def _chosen(self, keys: list[str] | None) -> Mapping[str, Mapping[str, int]]:
+        left = forgetting.left(using=self.using)
+        for key in keys or ():
+            if specs.get(key):
+                raise CommandError(
+                    f"{key} is declared. Take its @embeddable off, run makemigrations and migrate.",
+                    returncode=CANNOT_START,
+                )
+            if key not in left:
+                raise CommandError(
+                    f"Nothing is left of {key!r}. There is something of: {', '.join(left) or '-'}.",
+                    returncode=CANNOT_START,
+                )
+        return {key: rows for key, rows in left.items() if not keys or key in keys}
+
+    def _used_by(self, key: str) -> str:
+        """Return who still writes of a spec, and the remedy. Empty: nobody does."""
+        if tables := triggers.tables_of(key, using=self.using):
+            return f"its triggers are on {', '.join(tables)}. Run makemigrations and migrate"
+        for worker in status.overview(specs=[], using=self.using).workers:
+            if worker.is_live and key in worker.specs:
+                return f"the worker {worker.name} knows it. Start it anew, with the code of today"
+        return ""
