@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 from django.db.models import Count
 
@@ -11,7 +12,7 @@ from pgembed_django import jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
 
-HOLDS = {
+HOLDS: Mapping[str, Any] = {
     "jobs": Job,
     "attempts": Attempt,
     "spaces": Space,
