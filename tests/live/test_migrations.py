@@ -276,6 +276,31 @@ def test_a_renamed_model_keeps_its_vectors_and_gets_new_triggers(project):
     assert project.ask("SELECT source_id FROM shop_thingembedding") == []
 
 
+def test_a_worker_of_the_former_code_that_is_started_anew_works_on_the_others(project):
+    """A supervisor starts it again in the middle of a deploy. It must not do so for ever."""
+    other = ITEM.replace("Item", "Other")
+    former = EMBEDDED + ITEM + EMBEDDED + other
+    project.migrated(former)
+    project.migrated(former.replace("Item", "Thing"), answers="y\ny\n")
+    newest = max((project.folder / "shop" / "migrations").glob("0*.py"))
+    project.ask(ROW.replace("shop_item", "shop_thing"))
+    project.ask(ROW.replace("shop_item", "shop_other"))
+    newest.unlink()
+    project.write(former)
+
+    said = project.manage("embed_worker", "--drain")
+
+    assert "1 rows are fresh" in said
+    assert f"shop.{newest.stem} is applied, and is not in this code" in said
+    assert "No space" not in said
+    assert project.ask("SELECT DISTINCT spec FROM pgembed_space") == [("shop.OtherEmbedding",)]
+    assert project.jobs()[0] == ("shop.ThingEmbedding", "1")
+    # Where no newer migration tells why, nobody has migrated.
+    project.ask(f"DELETE FROM django_migrations WHERE name = '{newest.stem}'")
+    said = project.manage("embed_worker", "--drain", fails=True)
+    assert "has no table for shop.ItemEmbedding. Run manage.py makemigrations" in said
+
+
 def test_undoing_the_renaming_of_a_model_says_what_to_do_and_then_works(project):
     project.migrated(EMBEDDED + ITEM)
     project.ask(ROW)

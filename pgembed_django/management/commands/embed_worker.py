@@ -13,12 +13,12 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
-from django.db import connections
 from django.utils import autoreload
 
-from pgembed_django import conf, database, tracing
+from pgembed_django import conf, database, events, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
+from pgembed_django.management.deploying import newer_migration, without_table
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker
@@ -112,8 +112,8 @@ class Command(EmbedCommand):
             drain=options["drain"],
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
         )
-        self._refuse_missing_tables(worker)
         self._log(options["verbosity"])
+        self._refuse_missing_tables(worker)
         if options["autoreload"]:
             self._end_before_the_process(worker)
         try:
@@ -177,17 +177,22 @@ class Command(EmbedCommand):
                 "CREATE EXTENSION vector.",
                 returncode=CANNOT_START,
             )
-        connection = connections[worker.using]
-        for spec in worker.specs.values():
-            table = connection.ops.quote_name(spec.embedding_model._meta.db_table)
-            if database.rows(worker.using, "SELECT to_regclass(%(table)s)", table=table) == [
-                (None,)
-            ]:
+        missing = without_table(worker.specs.values(), using=worker.using)
+        newer = {spec: newer_migration(spec, using=worker.using) for spec in missing}
+        for spec in missing:
+            if not newer[spec]:
                 raise CommandError(
                     f"The database {worker.using!r} has no table for {spec}. "
                     f"Run manage.py makemigrations and {migrate(worker.using)}.",
                     returncode=CANNOT_START,
                 )
+        for spec in missing:
+            # In the middle of a deploy. The others are worked on, as by a worker that runs on.
+            reason = (
+                f"it has no table, and the migration {newer[spec]} is applied, and is not in this "
+                "code. Start a worker with the code that has it"
+            )
+            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
 
     def _end_before_the_process(self, worker: Worker) -> None:
         """The reloader ends the process from the main thread. The leases are given back first."""
