@@ -164,6 +164,7 @@ def test_what_a_chunker_raises_is_stored(make_article, run_jobs, monkeypatch, ca
     def split(self: Chunker, text: str) -> list[Any]:
         raise ValueError(SAID)
 
+    # As a project's own subclass does. The spec is declared already, with the one that is ours.
     monkeypatch.setattr(Chunker, "split", split)
     make_article()
 

@@ -14,12 +14,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import jobs, spaces, specs
-from pgembed_django.exceptions import MaintenanceDied, ProviderMisconfigured
-from pgembed_django.jobs.entries import MAX_BUSY
+from pgembed_django.exceptions import ProviderMisconfigured
+from pgembed_django.jobs import triage
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Space, Worker
+from pgembed_django.reembedding import MAX_BUSY
 from tests.app.models import Article, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
 from tests.db.conftest import claim
@@ -51,7 +52,7 @@ def exit_status(*arguments: str) -> int:
 
 
 def patience(monkeypatch: Any, command: str, sleep: Any) -> None:
-    """Let a command wait in another way. Only that command."""
+    """Let a command wait in another way. Only that command: no test waits for seconds to pass."""
     module = f"pgembed_django.management.commands.{command}.time"
     monkeypatch.setattr(module, SimpleNamespace(sleep=sleep))
 
@@ -173,20 +174,19 @@ def test_watching_goes_on_until_it_is_stopped(make_article, run_jobs, monkeypatc
 # embed_retry and embed_dismiss
 
 
-def test_retry_says_exactly_what_happened(monkeypatch, make_article):
+def test_retry_says_exactly_what_happened(make_article):
     make_failures(3)
     ids = list(Job.objects.order_by("pk").values_list("pk", flat=True))
     superseded, gone = Job.objects.get(pk=ids[0]), ids[1]
     Job.objects.create(spec=superseded.spec, source_pk=superseded.source_pk)
-    retry = jobs.retry_failed
 
-    def settled_meanwhile(job_ids: Any, *, using: str) -> Any:
-        Job.objects.filter(pk=gone).update(settled_at="2026-01-01T00:00Z")
-        return retry(job_ids, using=using)
+    def settled_meanwhile(execute: Any, statement: str, *rest: Any) -> Any:
+        if statement == triage.RETRY:
+            Job.objects.filter(pk=gone).update(settled_at="2026-01-01T00:00Z")
+        return execute(statement, *rest)
 
-    monkeypatch.setattr(jobs, "retry_failed", settled_meanwhile)
-
-    told = run("embed_retry", "--all", "--yes")
+    with connection.execute_wrapper(settled_meanwhile):
+        told = run("embed_retry", "--all", "--yes")
 
     assert told == "retried 1, superseded by newer work 1, gone 1\n"
 
@@ -633,15 +633,18 @@ def test_a_backfill_never_goes_before_a_write(run_jobs, make_article):
     assert held.source_pk == str(written.pk)
 
 
-def test_ctrl_c_is_an_answer_and_no_traceback(monkeypatch, run_jobs):
+def test_ctrl_c_is_an_answer_and_no_traceback(run_jobs):
     run_jobs()
 
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
+    def interrupt(execute: Any, statement: str, *rest: Any) -> Any:
+        if "pgembed_lap" in statement:
+            raise KeyboardInterrupt
+        return execute(statement, *rest)
 
-    monkeypatch.setattr(reconcile, "reconcile_page", interrupt)
-
-    with pytest.raises(CommandError, match=r"^Stopped\.$") as caught:
+    with (
+        connection.execute_wrapper(interrupt),
+        pytest.raises(CommandError, match=r"^Stopped\.$") as caught,
+    ):
         run("embed_reconcile", "--specs", KEY)
 
     assert caught.value.returncode == 130
@@ -659,17 +662,18 @@ def test_inline_embeds_in_this_process():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inline_says_of_what_its_worker_died(spec, settings, monkeypatch):
+def test_inline_says_of_what_its_worker_died(spec):
     spaces.ensure(spec, using="default")
     make_gaps(3)
-
-    def die(worker: Any) -> None:
-        raise MaintenanceDied("no luck")
-
-    monkeypatch.setattr("pgembed_django.worker.Worker._loop", die)
-
-    with pytest.raises(CommandError, match="has ended: no luck"):
-        run("embed_backfill", KEY, "--inline")
+    with connection.cursor() as cursor:
+        # What the worker alone writes.
+        cursor.execute("ALTER TABLE pgembed_staging RENAME TO laid_aside")
+    try:
+        with pytest.raises(CommandError, match='has ended: relation "pgembed_staging" does not'):
+            run("embed_backfill", KEY, "--inline")
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE laid_aside RENAME TO pgembed_staging")
 
 
 # Progress

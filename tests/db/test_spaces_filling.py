@@ -23,6 +23,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 KEY = "app.ArticleEmbedding"
 RECONCILE_SECONDS = 12.0
+LOOK = " DESC LIMIT 100"
+"""In the statement that looks for the last gap, and in no other."""
 
 
 @pytest.fixture
@@ -71,33 +73,24 @@ def test_a_full_space_is_switched_to_at_the_next_look(spec, swap, run_jobs, fill
     assert state(swap) == "active"
 
 
-def test_a_look_costs_one_row_while_that_row_is_a_gap(spec, swap, filling, monkeypatch):
+def test_a_look_costs_one_row_while_that_row_is_a_gap(spec, swap, filling):
     filling.look(spec, swap)
-    looked_at = []
-    last_gap = spaces.last_gap
-
-    def looking(spec, space, *, within=None, using):
-        looked_at.append(within)
-        return last_gap(spec, space, within=within, using=using)
-
-    monkeypatch.setattr(spaces, "last_gap", looking)
-    filling.look(spec, swap)
-
     last = Article.objects.order_by("pk").last()
-    assert looked_at == [Q(pk=last.pk)]
+
+    with CaptureQueriesContext(connection) as captured:
+        filling.look(spec, swap)
+
+    [look] = [query["sql"] for query in captured if LOOK in query["sql"]]
+    assert f'"app_article"."id" = {last.pk}' in look
 
 
-def test_a_look_that_took_long_is_followed_by_a_rest(
-    spec, swap, run_jobs, filling, clock, monkeypatch
-):
-    last_gap = spaces.last_gap
+def test_a_look_that_took_long_is_followed_by_a_rest(spec, swap, run_jobs, filling, clock):
+    def slow(execute, statement, *rest):
+        clock.now += 3 * (LOOK in statement)
+        return execute(statement, *rest)
 
-    def slow(*arguments, **options):
-        clock.now += 3
-        return last_gap(*arguments, **options)
-
-    monkeypatch.setattr(spaces, "last_gap", slow)
-    filling.look(spec, swap)
+    with connection.execute_wrapper(slow):
+        filling.look(spec, swap)
     run_jobs()
     clock.now += 3 * RESTS - 1
     filling.look(spec, swap)

@@ -259,7 +259,7 @@ def test_connections_carry_traces_only_where_the_settings_say_so(settings, monke
 
 def test_tracing_without_the_extra_is_an_error_of_the_settings(settings, monkeypatch):
     settings.PGEMBED_TRACING = True
-    monkeypatch.setattr(tracing, "is_installed", lambda: False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
 
     with pytest.raises(Exception, match=r"pip install 'pgembed-django\[opentelemetry\]'"):
         call_command("check")

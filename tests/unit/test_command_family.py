@@ -64,6 +64,7 @@ def test_ctrl_c_is_an_answer_and_no_traceback(name: str, monkeypatch: pytest.Mon
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
+    # At some point of its work: no signal can be sent to just that one.
     monkeypatch.setattr(command, "handle", interrupted)
     with pytest.raises(CommandError, match=r"^Stopped\.") as caught:
         call_command(command)

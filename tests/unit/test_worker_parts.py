@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import socket
 import threading
 import urllib.error
@@ -114,22 +115,29 @@ def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path
     assert "gone" in record.path
 
 
-def test_memory_is_looked_at_once_a_second(monkeypatch, clock):
-    used = [90 * MIB]
-    looks = []
-    monkeypatch.setattr(limits, "memory_bytes", lambda: looks.append(1) or used[0])
+@pytest.fixture
+def use(monkeypatch, tmp_path):
+    """Let the system tell that this process uses so many MiB."""
+    path = tmp_path / "statm"
+    monkeypatch.setattr(limits, "STATM", path)
+    return lambda mib: path.write_text(f"0 {mib * MIB // resource.getpagesize()} 0")
+
+
+def test_memory_is_looked_at_once_a_second(use, clock):
     some = Limits(max_memory_mib=100, clock=clock)
 
+    use(90)
     assert some.reached(0) is None
-    used[0] = 101 * MIB
+    use(101)
     assert some.reached(0) is None
     clock.now += 1
     assert some.reached(0) == "it uses 101 MiB, --max-memory is 100"
-    assert len(looks) == 2
+    use(102)
+    assert some.reached(0) is None
 
 
-def test_without_limits_nothing_is_looked_at(monkeypatch):
-    monkeypatch.setattr(limits, "memory_bytes", lambda: pytest.fail("looked"))
+def test_without_limits_it_may_use_what_it_likes(use):
+    use(10**9)
 
     assert Limits().reached(10**9) is None
 
