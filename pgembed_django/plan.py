@@ -25,7 +25,7 @@ class StoredChunk:
     has_vector: bool
 
     @property
-    def is_settled(self) -> bool:
+    def is_done(self) -> bool:
         """Whether there is nothing left to embed: a vector is there, or the text is empty."""
         return self.has_vector or self.start == self.end
 
@@ -71,7 +71,7 @@ def make(
     keep, insert, embed, kept = {}, [], {}, set()
     for chunk in chunks:
         row = rows.get(chunk.position)
-        if row is not None and row.digest == chunk.digest and row.is_settled:
+        if row is not None and row.digest == chunk.digest and row.is_done:
             kept.add(row.id)
             if (row.start, row.end, row.text_digest) != (chunk.start, chunk.end, text_digest):
                 keep[row.id] = chunk

@@ -112,7 +112,7 @@ class Maintenance:
         return sum(result == "requeued" for _, result in reaped)
 
     def reconcile(self) -> int:
-        """Enqueue rows without vectors and vectors without rows; settle what has no spec."""
+        """Enqueue rows without vectors and vectors without rows; fail what has no spec."""
         unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)

@@ -53,7 +53,7 @@ class Sift:
             self._ask_plainly(again=True)
         todo: deque[list[int]] = deque([self._worth_sending()])
         outage: ProviderUnavailable | None = None
-        settled_before = len(self._outcomes)
+        outcomes_before = len(self._outcomes)
         while todo and outage is None:
             group = todo.popleft()
             if not group:
@@ -66,7 +66,7 @@ class Sift:
             except ProviderUnavailable as error:
                 outage = error
         if outage is not None:
-            if len(self._outcomes) == settled_before and not self._in_doubt:
+            if len(self._outcomes) == outcomes_before and not self._in_doubt:
                 raise outage
             self._leave(outage)
             if len(self._in_doubt) == len(self._texts):
@@ -74,7 +74,7 @@ class Sift:
         return [self._outcomes[index] for index in range(len(self._texts))]
 
     def _leave(self, outage: ProviderUnavailable) -> None:
-        """Give back what is not settled. What the provider had when it went down is told apart."""
+        """Give back what has no outcome. What the provider had when it went down is told apart."""
         for index in range(len(self._texts)):
             kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
             self._outcomes.setdefault(index, _as(kind, outage))

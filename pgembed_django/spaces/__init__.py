@@ -1,10 +1,10 @@
 """The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
 
 from pgembed_django.spaces.coverage import (
-    Coverage,
+    Filled,
     LookedUp,
-    coverage,
     covered,
+    filled,
     has_gap,
     jobs_of_row,
     last_gap,
@@ -23,15 +23,15 @@ from pgembed_django.spaces.switching import (
 )
 
 __all__ = [
-    "Coverage",
+    "Filled",
     "LookedUp",
     "activate",
     "active",
     "adopt",
     "cancel",
-    "coverage",
     "covered",
     "ensure",
+    "filled",
     "forget",
     "has_gap",
     "jobs_of_row",

@@ -18,8 +18,8 @@ AT_ONCE = 100
 """How many gaps are looked at, for one that is not a row which has just been written."""
 
 
-class Coverage(NamedTuple):
-    """Source rows in the spec's condition, and those of them with their vectors."""
+class Filled(NamedTuple):
+    """How far a space is: source rows in the spec's condition, and those with their vectors."""
 
     rows: int
     covered: int
@@ -70,10 +70,10 @@ def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
     return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
-def coverage(spec: Spec, space: Space, *, using: str) -> Coverage:
+def filled(spec: Spec, space: Space, *, using: str) -> Filled:
     """Count. Reads the whole table: for a person who asks, not for a page that refreshes."""
     rows = spec.rows(using)
-    return Coverage(rows.count(), rows.filter(LookedUp(covered(spec, space))).count())
+    return Filled(rows.count(), rows.filter(LookedUp(covered(spec, space))).count())
 
 
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:

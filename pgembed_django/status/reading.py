@@ -183,7 +183,7 @@ def _spec(spec: Spec, seen: Seen) -> SpecStatus:
     facts = verdicts.Facts(
         has_tables=seen.tables[key].is_there,
         has_space=active is not None,
-        paused_by=held_by or (provider.held_by if provider else ""),
+        held_by=held_by or (provider.held_by if provider else ""),
         workers=workers,
         down=provider.reason if provider and provider.is_paused else "",
         unreachable_for=len(provider.paused_by) if provider else 0,

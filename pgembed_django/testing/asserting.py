@@ -72,7 +72,7 @@ class _Unit:
 
     @property
     def is_fresh(self) -> bool:
-        return self._is_of_this_text and all(chunk.is_settled for chunk in self.chunks)
+        return self._is_of_this_text and all(chunk.is_done for chunk in self.chunks)
 
     @property
     def _is_of_this_text(self) -> bool:
@@ -95,7 +95,7 @@ class _Unit:
 
     def _stored(self) -> Iterator[str]:
         count = f"{len(self.chunks)} chunk{'s' * (len(self.chunks) != 1)}"
-        lacking = sum(not chunk.is_settled for chunk in self.chunks)
+        lacking = sum(not chunk.is_done for chunk in self.chunks)
         if not self.has_space:
             yield "There is no space yet: no worker has run here. Call run_jobs()."
         elif not self.chunks:

@@ -73,7 +73,7 @@ class Command(EmbedCommand):
         model = f"{space.model}{digest}, {space.dimensions} dimensions"
         if space.pruned_at:
             return f"{model}, pruned"
-        found = spaces.coverage(spec, space, using=self.using)
+        found = spaces.filled(spec, space, using=self.using)
         told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
         is_live = space.state != Space.State.RETIRED
         return told + (_pace(found.rows - found.covered, rate) if is_live else "")
