@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
-from pgembed_django import specs, sql
+from pgembed_django import specs
 from pgembed_django.checks import check_databases
 from pgembed_django.models import Job
 from pgembed_django.testing import without_triggers
@@ -213,12 +213,15 @@ def test_a_key_that_is_there_twice_stops_no_writer():
 
 
 def test_one_function_treats_a_job_that_is_there_as_the_other_does():
-    one, many = (
-        sql.text(name).partition("ON CONFLICT")[2].partition("GRANT")[0]
-        for name in ("enqueue_v1", "enqueue_all_v1")
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT prosrc FROM pg_proc "
+            "WHERE proname IN ('pgembed_enqueue_v1', 'pgembed_enqueue_all_v1')"
+        )
+        one, many = (body.partition("ON CONFLICT")[2] for [body] in cursor.fetchall())
 
     assert "DO UPDATE SET" in one
+    assert "pg_notify" in one
     assert one == many
 
 
