@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from pgembed_django import database
-from pgembed_django.models import Pause
+from pgembed_django.models import Attempt, Job, Pause
 
 BATCH = 5000
 
-# By the primary key: there is no index on the specs of all jobs, and one is not worth having.
-FORGET_JOBS = """
-    DELETE FROM pgembed_job
-    WHERE id = ANY(ARRAY(
-        SELECT id
-        FROM pgembed_job
-        WHERE spec = %(spec)s
-          AND id > %(after)s
-        ORDER BY id
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING id
-"""
-
-FORGET_ATTEMPTS = """
-    DELETE FROM pgembed_attempt
-    WHERE id = ANY(ARRAY(
-        SELECT id
-        FROM pgembed_attempt
-        WHERE spec = %(spec)s
-          AND id > %(after)s
-        ORDER BY id
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-    RETURNING id
-"""
-
 
 def forget(spec: str, *, using: str) -> None:
-    """Delete whatever jobs a spec has, in small batches. Those that somebody has locked stay."""
-    for statement in (FORGET_JOBS, FORGET_ATTEMPTS):
-        after = 0
-        while found := database.rows(using, statement, spec=spec, after=after, limit=BATCH):
-            after = max(row_id for [row_id] in found)
+    """Delete whatever jobs a spec has, in small batches."""
+    for model in (Job, Attempt):
+        rows, after = model._base_manager.using(using).filter(spec=spec), 0
+        # By the primary key: no index is on the specs of all jobs, and one is not worth having.
+        while found := list(
+            rows.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH]
+        ):
+            rows.filter(pk__in=found).delete()
+            after = found[-1]
     Pause.objects.using(using).filter(what=Pause.What.SPEC, name=spec).delete()

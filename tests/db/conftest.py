@@ -11,7 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.db import connection
+from django.test import Client
 
 from pgembed_django import conf, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
@@ -53,6 +55,29 @@ def make_worker(clock: played.Clock) -> Callable[..., Pipeline]:
         )
 
     return make
+
+
+@pytest.fixture
+def make_client() -> Callable[..., Client]:
+    """Clients of staff with these permissions, for instance ``"pgembed.view_job"``."""
+
+    def make(*permissions: str) -> Client:
+        user = User.objects.create_user(f"user {User.objects.count()}", is_staff=True)
+        for label in permissions:
+            app, codename = label.split(".")
+            user.user_permissions.add(
+                Permission.objects.get(content_type__app_label=app, codename=codename)
+            )
+        client = Client()
+        client.force_login(user)
+        return client
+
+    return make
+
+
+@pytest.fixture
+def viewer(make_client: Callable[..., Client]) -> Client:
+    return make_client("pgembed.view_job")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin import AdminSite
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.db import connection
 from django.http import HttpResponse
@@ -38,29 +38,6 @@ operators.register(Article)
 operators.register(Page)
 
 urlpatterns = [path("admin/", admin.site.urls), path("operators/", operators.urls)]
-
-
-@pytest.fixture
-def make_client() -> Callable[..., Client]:
-    """Clients of staff with these permissions, for instance ``"pgembed.view_job"``."""
-
-    def make(*permissions: str, name: str = "") -> Client:
-        user = User.objects.create_user(name or f"user {User.objects.count()}", is_staff=True)
-        for label in permissions:
-            app, codename = label.split(".")
-            user.user_permissions.add(
-                Permission.objects.get(content_type__app_label=app, codename=codename)
-            )
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return make
-
-
-@pytest.fixture
-def viewer(make_client: Callable[..., Client]) -> Client:
-    return make_client("pgembed.view_job")
 
 
 @pytest.fixture

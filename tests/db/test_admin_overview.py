@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import connection
 from django.http import HttpResponse
@@ -33,25 +33,10 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 @pytest.fixture
-def make_client() -> Callable[..., Client]:
-    def make(*codenames: str) -> Client:
-        user = User.objects.create_user(f"user {User.objects.count()}", is_staff=True)
-        user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-        client = Client()
-        client.force_login(user)
-        return client
-
-    return make
-
-
-@pytest.fixture
-def viewer(make_client: Callable[..., Client]) -> Client:
-    return make_client("view_job")
-
-
-@pytest.fixture
 def operator(make_client: Callable[..., Client]) -> Client:
-    return make_client("view_job", "retry_job", "dismiss_job", "operate_job")
+    return make_client(
+        "pgembed.view_job", "pgembed.retry_job", "pgembed.dismiss_job", "pgembed.operate_job"
+    )
 
 
 def fail(error: str, article: Article) -> Job:
@@ -96,7 +81,7 @@ def test_the_overview_tells_a_fresh_spec_from_one_that_failed(
 
 
 def test_staff_that_may_not_see_jobs_sees_no_overview(make_client: Callable[..., Client]) -> None:
-    page = text(make_client("view_worker"))
+    page = text(make_client("pgembed.view_worker"))
 
     assert KEY not in page
     assert "data-pgembed-refresh" not in page
@@ -154,7 +139,9 @@ def test_without_javascript_it_reloads_when_asked(viewer: Client) -> None:
 def test_the_overview_takes_few_queries(
     make_client: Callable[..., Client], make_article: Callable[..., Article]
 ) -> None:
-    client = make_client("view_job", "operate_job", "view_space", "view_worker")
+    client = make_client(
+        "pgembed.view_job", "pgembed.operate_job", "pgembed.view_space", "pgembed.view_worker"
+    )
     fail("too bad", make_article())
     make_article()
 
@@ -204,7 +191,7 @@ def test_the_jobs_of_one_kind_are_listed_and_retried_alone(
 
 def test_failures_need_the_permission(make_client: Callable[..., Client]) -> None:
     assert make_client().get(FAILURES).status_code == 403
-    assert "No failure is open." in text(make_client("view_job"), FAILURES)
+    assert "No failure is open." in text(make_client("pgembed.view_job"), FAILURES)
 
 
 # Buttons
@@ -214,7 +201,7 @@ def test_failures_need_the_permission(make_client: Callable[..., Client]) -> Non
 def test_buttons_need_a_post_and_the_permission(
     make_client: Callable[..., Client], operator: Client, verb: str
 ) -> None:
-    allowed_but_one = make_client("view_job", "retry_job", "dismiss_job")
+    allowed_but_one = make_client("pgembed.view_job", "pgembed.retry_job", "pgembed.dismiss_job")
 
     assert press(allowed_but_one, verb, KEY, "spec").status_code == 403
     where = reverse("admin:pgembed_job_operate", args=[verb])

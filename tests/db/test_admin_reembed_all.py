@@ -8,7 +8,6 @@ from typing import Any
 import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
@@ -28,13 +27,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def operator() -> Client:
-    user = User.objects.create_user("operator", is_staff=True)
-    codenames = ("view_job", "operate_job")
-    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    client = Client()
-    client.force_login(user)
-    return client
+def operator(make_client: Callable[..., Client]) -> Client:
+    return make_client("pgembed.view_job", "pgembed.operate_job")
 
 
 @pytest.fixture
