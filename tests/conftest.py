@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,20 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = 30.0) -> Any:
 
 
 @pytest.fixture
-def start_worker(
+def start_command(
     transactional_db: None, tmp_path: Any
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start real ``embed_worker`` processes on the test database, with settings of their own.
+    """Start real ``embed_…`` processes on the test database, with settings of their own.
 
     ``log`` of a process is the path of what it writes.
     """
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
-        with (tmp_path / f"worker-{len(started)}.log").open("w") as log:
+        path = tmp_path / f"process-{len(started)}.log"
+        with path.open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "django", "embed_worker", *arguments],
+                [sys.executable, "-m", "django", *arguments],
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
@@ -112,7 +114,7 @@ def start_worker(
                 text=True,
                 start_new_session=True,
             )
-        process.log = tmp_path / f"worker-{len(started)}.log"
+        process.log = path
         started.append(process)
         return process
 
@@ -121,6 +123,13 @@ def start_worker(
         with suppress(ProcessLookupError):  # a reloader's child is ended with it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def start_worker(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.Popen[str]]:
+    return partial(start_command, "embed_worker")
 
 
 def testing_url() -> str:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from django.db import connection
@@ -18,7 +14,7 @@ from django.db import connection
 from pgembed_django import spaces, specs
 from pgembed_django.models import Job, Worker
 from tests.app.models import ArticleEmbedding
-from tests.conftest import REPOSITORY, testing_url, wait_until
+from tests.conftest import wait_until
 from tests.live.conftest import providers
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
@@ -40,35 +36,10 @@ def gaps() -> None:
 
 
 @pytest.fixture
-def backfill(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start ``embed_backfill`` in a process of its own. ``log`` is what it writes."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
-        path = tmp_path / f"backfill-{len(started)}.log"
-        with path.open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "django", "embed_backfill", KEY, *arguments],
-                cwd=REPOSITORY,
-                env={
-                    **os.environ,
-                    "DJANGO_SETTINGS_MODULE": "tests.settings",
-                    "DATABASE_URL": testing_url(),
-                    "TEST_SETTINGS": json.dumps(settings),
-                },
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        process.log = path  # type: ignore[attr-defined]
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+def backfill(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.Popen[str]]:
+    return partial(start_command, "embed_backfill", KEY)
 
 
 def test_killed_it_goes_on_where_it_was(gaps, backfill):
