@@ -12,6 +12,7 @@ from django.db import DatabaseError, connection, transaction
 from pgembed_django import faults, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
+from pgembed_django.reembedding import reembed
 from pgembed_django.worker import settling
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import PUBLISHED, embedded_text, wait_until
@@ -89,6 +90,22 @@ def test_no_deadlock_between_a_bulk_writer_and_the_reconciler(writer):
     writer.connection.commit()
     assert Job.objects.filter(status="pending").count() == 3
     assert {str(third.pk)} <= set(Job.objects.values_list("source_pk", flat=True))
+
+
+def test_no_deadlock_between_a_bulk_writer_and_a_person_who_embeds_anew(writer):
+    first, second, third = articles(3)
+    Job.objects.all().delete()
+    # As above: all three are asked for in one transaction.
+    writer.connection.execute(TOUCH, [second.pk])
+    writer.start(TOUCH, first.pk, once_waits=backend_pid())
+
+    done = reembed(spec(), [str(one.pk) for one in (first, second, third)], using="default")
+
+    writer.end()
+    writer.connection.commit()
+    assert str(second.pk) in done.busy
+    assert str(third.pk) not in done.busy
+    assert Job.objects.filter(status="pending").count() == 3
 
 
 @pytest.mark.parametrize("verb", [jobs.dismiss, jobs.retry_failed])
