@@ -60,7 +60,7 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
 def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement that a worker sends all day, and return its rows.
 
-    In a worker's direct session (``worker.settling``) the server binds the parameters and
+    In a worker's direct session (``worker.configuring``) the server binds the parameters and
     parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
     return ahead(using, statement, **parameters)()

@@ -12,12 +12,12 @@ from benchmarks.queue.handler import AT_ONCE, BATCH, Handler
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.units import Unit
 
-SETTLE_SECONDS = 0.01
-"""How long a finished job waits at most for others to be settled with."""
+HAND_IN_SECONDS = 0.01
+"""How long a finished job waits at most for others to be ended with."""
 
 
 class HandlingPipeline(Pipeline):
-    """Claims as always, and settles as always: held, fenced, completed, by the storing thread."""
+    """Claims as always, and ends jobs as always: held, fenced, completed, by the storing thread."""
 
     handler: Handler
 
@@ -26,7 +26,7 @@ class HandlingPipeline(Pipeline):
         self._wake = options["wake"]
         self._todo: SimpleQueue[Unit] = SimpleQueue()
         self._done: deque[Unit] = deque()
-        self._settled_at = 0.0
+        self._handed_in_at = 0.0
         for _ in range(AT_ONCE):
             Thread(target=self._work, daemon=True).start()
 
@@ -59,10 +59,10 @@ class HandlingPipeline(Pipeline):
 
     def _hand_in(self) -> None:
         """Let what has been handled be stored: there is nothing of it but the end of its job."""
-        waited = time.monotonic() - self._settled_at
-        if not self._done or (len(self._done) < BATCH and waited < SETTLE_SECONDS):
+        waited = time.monotonic() - self._handed_in_at
+        if not self._done or (len(self._done) < BATCH and waited < HAND_IN_SECONDS):
             return
-        self._settled_at = time.monotonic()
+        self._handed_in_at = time.monotonic()
         for _ in range(len(self._done)):
             unit = self._done.popleft()
             unit.is_planned = True

@@ -107,7 +107,7 @@ class Embedding:
         for batch in done:
             self._batches.remove(batch)
             self._take(batch)
-        self._settle_failures()
+        self._end_failed()
         return bool(done)
 
     def look_at_quotas(self) -> None:
@@ -217,9 +217,9 @@ class Embedding:
                 self._failures.append(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, seconds=self._clock() - batch.started)
         # Last: the database may be lost at it, and the answers are handed out by then.
-        self._rationing.settle(batch.pool)
+        self._rationing.pay_up(batch.pool)
 
-    def _settle_failures(self) -> None:
+    def _end_failed(self) -> None:
         """End the units whose chunks have failed, each when nothing of it is in flight any more.
 
         Its other chunks, of this batch or of one that comes back later, are staged: a retry

@@ -184,7 +184,7 @@ class Planning:
             else:
                 try:
                     chunks = spec.chunker.split(loaded.texts[source_pk])
-                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is settled
+                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is retried
                     self.holding.retry(unit, f"{type(error).__name__}: {error}")
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])

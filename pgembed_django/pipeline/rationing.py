@@ -1,4 +1,4 @@
-"""Keep the providers' quotas: take before a batch is sent, settle when it is back."""
+"""Keep the providers' quotas: take before a batch is sent, pay up when it is back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Rationing:
             if not pool.paused_seconds and quotas.limits(pool.provider.alias):
                 self._await(pool, quotas.wait_seconds(pool.provider.alias, using=self._using))
 
-    def settle(self, pool: Pool) -> None:
+    def pay_up(self, pool: Pool) -> None:
         """Pay for what a batch has used beyond what was taken: halves, retries, plain words."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)

@@ -83,9 +83,9 @@ class Storing:
         is_alone = self._has_failed or time.monotonic() < self._alone_until
         if self._thread is None or is_alone or is_few:
             self._has_failed = True  # unless
-            settled, _ = self._settle(units, self._store(units))
+            ended, _ = self._let_go(units, self._store(units))
             self._has_failed = False
-            return settled or moved
+            return ended or moved
         self._hand_over(units, self._thread)
         return moved
 
@@ -138,7 +138,7 @@ class Storing:
         return done
 
     def _take(self) -> tuple[bool, Collection[Unit]]:
-        """Settle what the thread has stored."""
+        """Hand out what the thread has stored."""
         if self._future is None or not self._future.done():
             return False, ()
         future, self._future = self._future, None
@@ -153,7 +153,7 @@ class Storing:
             return True, ()
         done = future.result()
         self._is_alone = False
-        return self._settle(units, done)
+        return self._let_go(units, done)
 
     def _store_alone(self, error: Exception) -> None:
         if not self._is_alone:
@@ -161,7 +161,7 @@ class Storing:
         self._is_alone = True
         self._alone_until = time.monotonic() + ALONE_SECONDS
 
-    def _settle(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
+    def _let_go(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of what was done. Returns whether there was any, and what was not."""
         for unit in done.outdated:
             self.holding.give_back(unit)

@@ -18,7 +18,7 @@ from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
-from pgembed_django.worker import preparing, settling
+from pgembed_django.worker import configuring, preparing
 from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
 from pgembed_django.worker.presence import Presence, paused
@@ -72,12 +72,15 @@ class Worker:
             MaintenanceDied: the maintenance thread ended with an error.
         """
         with stopped_by_signals(self.stop):
-            if not self._begin():
-                return 0
             try:
-                self._loop()
+                if not self._begin():
+                    return 0
+                try:
+                    self._loop()
+                finally:
+                    self._end()
             finally:
-                self._end()
+                self._hang_up()
         return self.pipeline.completed
 
     @property
@@ -115,13 +118,10 @@ class Worker:
                 self._sit_out(error)
             else:
                 return True
-        self._rest.close()
-        settling.unsettle_sessions(self.using)
-        self.sessions.end()
         return False
 
     def _start(self) -> None:
-        settling.settle_session(self.using)
+        configuring.configure_sessions(self.using)
         self.sessions.watch()
         preparing.prepare(self.specs, using=self.using)
         self.presence = Presence(self.specs, using=self.using)
@@ -282,7 +282,7 @@ class Worker:
         if self.listener.is_up:
             self.listener.probe()
         elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
-            settling.settle_session(self.using, is_direct=True)
+            configuring.configure_sessions(self.using, is_direct=True)
 
     def _sit_out(self, error: Exception) -> None:
         """The database is away or unwell. What is held stays held; look again, ever more slowly."""
@@ -317,7 +317,9 @@ class Worker:
         self.pipeline.close()
         self.listener.close()
         self.maintenance.stop()
-        self._rest.close()
-        settling.unsettle_sessions(self.using)
-        self.sessions.end()
         events.tell(events.WORKER_ENDED, worker=str(self.presence), rows=self.pipeline.completed)
+
+    def _hang_up(self) -> None:
+        self._rest.close()
+        configuring.leave_sessions(self.using)
+        self.sessions.end()

@@ -16,7 +16,7 @@ from django.db import connection
 from pgembed_django import database, jobs, spaces, specs
 from pgembed_django.models import Job, Space
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.worker import settling
+from pgembed_django.worker import configuring
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,9 +61,9 @@ READ = """
 
 @pytest.fixture
 def worker_session(db: None) -> Iterator[None]:
-    settling.settle_session("default", is_direct=True)
+    configuring.configure_sessions("default", is_direct=True)
     yield
-    settling.unsettle_sessions("default")
+    configuring.leave_sessions("default")
     connection.connection.prepare_threshold = None
 
 

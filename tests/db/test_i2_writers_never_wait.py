@@ -13,7 +13,7 @@ from pgembed_django import faults, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.reembedding import reembed
-from pgembed_django.worker import settling
+from pgembed_django.worker import configuring
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import PUBLISHED, embedded_text, wait_until
 from tests.db.conftest import (
@@ -309,11 +309,11 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
     make_article, connect, writer, monkeypatch
 ):
     """SIGSTOP, a paused virtual machine: nobody will end that transaction but Postgres."""
-    monkeypatch.setattr(settling, "FROZEN_AFTER", "200ms")
+    monkeypatch.setattr(configuring, "FROZEN_AFTER", "200ms")
     article = make_article()
     [held] = claim()
     connection.close()
-    settling.settle_session("default")
+    configuring.configure_sessions("default")
     try:
         with pytest.raises(DatabaseError) as caught, transaction.atomic():  # noqa: PT012
             assert jobs.hold([held], using="default").ours
@@ -323,7 +323,7 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
         assert faults.is_lost_connection(caught.value)
     finally:
         connection.close()
-        settling.unsettle_sessions("default")
+        configuring.leave_sessions("default")
     writer.connection.commit()
     assert not Article.objects.exists()
 
@@ -333,7 +333,7 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     connection.close()
     connection.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.SERIALIZABLE
     try:
-        settling.settle_session("default")
+        configuring.configure_sessions("default")
         for _ in range(2):
             with transaction.atomic(), connection.cursor() as cursor:
                 cursor.execute("SHOW transaction_isolation")
@@ -342,7 +342,7 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     finally:
         connection.close()
         connection.settings_dict["OPTIONS"] = before
-        settling.unsettle_sessions("default")
+        configuring.leave_sessions("default")
 
 
 def test_no_function_of_ours_costs_a_subtransaction_a_row():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from django.urls import path
 from pgembed_django import jobs, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
-from pgembed_django.worker import settling
+from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
@@ -87,7 +89,7 @@ def test_a_worker_on_a_connection_pool(alias, make_article, make_worker):
     options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}}
     pooled = alias("pooled", OPTIONS=options, CONN_MAX_AGE=0)
     article = make_article()
-    settling.settle_session(pooled)
+    configuring.configure_sessions(pooled)
     worker = make_worker(using=pooled)
 
     for _ in range(3):
@@ -103,7 +105,7 @@ def test_a_worker_whose_connection_is_closed_between_rounds(
 ):
     aged = alias("aged", CONN_MAX_AGE=max_age)
     article = make_article()
-    settling.settle_session(aged)
+    configuring.configure_sessions(aged)
     worker = make_worker(using=aged)
     worker.step()
     connections[aged].close()
@@ -134,7 +136,7 @@ class TestRowLevelSecurity:
             )
         options = {**connection.settings_dict["OPTIONS"], "options": "-c role=pgembed_restricted"}
         using = alias("restricted", OPTIONS=options)
-        settling.settle_session(using)
+        configuring.configure_sessions(using)
         yield using
         connections[using].close()
         with connection.cursor() as cursor:
@@ -402,3 +404,23 @@ def test_a_transaction_that_the_server_ends_leaves_nothing_of_ours(make_article,
 
     assert pending() == 1
     assert reap() == []
+
+
+def test_a_worker_that_cannot_start_leaves_no_socket_open():
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE pgembed_worker RENAME TO elsewhere")
+    try:
+        start_in_vain()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO pgembed_worker")
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(one.message) for one in told] == []
+
+
+def start_in_vain() -> None:
+    with pytest.raises(ProgrammingError):
+        Worker({}, using="default", drain=True).run()

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.management.port import Address, address
-from pgembed_django.worker import limits, settling
+from pgembed_django.worker import configuring, limits
 from pgembed_django.worker.limits import MIB, Limits
 from pgembed_django.worker.liveness import Liveness, Vigil
 from pgembed_django.worker.serving import Answer, Server
@@ -226,7 +226,7 @@ def test_a_port_in_use_is_refused_when_the_server_is_made(server):
 
 def test_a_server_that_vanishes_is_noticed_within_a_minute():
     with socket.socket() as wire:
-        settling.notice_silence(wire.fileno())
+        configuring.notice_silence(wire.fileno())
 
         def get(option: int) -> int:
             return wire.getsockopt(socket.IPPROTO_TCP, option)
@@ -240,5 +240,5 @@ def test_a_server_that_vanishes_is_noticed_within_a_minute():
 def test_a_socket_in_the_file_system_needs_no_such_thing():
     one, other = socket.socketpair()
     with one, other:
-        settling.notice_silence(one.fileno())
+        configuring.notice_silence(one.fileno())
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

@@ -27,14 +27,14 @@ SILENCE = {
 }
 
 
-def settle_session(using: str, *, is_direct: bool = False) -> None:
-    """Make a worker's connection, now and after each reconnect, what the queue counts on.
+def configure_sessions(using: str, *, is_direct: bool = False) -> None:
+    """Make a worker's connections, now and after each reconnect, what the queue counts on.
 
     ``is_direct``: no pooler hands out another session for each transaction, so that what
     was prepared is still there.
     """
 
-    def settle(connection: BaseDatabaseWrapper, **_: object) -> None:
+    def configure(connection: BaseDatabaseWrapper, **_: object) -> None:
         if connection.alias != using:
             return
         options = connection.settings_dict.get("OPTIONS", {})
@@ -52,14 +52,14 @@ def settle_session(using: str, *, is_direct: bool = False) -> None:
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
 
-    unsettle_sessions(using)
-    connection_created.connect(settle, weak=False, dispatch_uid=f"pgembed-{using}")
+    leave_sessions(using)
+    connection_created.connect(configure, weak=False, dispatch_uid=f"pgembed-{using}")
     wrapper = connections[using]
     if wrapper.connection is not None:
-        settle(wrapper)
+        configure(wrapper)
 
 
-def unsettle_sessions(using: str) -> None:
+def leave_sessions(using: str) -> None:
     """Leave the connections that are opened from now on as they are: the worker has ended."""
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
 
