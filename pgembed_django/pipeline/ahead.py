@@ -46,8 +46,9 @@ class Ahead:
         Also for those that are about to be given back: their next run resumes there. What
         somebody has locked is kept for a later try.
         """
-        to_stage = self.holding.to_stage
-        tried = [(unit, part) for unit, part in to_stage if unit.spec not in self._locked]
+        later, tried = [], []
+        for one in self.holding.to_stage:
+            (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
             return
         unfinished = {part: unit for unit, part in tried if part.waiting or unit.is_left}
@@ -60,7 +61,8 @@ class Ahead:
         for part in self._write([(unit, part) for part, unit in unfinished.items()], write, busy):
             part.is_staged = True
         self._locked.add(busy)
-        self.holding.to_stage = [one for one in to_stage if one[0].spec in self._locked]
+        # Not those that are locked now: by some, the time may just have run out.
+        self.holding.to_stage = later + [one for one in tried if one[0].spec in busy]
 
     def store_text(self, units: Collection[Unit]) -> set[Spec]:
         """Store the text of units that have no rows yet: full-text search finds them at once.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from django.db import connection
 
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.locked import LOCKED_SECONDS
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
 from tests.db.conftest import Writer, backend_pid
 
@@ -114,3 +116,32 @@ def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, conn
     assert StagedVector.objects.count() >= 1
     until_done(slow)
     assert_that_nobody_was_charged(comments)
+
+
+def test_vectors_that_come_due_while_others_are_staged_are_kept(
+    comments, make_article, make_worker, connect, clock
+):
+    Job.objects.filter(source_pk=str(comments[1].pk)).delete()
+    make_article(contents="One more word. " * 1000)
+    worker = make_worker(concurrency=1)
+    worker.step()
+    other = connect()
+    other.execute("LOCK TABLE pgembed_staging IN SHARE MODE")
+    worker.step(claim=False)
+    [(first, part)] = worker.holding.to_stage
+    other.rollback()
+    [second, *_] = [one for one in worker.holding.units.values() if one.spec is not first.spec]
+    second.parts[0].vectors = {min(second.parts[0].waiting): next(iter(part.vectors.values()))}
+    worker.holding.to_stage.append((second, second.parts[0]))
+
+    def slow(execute, *rest):
+        clock.now += LOCKED_SECONDS / 2
+        return execute(*rest)
+
+    clock.now += 0.9 * LOCKED_SECONDS
+    with connection.execute_wrapper(slow):
+        worker.ahead.stage()
+    assert {one.spec for one in StagedVector.objects.all()} == {second.spec.key}
+    worker.ahead.stage()
+
+    assert {one.spec for one in StagedVector.objects.all()} == {first.spec.key, second.spec.key}
