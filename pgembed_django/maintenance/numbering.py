@@ -46,9 +46,12 @@ NUMBERED = """
 TABLE = "SELECT {relation}, (SELECT max(id) FROM {table})"
 
 BEHIND = "SELECT relation FROM behind ORDER BY relation"
-# Nobody is set back: whoever takes a number just now gets one that is taken.
+# Looked at again, for nobody is to be set back: another process may have caught up since, and
+# writers have gone on behind it.
 CATCH_UP = """
-    SELECT relation, setval(sequence, highest)
+    SELECT
+        relation,
+        setval(sequence, GREATEST(highest, pg_sequence_last_value(sequence)))
     FROM behind
     WHERE has_sequence_privilege(sequence, 'UPDATE')
     ORDER BY relation

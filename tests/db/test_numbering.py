@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
@@ -10,6 +12,7 @@ from pgembed_django.checks import check_databases
 from pgembed_django.maintenance import numbering
 from pgembed_django.models import Job, Worker
 from tests.app.models import Note, NoteEmbedding
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -18,6 +21,13 @@ SEQUENCES = {
     "pgembed_worker": "pgembed_worker_id_seq",
     "app_noteembedding": "app_noteembedding_id_seq",
 }
+
+WAITS = """
+    SELECT
+    FROM pg_stat_activity
+    WHERE wait_event_type = 'Lock'
+      AND datname = current_database()
+"""
 
 
 def execute(statement: str, *parameters: object) -> None:
@@ -39,6 +49,13 @@ def came_without_sequences(run_jobs):
     ):
         lowest = model._base_manager.order_by("pk").values_list("pk", flat=True)[0]
         execute("SELECT setval(%s, %s, false)", SEQUENCES[table], lowest)
+
+
+def catch_up_elsewhere() -> None:
+    try:
+        numbering.catch_up(using="default")
+    finally:
+        connection.close()
 
 
 def ids() -> list[str | None]:
@@ -100,3 +117,22 @@ def test_tables_whose_sequences_are_ahead_are_left_as_they_are():
 
         cursor.execute(last)
         assert cursor.fetchone() == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sequence_that_others_have_taken_on_meanwhile_is_not_set_back(
+    came_without_sequences, connect
+):
+    """Two workers start at once, and what the first lets writers add, the second leaves."""
+    locks, others = connect(), connect(autocommit=True)
+    # It is looked at after that of the jobs.
+    locks.execute("ALTER SEQUENCE pgembed_worker_id_seq INCREMENT BY 1")
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(catch_up_elsewhere)
+        wait_until(lambda: others.execute(WAITS).fetchall())
+        others.execute("SELECT setval('pgembed_job_id_seq', 1000000)")
+        locks.rollback()
+        late.result(timeout=30)
+
+    [[number]] = others.execute("SELECT nextval('pgembed_job_id_seq')").fetchall()
+    assert number == 1000001
