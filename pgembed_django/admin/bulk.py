@@ -109,8 +109,7 @@ class Rows:
         self.parameters = {"spec": spec.key, "scope": SPEC_ROWS}
         self._backfill = backfill.Backfill(spec, using=acts.using(), where={}, force=True)
         self.resumed_from = self._backfill.resumed_from
-        if given.get("restart"):
-            self._backfill.restart()
+        self._begins_anew = bool(given.get("restart"))
 
     @property
     def name(self) -> str:
@@ -130,6 +129,8 @@ class Rows:
 
     def run(self, cursor: str, end: str) -> Batch:
         in_vain = int(cursor or 0)
+        if self._begins_anew:
+            self._backfill.restart()
         step = self._backfill.step(limit=BATCH)
         if step is None:
             wait = _("It goes on when fewer than %s rows wait to be embedded.")

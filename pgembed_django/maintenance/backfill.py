@@ -117,9 +117,11 @@ class Backfill:
         )
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Begin anew. Noted at once: the first step may have to wait, and be another process's."""
         self._lap.cursor = self.resumed_from = None
         self._lap.passed = []
+        mine = Lap.objects.using(self.using).filter(**self._of, recipe=self._lap.recipe)
+        mine.update(cursor=None, passed=[])
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
         """Queue the next page. None: the backlog is full for now."""

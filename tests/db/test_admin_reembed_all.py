@@ -103,6 +103,19 @@ def test_or_begins_anew(operator, articles):
     assert again.go_on() == "To be embedded anew 3."
 
 
+def test_it_begins_anew_also_where_workers_have_to_make_room_first(
+    operator, articles, run_jobs, monkeypatch
+):
+    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
+    Run(operator).go_on()
+    again = Run(operator)
+
+    assert "It goes on when fewer than 2 rows wait" in again.go_on(restart="1")
+    run_jobs()
+
+    assert "To be embedded anew 2." in again.go_on()
+
+
 def test_the_command_goes_on_with_it_too(operator, articles):
     Run(operator).go_on()
 
