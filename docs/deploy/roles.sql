@@ -46,6 +46,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE
     ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
        pgembed_space, pgembed_staging, pgembed_worker
     TO mysite_worker;
+-- Started anew in the middle of a deploy, it looks whether a migration explains why a table is gone.
+GRANT SELECT ON django_migrations TO mysite_worker;
 
 -- The functions run as the owner of our tables, who deletes vectors of rows that go.
 DO $$

@@ -21,6 +21,7 @@ from django.test.utils import override_settings
 from pgembed_django import jobs, reembedding, search, similar_to, specs, status
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.backfill import Backfill
+from pgembed_django.management.deploying import newer_migration
 from pgembed_django.models import Job
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_embedding_pending, assert_fresh
@@ -236,6 +237,21 @@ class TestWorker:
             drain()
 
         assert told() == 4
+
+    def test_it_may_look_why_a_table_is_gone(self):
+        spec = specs.get("app.PageEmbedding")
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO django_migrations (app, name, applied) VALUES (%s, %s, now())",
+                ["app", "0999_newer"],
+            )
+            try:
+                assert newer_migration(spec, using="worker") == "app.0999_newer"
+                cursor.execute(f"REVOKE SELECT ON django_migrations FROM {PREFIX}_worker")
+                assert newer_migration(spec, using="worker") == ""
+            finally:
+                cursor.execute("DELETE FROM django_migrations WHERE name = '0999_newer'")
+                cursor.execute(f"GRANT SELECT ON django_migrations TO {PREFIX}_worker")
 
 
 @contextmanager
