@@ -127,3 +127,26 @@ def test_nor_one_whose_triggers_are_there_yet(gone: str) -> None:
         run("embed_forget", "--yes")
 
     assert Job.objects.filter(spec=gone).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_renamed_model_is_about_to_be_given_is_not_forgotten(
+    make_article, run_jobs, connect
+) -> None:
+    """``migrate`` has put it off: a job was locked."""
+    make_article()
+    run_jobs()
+    make_article()
+    for model in (Space, Job):
+        model.objects.filter(spec=KEY).update(spec=GONE)
+    other = connect()
+    other.execute("SELECT FROM pgembed_job WHERE spec = %s FOR UPDATE", [GONE])
+
+    with pytest.raises(CommandError, match="once more"):
+        run("embed_forget", "--yes")
+
+    assert Space.objects.filter(spec=GONE).exists()
+    other.rollback()
+    run("embed_forget", "--yes")
+    assert Space.objects.filter(spec=KEY).exists()
+    assert Job.objects.filter(spec=KEY, status="pending").count() == 1

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import specs, status, triggers
-from pgembed_django.maintenance import forgetting
+from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 
 
@@ -27,6 +27,11 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.database(options["database"], writes=options["yes"])
+        if options["yes"] and not renaming.follow(using=self.using):
+            raise CommandError(
+                "A renamed model may have yet to be given what its former name had: a job is "
+                "locked by an open transaction, or another process is at it. Run it once more."
+            )
         left = self._chosen(options["specs"])
         if not left:
             self.stdout.write("Nothing is left of specs that are not declared.")
