@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterable
 
+from django.db import connections
 from django.db.models.functions import Now
 
 from pgembed_django import __version__, events
@@ -34,7 +35,7 @@ class Presence:
         state = {
             "last_seen_at": Now(),
             "holds": len(pipeline.holding.units),
-            "paused": paused(pipeline),
+            "paused": {what: self._held(why) for what, why in paused(pipeline).items()},
             "paused_seconds": {
                 pool.provider.alias: pool.paused_seconds
                 for pool in pipeline.embedding.pools
@@ -50,6 +51,13 @@ class Presence:
     def end(self) -> None:
         """Leave."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+
+    def _held(self, why: str) -> str:
+        """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
+        connections[self.using].ensure_connection()
+        info = connections[self.using].connection.info
+        is_utf8 = info.parameter_status("server_encoding") in (None, "UTF8")
+        return why if is_utf8 else why.encode("ascii", "backslashreplace").decode()
 
     def _tell(self, completed: int, *, holds: int) -> None:
         """Tell the log how many units were completed since the last time, if any."""

@@ -9,9 +9,11 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from pgembed_django import jobs
+from pgembed_django import conf, jobs, specs
 from pgembed_django.checks import check_databases
-from pgembed_django.models import Attempt, Job
+from pgembed_django.models import Attempt, Job, Worker
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.worker.presence import Presence
 from tests.conftest import testing_url
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -55,6 +57,19 @@ def test_an_error_that_it_cannot_hold_is_told_as_far_as_it_can(encoded):
     assert "is no café" in job.last_error
     assert job.signature.startswith("ValueError:")
     assert Attempt.objects.using(encoded).count() == 2
+
+
+def test_a_worker_tells_as_much_of_why_a_provider_is_paused(encoded):
+    pipeline = Pipeline(
+        {}, using=encoded, worker_id=1, settings=conf.current(), wake=lambda: None, inline=True
+    )
+    pipeline.aside.reasons[specs.get("app.ArticleEmbedding")] = "日本 is no café"
+    presence = Presence([], using=encoded)
+
+    presence.report(pipeline)
+
+    [told] = Worker.objects.using(encoded).values_list("paused", flat=True)
+    assert "is no caf" in told["app.ArticleEmbedding"]
 
 
 def test_a_check_tells_the_encoding(encoded):
