@@ -46,7 +46,8 @@ class Ahead:
         Also for those that are about to be given back: their next run resumes there. What
         somebody has locked is kept for a later try.
         """
-        later, tried = [], []
+        later: Parts = []
+        tried: Parts = []
         for one in self.holding.to_stage:
             (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
