@@ -17,7 +17,7 @@ class Command(EmbedCommand):
         "Lists what our tables still hold of specs whose @embeddable or model is gone: jobs, "
         "failures, spaces. With --yes it deletes that. Their vectors and triggers go with the "
         "migration that makemigrations writes. "
-        "Exit status: 0 done, or nothing is left; 1 some are in use, the message says by what; "
+        "Exit status: 0 done, or nothing is left; 1 not all, the message says why; "
         "2 could not start."
     )
 
