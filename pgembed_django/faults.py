@@ -25,6 +25,7 @@ LOCK_NOT_AVAILABLE = "55P03"
 # quotes is taken as it is, and all other words as if they were names.
 NAME = re.compile(r'"([^"]+)"|([\w.$]+)')
 UNDEFINED_COLUMN = "42703"
+OUR_FUNCTION = re.compile(r"pgembed_\w+_v\d+")
 
 FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
@@ -126,12 +127,13 @@ def reading() -> Iterator[None]:
 
 
 def _is_about_our_tables(error: Exception) -> bool:
-    """Tell whether one of the tables that an error names is ours, and not called like one."""
+    """Tell whether a table or function that an error names is ours, and not called like one."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")
         # "column app_note.body", where others have the table behind the schema.
         is_column = sqlstate(error) == UNDEFINED_COLUMN and before
-        if (before.rpartition(".")[2] if is_column else last) in _our_tables():
+        name = before.rpartition(".")[2] if is_column else last
+        if name in _our_tables() or OUR_FUNCTION.fullmatch(name):
             return True
     return False
 

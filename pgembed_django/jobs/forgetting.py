@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pgembed_django import database
 from pgembed_django.models import Attempt, Job, Pause
 
 BATCH = 5000
 
 
 def forget(spec: str, *, using: str) -> None:
-    """Delete whatever jobs a spec has, in small batches."""
+    """Delete whatever jobs a spec has, in small batches.
+
+    Raises:
+        database.Busy: an open transaction has some of them.
+    """
     for model in (Job, Attempt):
         rows, after = model._base_manager.using(using).filter(spec=spec), 0
         # By the primary key: no index is on the specs of all jobs, and one is not worth having.
         while found := list(
             rows.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH]
         ):
-            rows.filter(pk__in=found).delete()
+            with database.giving_way(using):
+                rows.filter(pk__in=found).delete()
             after = found[-1]
     Pause.objects.using(using).filter(what=Pause.What.SPEC, name=spec).delete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.apps import apps
@@ -150,3 +151,17 @@ def test_what_a_renamed_model_is_about_to_be_given_is_not_forgotten(
     run("embed_forget", "--yes")
     assert Space.objects.filter(spec=KEY).exists()
     assert Job.objects.filter(spec=KEY, status="pending").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_waits_for_no_open_transaction(connect: Callable[..., Any]) -> None:
+    Job.objects.create(spec=GONE, source_pk="1")
+    other = connect()
+    other.execute("SELECT FROM pgembed_job FOR UPDATE")
+
+    with pytest.raises(CommandError, match="an open transaction has some of its jobs"):
+        run("embed_forget", "--yes")
+
+    other.rollback()
+    run("embed_forget", "--yes")
+    assert not Job.objects.filter(spec=GONE).exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import specs, status, triggers
+from pgembed_django import database, specs, status, triggers
 from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.management.command import CANNOT_START, EmbedCommand
 
@@ -41,8 +41,11 @@ class Command(EmbedCommand):
             self.stdout.write(self.style.MIGRATE_HEADING(key))
             told = ", ".join(f"{number:,} {what}" for what, number in rows.items())
             if options["yes"] and key not in used:
-                forgetting.forget(key, using=self.using)
-                told = f"deleted: {told}"
+                try:
+                    forgetting.forget(key, using=self.using)
+                    told = f"deleted: {told}"
+                except database.Busy:
+                    used[key] = "an open transaction has some of its jobs. Run it once more"
             self.stdout.write(f"  {told}")
         if used:
             raise CommandError("\n".join(f"{key} is in use: {used[key]}." for key in used))
