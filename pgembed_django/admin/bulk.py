@@ -125,12 +125,15 @@ class Rows:
         return ngettext("%s row", "%s rows", count)
 
     def end(self) -> str:
-        return ""
+        """Return how the run before this one has ended: another end is that of this one."""
+        return self._backfill.ended
 
     def run(self, cursor: str, end: str) -> Batch:
         in_vain = int(cursor or 0)
         if self._begins_anew:
             self._backfill.restart()
+        elif self._backfill.ended not in {"", end}:
+            return Batch({}, 0, "")  # by the command, or by another person
         step = self._backfill.step(limit=BATCH)
         if step is None:
             wait = _("It goes on when fewer than %s rows wait to be embedded.")

@@ -7,6 +7,7 @@ that the same backfill goes on where it was stopped, however that was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.db.models import Model, Q, QuerySet, TextField
@@ -26,9 +27,11 @@ BRIEFLY = "10ms"
 MAX_LEFT = 10_000
 """Rows that ``force`` leaves behind before it goes no further: it comes back to them first."""
 
-
 TRIES = 20
 """So often it comes back in vain, to rows that an open writer has, before a run leaves them."""
+
+KEPT_FOR = timedelta(days=1)
+"""So long it is known when a backfill came to its end."""
 
 
 class Step(NamedTuple):
@@ -71,11 +74,13 @@ class Backfill:
         self.using = using
         self.where = dict(where)
         self.force = force
-        # Another condition is another backfill.
-        asked = f"{'force' * force} {sorted((k, str(v)) for k, v in where.items())}"
-        self._of: dict[str, Any] = {"spec": spec.key, "sweep": Lap.Sweep.BACKFILL}
-        lap = Lap.objects.using(using).filter(**self._of, recipe=asked).first()
-        self._lap = lap or Lap(recipe=asked)
+        self._is: dict[str, Any] = {
+            "spec": spec.key,
+            "sweep": Lap.Sweep.BACKFILL,
+            # Another condition is another backfill.
+            "recipe": f"{'force' * force} {sorted((k, str(v)) for k, v in where.items())}",
+        }
+        self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
         self.resumed_from = self._lap.cursor
 
     @property
@@ -83,6 +88,11 @@ class Backfill:
         """The keys that ``force`` has yet to come back to: an open writer had their rows."""
         passed: list[str] = self._lap.passed
         return passed
+
+    @property
+    def ended(self) -> str:
+        """When the last run of it has come to its end. Empty: one is under way, or none was."""
+        return str(self._lap.finished_at or "")
 
     @property
     def rows(self) -> QuerySet[Model]:
@@ -120,8 +130,7 @@ class Backfill:
         """Begin anew. Noted at once: the first step may have to wait, and be another process's."""
         self._lap.cursor = self.resumed_from = None
         self._lap.passed = []
-        mine = Lap.objects.using(self.using).filter(**self._of, recipe=self._lap.recipe)
-        mine.update(cursor=None, passed=[])
+        Lap.objects.using(self.using).filter(**self._is).update(cursor=None, passed=[])
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
         """Queue the next page. None: the backlog is full for now."""
@@ -140,9 +149,8 @@ class Backfill:
             self._lap.cursor = None
         # Only now: a kill before this queues the page again, which changes nothing.
         Lap.objects.using(self.using).update_or_create(
-            **self._of,
+            **self._is,
             defaults={
-                "recipe": self._lap.recipe,
                 "cursor": self._lap.cursor,
                 "passed": self._lap.passed,
                 "finished_at": Now() if is_last else None,
@@ -219,3 +227,9 @@ class Backfill:
                 rows = rows.filter(pgembed_source_pk__in=list(missing))
             yield sources.read(self.spec, rows)
             after = Q(pk__gt=page[-1])
+
+
+def prune(*, using: str) -> None:
+    """Forget the backfills that came to their end a while ago."""
+    ended = Lap.objects.using(using).filter(sweep=Lap.Sweep.BACKFILL)
+    ended.filter(finished_at__lt=Now() - KEPT_FOR).delete()

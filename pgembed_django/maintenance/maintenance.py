@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
@@ -141,12 +141,13 @@ class Maintenance:
         return enqueued
 
     def prune_jobs(self) -> int:
-        """Delete finished jobs that are old enough, in small batches, and dead workers."""
+        """Delete what is done and old enough, jobs in small batches, and dead workers."""
         while jobs.prune(keep_seconds=self.settings.keep_succeeded_seconds, using=self.using):
             if self._keeper.stopping.is_set():
                 break
         jobs.prune_attempts(using=self.using)
         rollups.prune(using=self.using)
+        backfill.prune(using=self.using)
         jobs.forget_dead_workers(silent_seconds=self.settings.lease_seconds * 3, using=self.using)
         return 0
 

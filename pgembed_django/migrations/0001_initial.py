@@ -124,7 +124,7 @@ class Migration(migrations.Migration):
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('spec', 'sweep'), name='pgembed_one_lap_per_sweep')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('sweep', 'backfill'), _negated=True), fields=('spec', 'sweep'), name='pgembed_one_lap_per_sweep'), models.UniqueConstraint(condition=models.Q(('sweep', 'backfill')), fields=('spec', 'recipe'), name='pgembed_one_lap_per_backfill')],
             },
         ),
         migrations.CreateModel(

@@ -36,7 +36,10 @@ class Worker(NotFromFixtures):
 
 
 class Lap(NotFromFixtures):
-    """How far the reconciler's round over a table has come, shared by all workers."""
+    """How far the reconciler's round over a table has come, shared by all workers.
+
+    Or how far a backfill has, of which each ``recipe`` is another.
+    """
 
     class Sweep(models.TextChoices):
         MISSING = "missing", _("missing")
@@ -62,7 +65,16 @@ class Lap(NotFromFixtures):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["spec", "sweep"], name="pgembed_one_lap_per_sweep"),
+            models.UniqueConstraint(
+                fields=["spec", "sweep"],
+                condition=~models.Q(sweep="backfill"),
+                name="pgembed_one_lap_per_sweep",
+            ),
+            models.UniqueConstraint(
+                fields=["spec", "recipe"],
+                condition=models.Q(sweep="backfill"),
+                name="pgembed_one_lap_per_backfill",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -125,6 +125,25 @@ def test_the_command_goes_on_with_it_too(operator, articles):
     assert "1 rows looked at, 1 queued" in told
 
 
+def test_another_backfill_of_the_model_does_not_set_it_back(operator, articles):
+    asked = Run(operator)
+    asked.go_on()
+
+    run("embed_backfill", KEY, "--no-wait", "--force", "--where", f"pk={articles[0].pk}")
+
+    assert asked.go_on() == "To be embedded anew 3."
+
+
+def test_what_the_command_has_brought_to_its_end_does_not_begin_anew(operator, articles):
+    asked = Run(operator)
+    asked.go_on()
+
+    run("embed_backfill", KEY, "--no-wait", "--force")
+
+    assert asked.go_on() == "To be embedded anew 2."
+    assert "2 of 3 so far." in Run(operator).go_on()
+
+
 def test_to_ask_writes_nothing(operator, articles):
     Run(operator)
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from pgembed_django import jobs, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured
@@ -419,6 +421,21 @@ def test_ctrl_c_leaves_what_is_queued(run_jobs, monkeypatch):
 
     assert exit_status("embed_backfill", KEY) == 130
     assert Job.objects.filter(status="pending").count() == 4
+
+
+def test_a_backfill_that_has_ended_is_forgotten_after_a_day():
+    now = timezone.now()
+    for recipe, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
+        Lap.objects.create(spec=KEY, sweep="backfill", recipe=recipe, finished_at=finished_at)
+    Lap.objects.create(spec=KEY, sweep="missing", finished_at=now - timedelta(days=2))
+
+    backfill.prune(using="default")
+
+    assert set(Lap.objects.values_list("sweep", "recipe")) == {
+        ("backfill", "new"),
+        ("backfill", "open"),
+        ("missing", ""),
+    }
 
 
 def test_force_embeds_anew_what_is_fresh(make_article, run_jobs, make_worker, provider):
