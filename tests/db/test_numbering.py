@@ -22,6 +22,7 @@ SEQUENCES = {
     "app_noteembedding": "app_noteembedding_id_seq",
 }
 
+TAKEN_ON = "SELECT setval('pgembed_job_id_seq', max(id) + 1000000) FROM pgembed_job"
 WAITS = """
     SELECT
     FROM pg_stat_activity
@@ -130,9 +131,9 @@ def test_a_sequence_that_others_have_taken_on_meanwhile_is_not_set_back(
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(catch_up_elsewhere)
         wait_until(lambda: others.execute(WAITS).fetchall())
-        others.execute("SELECT setval('pgembed_job_id_seq', 1000000)")
+        [[taken]] = others.execute(TAKEN_ON).fetchall()
         locks.rollback()
         late.result(timeout=30)
 
     [[number]] = others.execute("SELECT nextval('pgembed_job_id_seq')").fetchall()
-    assert number == 1000001
+    assert number == taken + 1
