@@ -36,7 +36,8 @@ BUSY = """
     FROM pg_stat_activity
     WHERE pid = ANY(%(pids)s)
       AND (
-            state NOT LIKE 'idle%%'
+            -- It calls itself active, too, while the rest of a pipeline has yet to come.
+            state NOT LIKE 'idle%%' AND wait_event IS DISTINCT FROM 'ClientRead'
             -- Just now: the answer may be on its way.
          OR state_change > clock_timestamp() - %(seconds)s * interval '1 second'
             -- Of another role's session nothing else is told.

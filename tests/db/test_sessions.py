@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
@@ -31,6 +33,10 @@ def watched(sessions) -> Iterator[Sessions]:
     connection.close()
 
 
+STATE = "SELECT state, wait_event FROM pg_stat_activity WHERE pid = %s"
+ACTIVE_FOR_US = ("active", "ClientRead")
+
+
 def run(statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
@@ -54,6 +60,17 @@ def test_what_is_gone_from_the_server_is_cut(watched, second_connection):
     second_connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
 
     assert cut(watched, seconds=60) == 1
+
+
+def test_what_lost_its_way_in_the_middle_of_a_pipeline_is_cut(watched, second_connection):
+    """The server calls a session active until the end of the pipeline, which never comes."""
+    pid = connection.connection.info.backend_pid
+    with suppress(psycopg.Error), connection.connection.pipeline():
+        connection.connection.execute("SELECT 1")
+        wait_until(lambda: second_connection.execute(STATE, [pid]).fetchone() == ACTIVE_FOR_US)
+        found = cut(watched)
+
+    assert found == 1
 
 
 def test_what_the_server_has_just_answered_is_left_alone(watched):
