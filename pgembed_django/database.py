@@ -49,6 +49,13 @@ def not_postgres(using: str, *, remedy: str) -> str:
     return f"{said}. Name one that is with {remedy}: {', '.join(others)}."
 
 
+def encoding(using: str) -> str:
+    """Return in what a database keeps its texts, as Postgres calls it: UTF8, mostly."""
+    connections[using].ensure_connection()
+    info = connections[using].connection.info
+    return info.parameter_status("server_encoding") or "UTF8"
+
+
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:

@@ -64,7 +64,7 @@ def of(error: Exception) -> Fault:
     if is_lost_connection(error) or is_of_the_server(error):
         return Fault.OUTAGE
     if state.startswith("42"):
-        return Fault.OURS if _is_about_our_tables(error) else Fault.SCHEMA
+        return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
     if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED:
         return Fault.VALUE
     return Fault.OTHER
@@ -126,7 +126,7 @@ def reading() -> Iterator[None]:
         raise
 
 
-def _is_about_our_tables(error: Exception) -> bool:
+def _is_about_ours(error: Exception) -> bool:
     """Tell whether a table or function that an error names is ours, and not called like one."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -151,6 +151,13 @@ def on(using: str) -> list[Spec]:
         found = {name for [name] in database.rows(using, IS_HERE, names=list(names.values()))}
         here |= {spec for spec, name in names.items() if name in found}
     return [spec for spec in known if spec in here]
+
+
+def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:
+    """Return those of some specs whose table of vectors is not in a database."""
+    names = {spec: _table(spec, using) for spec in declared}
+    found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
+    return [spec for spec, name in names.items() if name not in found]
 
 
 def _table(spec: Spec, using: str) -> str:

@@ -87,7 +87,7 @@ def _server(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _encoding(connection: Any) -> Iterator[CheckMessage]:
-    [[encoding]] = database.rows(connection.alias, "SHOW server_encoding")
+    encoding = database.encoding(connection.alias)
     if encoding != "UTF8":
         # Not an error: it would keep migrations from running, and Django itself warns of nothing.
         yield Warning(

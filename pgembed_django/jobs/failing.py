@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.db import IntegrityError, connections
+from django.db import IntegrityError
 from django.utils.text import Truncator
 
 from pgembed_django import database, signature, text
@@ -107,6 +107,4 @@ def bounded(error: str, *, using: str) -> str:
 
 def _held(said: str, *, using: str) -> str:
     """What cannot be stored of an error must not be another one, of whoever settles the job."""
-    connections[using].ensure_connection()
-    info = connections[using].connection.info
-    return text.held_in(said, info.parameter_status("server_encoding") or "UTF8")
+    return text.held_in(said, database.encoding(using))

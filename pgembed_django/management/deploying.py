@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import attrgetter
 
 from django.db import ProgrammingError, connections, transaction
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from pgembed_django import database, specs
 from pgembed_django.specs import Spec
-
-
-def without_table(worked_on: Iterable[Spec], *, using: str) -> list[Spec]:
-    """Return the specs whose table of vectors is not in the database."""
-    quoted = connections[using].ops.quote_name
-    names = {spec: quoted(spec.embedding_model._meta.db_table) for spec in worked_on}
-    found = {name for [name] in database.rows(using, specs.HAS_TABLE, names=list(names.values()))}
-    return [spec for spec, name in names.items() if name not in found]
 
 
 def newer_migration(spec: Spec, *, using: str) -> str:

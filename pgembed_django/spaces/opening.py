@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from django.db import IntegrityError, ProgrammingError, connections, transaction
+from django.db import IntegrityError, ProgrammingError, transaction
 from django.db.models import Max
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, events, providers, specs
+from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
@@ -41,8 +41,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
             _learn_digest(space, identity, using=using)
             _follow_options(space, spec, using=using)
             return live(spec, using=using)
-    table = connections[using].ops.quote_name(spec.embedding_model._meta.db_table)
-    if not database.rows(using, specs.HAS_TABLE, names=[table]):
+    if specs.without_table([spec], using=using):
         return []  # a newer code has given it another name, or nobody has migrated yet
     try:
         with transaction.atomic(using=using):

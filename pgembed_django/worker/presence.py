@@ -7,13 +7,12 @@ import socket
 import time
 from collections.abc import Iterable
 
-from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import __version__, events
+from pgembed_django import __version__, database, events
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.text import clean
+from pgembed_django.text import clean, held_in
 
 
 class Presence:
@@ -54,10 +53,8 @@ class Presence:
 
     def _held(self, why: str) -> str:
         """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
-        connections[self.using].ensure_connection()
-        info = connections[self.using].connection.info
-        is_utf8 = info.parameter_status("server_encoding") in (None, "UTF8")
-        return why if is_utf8 else why.encode("ascii", "backslashreplace").decode()
+        is_utf8 = database.encoding(self.using) == "UTF8"
+        return why if is_utf8 else held_in(why, "ascii")
 
     def _tell(self, completed: int, *, holds: int) -> None:
         """Tell the log how many units were completed since the last time, if any."""

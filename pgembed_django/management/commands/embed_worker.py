@@ -15,10 +15,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.utils import autoreload
 
-from pgembed_django import conf, database, events, tracing
+from pgembed_django import conf, database, events, specs, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
-from pgembed_django.management.deploying import newer_migration, without_table
+from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker
@@ -177,7 +177,7 @@ class Command(EmbedCommand):
                 "CREATE EXTENSION vector.",
                 returncode=CANNOT_START,
             )
-        missing = without_table(worker.specs.values(), using=worker.using)
+        missing = specs.without_table(worker.specs.values(), using=worker.using)
         newer = {spec: newer_migration(spec, using=worker.using) for spec in missing}
         for spec in missing:
             if not newer[spec]:
