@@ -6,7 +6,7 @@ from typing import Any, assert_type
 
 from django.contrib.auth.models import Group
 
-from pgembed_django import Results, asearch, asimilar_to, search, similar_to
+from pgembed_django import Results, SearchQuerySet, asearch, asimilar_to, search, similar_to
 from pgembed_django.retrieval import Hit
 
 
@@ -24,6 +24,15 @@ async def asynchronous_searches(group: Group) -> None:
     assert_type(await asearch(Group.objects.filter(name="cooks"), "trout", limit=5), Results[Group])
     assert_type(await asearch([Group, Group.objects.all()], "trout"), Results[Any])
     assert_type(await asimilar_to(group, limit=5), Results[Group])
+
+
+async def searches_of_a_queryset(rows: SearchQuerySet[Group], group: Group) -> None:
+    assert_type(rows.search("trout", limit=5, mode="lexical"), Results[Group])
+    assert_type(await rows.asearch("trout", limit=5, mode="lexical"), Results[Group])
+    assert_type(rows.similar_to(group, limit=5), Results[Group])
+    assert_type(await rows.asimilar_to(group, limit=5), Results[Group])
+    rows.search("trout", most=5)  # type: ignore[call-arg]
+    rows.similar_to(group, mode="lexical")  # type: ignore[call-arg]
 
 
 def hits(results: Results[Group]) -> None:

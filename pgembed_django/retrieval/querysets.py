@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from django.db.models import Manager, Model, QuerySet
 
-from pgembed_django.retrieval.results import Results
+from pgembed_django.retrieval import searching, similar
+from pgembed_django.retrieval.results import Mode, Results
 
 Row = TypeVar("Row", bound=Model)
 
 
 class SearchQuerySet(QuerySet[Row]):
-    """A queryset that is searched as it stands: it takes the keywords of ``search``."""
+    """A queryset that is searched as it stands. The keywords are those of the functions."""
 
-    def search(self, text: str, **keywords: Any) -> Results[Row]:
-        from pgembed_django.retrieval.searching import search
+    def search(
+        self,
+        text: str,
+        *,
+        limit: int = 10,
+        offset: int = 0,
+        mode: Mode = "hybrid",
+        name: str | None = None,
+    ) -> Results[Row]:
+        """Return the rows of this queryset that answer ``text`` best."""
+        return searching.search(self, text, limit=limit, offset=offset, mode=mode, name=name)
 
-        return search(self, text, **keywords)
+    async def asearch(
+        self,
+        text: str,
+        *,
+        limit: int = 10,
+        offset: int = 0,
+        mode: Mode = "hybrid",
+        name: str | None = None,
+    ) -> Results[Row]:
+        """Search like ``search``, without blocking the event loop."""
+        return await searching.asearch(self, text, limit=limit, offset=offset, mode=mode, name=name)
 
-    async def asearch(self, text: str, **keywords: Any) -> Results[Row]:
-        from pgembed_django.retrieval.searching import asearch
-
-        return await asearch(self, text, **keywords)
-
-    def similar_to(self, instance: Row, **keywords: Any) -> Results[Row]:
+    def similar_to(
+        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
+    ) -> Results[Row]:
         """Return the rows of this queryset nearest to ``instance``."""
-        from pgembed_django.retrieval.similar import similar_to
+        return similar.similar_to(instance, limit=limit, offset=offset, among=self, name=name)
 
-        return similar_to(instance, among=self, **keywords)
-
-    async def asimilar_to(self, instance: Row, **keywords: Any) -> Results[Row]:
-        from pgembed_django.retrieval.similar import asimilar_to
-
-        return await asimilar_to(instance, among=self, **keywords)
+    async def asimilar_to(
+        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
+    ) -> Results[Row]:
+        """Find like ``similar_to``, without blocking the event loop."""
+        return await similar.asimilar_to(
+            instance, limit=limit, offset=offset, among=self, name=name
+        )
 
 
 SearchManager = Manager.from_queryset(SearchQuerySet)
