@@ -154,7 +154,7 @@ class Pool:
         """Ask for a plain word."""
         return self._start([], ask_first=True, is_alone=False)
 
-    def take(self, future: Future[Outcomes]) -> None:
+    def ended(self, future: Future[Outcomes]) -> None:
         """Note a request's end: an outage pauses the provider, anything else ends a pause."""
         self.in_flight -= 1
         self._is_alone = False

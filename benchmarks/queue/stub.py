@@ -35,7 +35,7 @@ class HandlingPipeline(Pipeline):
         self._hand_in()
         moved = self.storing.step()
         if claim and self._todo.qsize() < BATCH:
-            claims = self.claiming.take(BATCH)
+            claims = self.claiming.claim_up_to(BATCH)
             self.claiming.has_more = len(claims) >= BATCH
             now = time.monotonic()
             units = [Unit(one, self.claiming.specs[one.spec], now) for one in claims]

@@ -51,9 +51,6 @@ class Pipeline:
             worker_id=worker_id,
             clock=clock,
         )
-        self._clock = clock
-        self._rate_since = clock()
-        self._rate_from = 0
 
     @property
     def completed(self) -> int:
@@ -63,26 +60,17 @@ class Pipeline:
     def step(self, *, claim: bool = True) -> bool:
         """Do one round, and tell whether anything moved.
 
-        What came back from the providers is stored, and its jobs are completed. Then free
-        capacity is filled: units are claimed, their texts read and cut into chunks, the
-        chunks compared with what is stored, and those that are new sent off in batches.
+        What is furthest on its way goes first, so that nobody waits for newer work. Read from
+        ``_begin`` on, it is the walk of one row.
         """
-        moved = has_answer = self.embedding.take()
-        if has_answer:
+        answered = self.embedding.collect()
+        if answered:
             self.embedding.send()  # the provider goes on while the database is written to
-        moved |= self.storing.step()
-        self.ahead.stage()
-        # Not before: what is given back resumes with what is staged.
-        moved |= self.holding.end_jobs()
+        moved = self._finish() or answered
         if claim:
-            moved |= self.claiming.claim()
-            moved |= self.planning.step()
+            moved |= self._begin()
         moved |= self.embedding.send()
-        if has_answer:
-            self.text_ahead.answered()  # only now: all of this may have taken a while
-        self._measure()
-        self.text_ahead.step()
-        self._step_aside()
+        self._look_after_the_late(answered=answered)
         return moved
 
     def release_unsent(self) -> None:
@@ -110,17 +98,28 @@ class Pipeline:
         self.storing.close()
         self.embedding.close()
 
-    def _step_aside(self) -> None:
-        """Give back what waits for a paused provider, its text stored."""
-        stuck = self.embedding.stuck()
-        if stuck:
-            self.ahead.store_text({unit for unit, _ in stuck})
-            for unit, pool in stuck:
-                self.embedding.do_without(unit, pool)
+    def _begin(self) -> bool:
+        """Fill free capacity: claim units, read and cut their texts, queue the chunks that are new.
 
-    def _measure(self) -> None:
-        """Tell the claiming how fast units are completed, so that it keeps just ahead."""
-        elapsed = self._clock() - self._rate_since
-        if elapsed >= 1.0:
-            self.claiming.units_per_second = (self.completed - self._rate_from) / elapsed
-            self._rate_since, self._rate_from = self._clock(), self.completed
+        Then they are sent off in batches, across units.
+        """
+        moved = self.claiming.claim()
+        return self.planning.step() or moved
+
+    def _finish(self) -> bool:
+        """Store what came back, complete its jobs, and end those that do not succeed."""
+        moved = self.storing.step()
+        self.ahead.stage()
+        # Not before: what is given back resumes with what is staged.
+        return self.holding.end_jobs() or moved
+
+    def _look_after_the_late(self, *, answered: bool) -> None:
+        """Store the text of units whose vectors take long. Give back what a pause keeps waiting."""
+        if answered:
+            self.text_ahead.answered()  # only now: all of this may have taken a while
+        self.text_ahead.step()
+        stranded = self.embedding.stranded()
+        if stranded:
+            self.ahead.store_text({unit for unit, _ in stranded})
+            for unit, pool in stranded:
+                self.embedding.give_up(unit, pool)

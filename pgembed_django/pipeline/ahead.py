@@ -52,7 +52,7 @@ class Ahead:
             (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
             return
-        unfinished = {part: unit for unit, part in tried if part.waiting or unit.is_left}
+        unfinished = {part: unit for unit, part in tried if part.waiting or unit.is_set_aside}
 
         def write(spec: Spec, ours: Parts) -> None:
             changes = [unit.change(part) for unit, part in ours]
@@ -121,7 +121,7 @@ class Ahead:
                     raise
                 case Fault.SCHEMA if not store.is_fit(spec, using=using):
                     self.aside.put(spec, error)
-                    self.aside.leave({unit for unit, _ in parts})
+                    self.aside.give_back({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
                     for one in parts:
                         yield from self._write_some(spec, [one], write)

@@ -9,7 +9,8 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
-LEFT_SECONDS = 1.0
+GIVEN_BACK_SECONDS = 1.0
+"""How soon what was given back without having been read is tried again."""
 
 
 class Aside:
@@ -34,13 +35,13 @@ class Aside:
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
         self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
 
-    def leave(self, units: Iterable[Unit]) -> None:
+    def give_back(self, units: Iterable[Unit]) -> None:
         """Give units of such specs back, with no attempt spent. What is paid for is staged."""
         for unit in units:
-            unit.is_left = True
+            unit.is_set_aside = True
             self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]
             self._holding.give_back(
-                unit, delay_seconds=LEFT_SECONDS, reason=self.reasons[unit.spec]
+                unit, delay_seconds=GIVEN_BACK_SECONDS, reason=self.reasons[unit.spec]
             )
 
     def take_up(self, spec: Spec) -> None:

@@ -55,10 +55,12 @@ class Claiming:
         self.planning = planning
         self.storing = storing
         self.worker_id = worker_id
-        self.units_per_second = 0.0
         self.has_more = False
         """Whether the last claim took as many as it wanted: others could help."""
         self._clock = clock
+        self._measured_at = clock()
+        self._measured_from = 0
+        self._units_per_second = 0.0
         self._claims = 0
         self._is_suspects_turn = False
         self._patience = Patience()
@@ -79,18 +81,19 @@ class Claiming:
             return 0
         if any(pool.is_down for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
-        ahead = int(self.units_per_second * AHEAD_SECONDS)
+        ahead = int(self._units_per_second * AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, ahead))
 
     def claim(self) -> bool:
         """Claim, and tell whether there was anything to claim."""
+        self._measure()
         limit = self.wanted
         if not limit:
             return False
         now = self._clock()
         self.embedding.look_at_quotas()
         started = time.perf_counter()
-        claims = self.take(limit)
+        claims = self.claim_up_to(limit)
         if claims:
             milliseconds = (time.perf_counter() - started) * 1000
             events.tell(
@@ -107,7 +110,7 @@ class Claiming:
         up, _ = self._reachable()
         return jobs.next_due_seconds(up, using=self.holding.using)
 
-    def take(self, limit: int) -> list[Claim]:
+    def claim_up_to(self, limit: int) -> list[Claim]:
         """Start due jobs: one that has to go alone, or up to ``limit`` others."""
         self._read_spaces()
         up, down = self._reachable()
@@ -140,6 +143,13 @@ class Claiming:
                 using=using,
             )
         return claims or self._claim_special(up, held) or []
+
+    def _measure(self) -> None:
+        """Note how fast units are completed: so much is claimed ahead."""
+        elapsed = self._clock() - self._measured_at
+        if elapsed >= 1.0:
+            self._units_per_second = (self.storing.completed - self._measured_from) / elapsed
+            self._measured_at, self._measured_from = self._clock(), self.storing.completed
 
     def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
         """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""

@@ -43,8 +43,8 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
-        # In the order they came. A unit may be stuck with two providers at once.
-        self._stuck: dict[tuple[Unit, Pool], None] = {}
+        # In the order they came. A unit may be stranded with two providers at once.
+        self._stranded: dict[tuple[Unit, Pool], None] = {}
         self._lost: set[tuple[Unit, Pool]] = set()
         self._failures: list[Failure] = []
 
@@ -101,12 +101,12 @@ class Embedding:
                     break
         return len(self._batches) > before
 
-    def take(self) -> bool:
-        """Hand out what came back, and tell whether anything did."""
+    def collect(self) -> bool:
+        """Hand the answers that came back to their units, and tell whether there were any."""
         done = [batch for batch in self._batches if batch.future.done()]
         for batch in done:
             self._batches.remove(batch)
-            self._take(batch)
+            self._hand_out(batch)
         self._end_failed()
         return bool(done)
 
@@ -114,8 +114,8 @@ class Embedding:
         """Note whose quota is used up, before anything is claimed for it."""
         self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
-    def stuck(self) -> list[tuple[Unit, Pool]]:
-        """Return the units that wait for paused providers, until ``do_without`` lets each go.
+    def stranded(self) -> list[tuple[Unit, Pool]]:
+        """Return the units that wait for paused providers, until ``give_up`` lets each go.
 
         Their text can be stored. Those that have chunks in flight as well are let go when
         these are back.
@@ -128,18 +128,18 @@ class Embedding:
                     if unit in in_flight:
                         self._failures.append(Failure(unit, part, pool, outage))
                     elif unit in self.holding:
-                        self._stuck[unit, pool] = None
+                        self._stranded[unit, pool] = None
                 queue.clear()
-        return list(self._stuck)
+        return list(self._stranded)
 
-    def do_without(self, unit: Unit, pool: Pool) -> None:
+    def give_up(self, unit: Unit, pool: Pool) -> None:
         """Let go of a unit that waits for a paused provider.
 
         A space that is being built never delays the active one: only its part is dropped,
         and the reconciler brings it back. But where its provider went down with the text,
         the job has to remember it.
         """
-        self._stuck.pop((unit, pool), None)
+        self._stranded.pop((unit, pool), None)
         is_lost = (unit, pool) in self._lost
         self._lost.discard((unit, pool))
         parts = [part for part in unit.parts if self.pool(part.space) is not pool]
@@ -200,8 +200,8 @@ class Embedding:
         self._batches.append(Batch(pool, requests, future, self._clock()))
         return True
 
-    def _take(self, batch: Batch) -> None:
-        batch.pool.take(batch.future)
+    def _hand_out(self, batch: Batch) -> None:
+        batch.pool.ended(batch.future)
         for request, outcome in zip(batch.requests, batches.outcomes(batch), strict=True):
             unit, part = request.unit, request.part
             if unit not in self.holding or part not in unit.parts:
@@ -240,7 +240,7 @@ class Embedding:
             elif isinstance(outcome, ProviderLost):
                 self._lose(unit, failure.pool, outcome)
             elif isinstance(outcome, ProviderUnavailable):
-                self._stuck[unit, failure.pool] = None
+                self._stranded[unit, failure.pool] = None
             elif isinstance(outcome, InputRefused):
                 self.holding.fail(unit, str(outcome))
             else:
@@ -250,7 +250,7 @@ class Embedding:
         times = unit.claim.outages
         if times < self.holding.settings.max_crashes:
             self._lost.add((unit, pool))
-            self._stuck[unit, pool] = None
+            self._stranded[unit, pool] = None
             return
         # The first time it had company. Since then the provider had just answered a plain
         # word each time, and nobody else's text was with it.

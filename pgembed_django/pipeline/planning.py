@@ -13,7 +13,7 @@ from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
-from pgembed_django.pipeline.aside import LEFT_SECONDS, Aside
+from pgembed_django.pipeline.aside import GIVEN_BACK_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.slices import Slices
@@ -65,7 +65,7 @@ class Planning:
         try:
             few = self._fitting(few)
             for spec, units in self._by_spec(few).items():
-                self._plan_or_leave(spec, units)
+                self._plan_or_give_back(spec, units)
         except DatabaseError as error:
             if faults.of(error) is not Fault.TOO_SLOW:
                 raise
@@ -135,10 +135,10 @@ class Planning:
                 raise
             return {}  # what is wrong is found when they are read
 
-    def _plan_or_leave(self, spec: Spec, units: Sequence[Unit]) -> None:
+    def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit]) -> None:
         """Plan units, but for those that the database does not let us read."""
         if spec in self.aside:
-            self.aside.leave(units)
+            self.aside.give_back(units)
             return
         try:
             self._plan(spec, units)
@@ -148,28 +148,28 @@ class Planning:
                     raise
                 case Fault.SCHEMA:
                     self.aside.put(spec, error)
-                    self.aside.leave(units)
+                    self.aside.give_back(units)
                 case _ if len(units) == 1:
                     # A key of another type, a damaged value: it must not take the others along.
                     self.holding.retry(units[0], f"{type(error).__name__}: {error}")
                 case _:
                     middle = len(units) // 2
-                    self._plan_or_leave(spec, units[:middle])
-                    self._plan_or_leave(spec, units[middle:])
+                    self._plan_or_give_back(spec, units[:middle])
+                    self._plan_or_give_back(spec, units[middle:])
 
-    def _leave(self, units: Iterable[Unit]) -> None:
+    def _give_back(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            self.holding.give_back(unit, delay_seconds=LEFT_SECONDS)
+            self.holding.give_back(unit, delay_seconds=GIVEN_BACK_SECONDS)
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
         live = self.live[spec.key]
         if not live:
-            self._leave(units)
+            self._give_back(units)
             return
         try:
             loaded, stored = self._ask(spec, [unit.claim.source_pk for unit in units])
         except database.Busy:
-            self._leave(units)
+            self._give_back(units)
             return
         if spec.text and loaded.texts:
             self._made_lengths[spec] = sum(map(len, loaded.texts.values())) / len(loaded.texts)

@@ -70,7 +70,7 @@ class Storing:
 
     def step(self) -> bool:
         """Hand out what was stored, store what is whole, and tell whether anything moved."""
-        moved, left = self._take()
+        moved, left = self._collect()
         whole = self.holding.whole
         self._waiting = len(whole) - len(self._units) if self.is_at_work else 0
         if self.is_at_work:
@@ -93,7 +93,7 @@ class Storing:
         """Wait for what is being stored, and hand it out."""
         if self._future is not None:
             futures.wait([self._future], timeout=STOP_SECONDS)
-            self._take()
+            self._collect()
 
     def close(self) -> None:
         """End the thread, and its connection with it."""
@@ -137,7 +137,7 @@ class Storing:
             self._slices.adapt(len(some), seconds=time.perf_counter() - started)
         return done
 
-    def _take(self) -> tuple[bool, Collection[Unit]]:
+    def _collect(self) -> tuple[bool, Collection[Unit]]:
         """Hand out what the thread has stored."""
         if self._future is None or not self._future.done():
             return False, ()
@@ -168,7 +168,7 @@ class Storing:
             self.holding.has_old_spaces = True
         for unit, error in done.unfit:
             self.aside.put(unit.spec, error)
-            self.aside.leave([unit])
+            self.aside.give_back([unit])
         for unit, said in done.refused:
             self.holding.retry(unit, said)
         held = [unit for unit in units if unit in self.holding]

@@ -54,7 +54,7 @@ class Unit:
     is_blocked: bool = False
     """It could not be stored at the last try: an open writer has its job, or its table."""
 
-    is_left: bool = False
+    is_set_aside: bool = False
     """It is given back because its spec was set aside."""
 
     @property

@@ -51,7 +51,7 @@ def pool(clock: Clock) -> Pool:
 def fail(pool: Pool, error: ProviderError = DOWN) -> None:
     """Let a request, or the probe, meet this error."""
     pool.provider.script = [error]
-    pool.take(pool.probe() if pool.is_to_be_probed else pool.submit(["a text"]))
+    pool.ended(pool.probe() if pool.is_to_be_probed else pool.submit(["a text"]))
 
 
 def wait(pool: Pool, clock: Clock) -> None:
@@ -107,13 +107,13 @@ def test_a_request_that_gave_up_on_a_living_server_does_not_double_the_pause(
         fail(pool, ProviderUnavailable("too many failures", retry_after_seconds=0))
         assert pool.paused_seconds <= 1.25 * FIRST_PAUSE_SECONDS
         wait(pool, clock)
-        pool.take(pool.probe())
+        pool.ended(pool.probe())
 
 
 def test_the_requests_of_one_outage_count_once(pool: Pool):
     pool.provider.script = [DOWN, DOWN, DOWN]
     for future in [in_flight(pool), in_flight(pool), in_flight(pool)]:
-        pool.take(future)
+        pool.ended(future)
 
     assert pool.paused_seconds <= 1.25 * FIRST_PAUSE_SECONDS
 
@@ -128,21 +128,21 @@ def test_after_the_pause_it_is_asked_for_a_plain_word_with_nobodys_text(pool: Po
 
     future = pool.probe()
     assert not pool.is_to_be_probed, "one probe at a time"
-    pool.take(future)
+    pool.ended(future)
     assert pool.provider.asked[-1] == [pool.provider.plain_text]
 
 
 def test_after_the_plain_word_one_request_goes_first_and_then_all(pool: Pool, clock: Clock):
     fail(pool)
     wait(pool, clock)
-    pool.take(pool.probe())
+    pool.ended(pool.probe())
     assert pool.is_down
     assert pool.free == 1
     assert not pool.is_waiting
 
     first = in_flight(pool)
     assert pool.free == 0
-    pool.take(first)
+    pool.ended(first)
 
     assert not pool.is_down
     assert pool.reason == ""
@@ -152,7 +152,7 @@ def test_after_the_plain_word_one_request_goes_first_and_then_all(pool: Pool, cl
 def test_a_plain_word_alone_does_not_forget_how_long_the_pause_was(pool: Pool, clock: Clock):
     fail(pool)
     wait(pool, clock)
-    pool.take(pool.probe())
+    pool.ended(pool.probe())
 
     fail(pool)
 
@@ -163,8 +163,8 @@ def test_after_a_recovery_pauses_begin_anew(pool: Pool, clock: Clock):
     for _ in range(6):
         fail(pool)
         wait(pool, clock)
-    pool.take(pool.probe())
-    pool.take(in_flight(pool))
+    pool.ended(pool.probe())
+    pool.ended(in_flight(pool))
 
     fail(pool)
 
@@ -173,7 +173,7 @@ def test_after_a_recovery_pauses_begin_anew(pool: Pool, clock: Clock):
 
 def test_a_failure_that_is_no_outage_is_an_answer(pool: Pool, clock: Clock):
     pool.provider.script = [ProviderError("cannot"), None, ProviderError("cannot")]
-    pool.take(in_flight(pool))
+    pool.ended(in_flight(pool))
 
     assert not pool.is_down
 
@@ -183,7 +183,7 @@ def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
 
     assert pool.free == 0
     assert pool.provider.asked == [[pool.provider.plain_text], ["a doubtful text"]]
-    pool.take(alone)
+    pool.ended(alone)
     assert pool.free == 3
 
 
