@@ -95,9 +95,9 @@ class Prepared(NamedTuple):
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
     """Return the statement for a question, with what a search would have to find out."""
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import queries, statements, targets, words
+    from pgembed_django.retrieval import queries, statements, surveying, targets
 
-    opened = words.open_space(targets.of(Article, name=None), question)
+    survey = surveying.survey(targets.of(Article, name=None), question)
     vector = queries.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
@@ -112,8 +112,8 @@ def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepar
         {
             "space": space.pk,
             "below": below,
-            "finding": opened.words.finding,
-            "ranking": opened.words.ranking,
+            "finding": survey.words.finding,
+            "ranking": survey.words.ranking,
             "vector": statements.literal(vector),
         },
     )

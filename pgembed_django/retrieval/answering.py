@@ -10,13 +10,14 @@ from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import arms, fusing, queries, words
+from pgembed_django.retrieval import arms, fusing, queries, surveying
 from pgembed_django.retrieval.arms import Depth, Found
 from pgembed_django.retrieval.queries import Pending
 from pgembed_django.retrieval.results import Mode, Ranking
 from pgembed_django.retrieval.showing import Ranked
+from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.retrieval.words import Opened, Words
+from pgembed_django.retrieval.words import Words
 from pgembed_django.text import clean
 
 # Two depths, and no more: what the first pages show must not depend on how far one asks,
@@ -44,7 +45,7 @@ class Question:
     target: Target[Any]
     text: str
     mode: Mode
-    opened: Opened | None
+    survey: Survey | None
     pending: Pending | None
 
 
@@ -63,19 +64,19 @@ class Answer:
 
     @property
     def space(self) -> Space | None:
-        return self.question.opened and self.question.opened.space
+        return self.question.survey and self.question.survey.space
 
     @property
     def words(self) -> Words | None:
-        return self.question.opened and self.question.opened.words
+        return self.question.survey and self.question.survey.words
 
 
 def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
     """Send the text to be embedded by the provider of the space that is searched."""
-    opened = words.open_space(target, text)
-    needs_vector = opened is not None and text and mode != "lexical"
-    pending = queries.vectors.ask(opened.space, text) if opened and needs_vector else None
-    return Question(target=target, text=text, mode=mode, opened=opened, pending=pending)
+    survey = surveying.survey(target, text)
+    needs_vector = survey is not None and text and mode != "lexical"
+    pending = queries.vectors.ask(survey.space, text) if survey and needs_vector else None
+    return Question(target=target, text=text, mode=mode, survey=survey, pending=pending)
 
 
 def answer(question: Question, *, reach: int, within: bool | None = None) -> Answer:
@@ -84,24 +85,24 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     ``within``: whether rows are ranked only if they are in the queryset. Otherwise, and
     where the queryset is the whole table, that is seen to when they are shown.
     """
-    target, opened = question.target, question.opened
+    target, survey = question.target, question.survey
     within = target.narrows if within is None else within
     none = Answer(question, reach, within)
     if not question.text and not question.pending:
         return replace(none, note=EMPTY)
-    if opened is None:
+    if survey is None:
         return replace(none, note=NOTHING_YET)
-    both = arms.of(target, opened, within=within)
+    both = arms.of(target, survey, within=within)
     if both is None:
         return replace(none, ranking=question.mode)
-    by_words = bool(opened.words) and question.mode != "semantic"
+    by_words = bool(survey.words) and question.mode != "semantic"
     early: list[Found] | None = None
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
         # The first look at the words goes on while the query is being embedded.
         [early] = both.find([both.lexical()], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
-    by_words = bool(opened.words) and (by_words or is_degraded)
+    by_words = bool(survey.words) and (by_words or is_degraded)
 
     def look(depth: Depth) -> Rankings:
         known = early if depth == SHALLOW else None
@@ -114,8 +115,8 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
 
     notes = {
         NO_VECTOR: is_degraded,
-        NO_WORDS: not opened.words and question.mode != "semantic",
-        PARTIAL: opened.space.is_partial,
+        NO_WORDS: not survey.words and question.mode != "semantic",
+        PARTIAL: survey.space.is_partial,
     }
     ranked, merits = _rank(look, reach=reach)
     return replace(

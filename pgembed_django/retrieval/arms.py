@@ -14,8 +14,8 @@ from pgembed_django import database
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval import routes, statements
 from pgembed_django.retrieval.statements import Statement
+from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.retrieval.words import Opened
 
 MOST_AHEAD = 1.5
 """How many of the nearest chunks are taken for a row that is wanted, to begin with."""
@@ -56,12 +56,12 @@ class Arms:
     """What is looked for, and among which rows: None where that is seen to later."""
 
     target: Target[Any]
-    opened: Opened
+    survey: Survey
     among: Statement | None
 
     def lexical(self) -> Arm:
         """Return the arm that finds the passages that match the words best."""
-        words = {"finding": self.opened.words.finding, "ranking": self.opened.words.ranking}
+        words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
         text = statements.lexical(self.target, among=self._among)
         return Arm(LEXICAL, text, self._parameters | words)
 
@@ -70,9 +70,9 @@ class Arms:
         wanted = {"vector": statements.literal(vector)}
         text = statements.exact(self.target, among=self._among)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
-        index = self.opened.vector_index
+        index = self.survey.vector_index
         if index is None or routes.is_exact(
-            self.target.using, self.among, chunks=self.opened.chunks, taken=depth.rows
+            self.target.using, self.among, chunks=self.survey.chunks, taken=depth.rows
         ):
             return exact
         text = statements.by_index(self.target, index=index, among=self._among)
@@ -97,13 +97,13 @@ class Arms:
     @property
     def _parameters(self) -> dict[str, Any]:
         keys = self.among.parameters if self.among else {}
-        return {"space": self.opened.space.pk, "spec": self.target.spec.key, **keys}
+        return {"space": self.survey.space.pk, "spec": self.target.spec.key, **keys}
 
     def _first(self, depth: Depth) -> int:
         """Return how many chunks are taken, to begin with, to have the rows of a depth."""
         ahead = MOST_AHEAD
         if depth.rows > depth.results:  # else one row of two chunks would cost a second look
-            ahead = min(ahead, self.opened.chunks_per_row)
+            ahead = min(ahead, self.survey.chunks_per_row)
         return int(depth.rows * ahead)
 
     def _look(self, arms: Sequence[Arm], taken: Sequence[int]) -> list[list[Found]]:
@@ -147,13 +147,13 @@ class Arms:
         return [Found(one.key, one.chunk, 1.0 - one.value, one.waits) for one in rows]
 
 
-def of(target: Target[Any], opened: Opened, *, within: bool) -> Arms | None:
+def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
     """Return the arms of a search, or None where no row can be in the queryset.
 
     ``within``: whether rows are ranked only if they are in the queryset.
     """
     try:
-        return Arms(target, opened, statements.keys(target) if within else None)
+        return Arms(target, survey, statements.keys(target) if within else None)
     except EmptyResultSet:
         return None
 

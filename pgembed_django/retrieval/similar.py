@@ -11,7 +11,7 @@ from django.db.models import Model, QuerySet
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import answering, queries, searching, targets, words
+from pgembed_django.retrieval import answering, queries, searching, surveying, targets
 from pgembed_django.retrieval.answering import Question
 from pgembed_django.retrieval.results import Results
 from pgembed_django.retrieval.targets import Target
@@ -43,9 +43,9 @@ def similar_to(
             f"Cannot compare a {type(instance).__name__} with rows of "
             f"{target.queryset.model.__name__}: their vectors are of different spaces."
         )
-    opened = words.open_space(target, "")
-    vector = opened and _mean(target, opened.space, instance)
-    if opened is None or vector is None:
+    survey = surveying.survey(target, "")
+    vector = survey and _mean(target, survey.space, instance)
+    if survey is None or vector is None:
         raise SearchError(
             f"{instance!r} has no vectors yet. Save it, and see that manage.py embed_worker runs "
             "and that its text is not empty."
@@ -54,8 +54,8 @@ def similar_to(
         target=Target(target.queryset.exclude(pk=instance.pk), target.spec),
         text="",
         mode="semantic",
-        opened=opened,
-        pending=queries.known(opened.space, vector),
+        survey=survey,
+        pending=queries.known(survey.space, vector),
     )
     answer = answering.answer(question, reach=offset + limit + 1)
     return searching.page([answer], limit=limit, offset=offset)

@@ -18,7 +18,8 @@ from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
 from pgembed_django.retrieval import arms, queries, routes, statistics, targets
 from pgembed_django.retrieval import statements as statements_of
-from pgembed_django.retrieval.words import Opened, Words
+from pgembed_django.retrieval.surveying import Survey
+from pgembed_django.retrieval.words import Words
 from pgembed_django.spaces import indexes
 from pgembed_django.spaces.kinds import vector_index
 from tests.app.models import Article, ArticleEmbedding
@@ -346,8 +347,8 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
             f"(({index.of('embedding')}) {index.kind.operators}) WHERE space_id = {wide.pk}"
         )
         cursor.execute("SET LOCAL enable_sort = off")
-    opened = Opened(wide, Words(finding="", ranking=""), index, 60.0)
-    both = arms.of(targets.of(Article, name=None), opened, within=False)
+    survey = Survey(wide, Words(finding="", ranking=""), index, 60.0)
+    both = arms.of(targets.of(Article, name=None), survey, within=False)
     depth = arms.Depth(results=10, rows=20)
 
     with CaptureQueriesContext(connection) as captured:

@@ -12,7 +12,7 @@ from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.retrieval import answering, search, targets, words
+from pgembed_django.retrieval import answering, search, surveying, targets
 from pgembed_django.spaces import indexes
 from tests.app.models import Article, ArticleEmbedding
 
@@ -279,15 +279,15 @@ def test_an_index_of_another_type_takes_the_place_of_the_one_before(
 
     with override_settings(PGEMBED_INDEX_TYPE="halfvec"):
         assert not indexes.is_complete(spec, space, using="default")
-        opened = words.open_space(targets.of(Article, name=None), "text")
-        assert opened.vector_index.kind.name == "vector"  # until the other is built
+        survey = surveying.survey(targets.of(Article, name=None), "text")
+        assert survey.vector_index.kind.name == "vector"  # until the other is built
 
         maintain().build()
 
         assert indexes.vector_name(space) != before
         assert vector_indexes(space) == [indexes.vector_name(space)]
-        opened = words.open_space(targets.of(Article, name=None), "text")
-        assert opened.vector_index.kind.name == "halfvec"
+        survey = surveying.survey(targets.of(Article, name=None), "text")
+        assert survey.vector_index.kind.name == "halfvec"
         [found] = search(Article, article.title)
         assert found == article
     indexes.drop(spec, space, using="default")

@@ -72,6 +72,31 @@ def test_the_rarest_word_is_looked_for_at_any_price():
     assert words.rarest([], {}, most_matches=1, chunks=10**9) == []
 
 
+def test_a_query_with_operators_is_looked_for_as_it_is_written():
+    def asked(text, *, tree="'trout'"):
+        return words.of(
+            text, lexemes=["trout", "use"], written="'written'", tree=tree, common={}, chunks=1.0
+        )
+
+    assert asked("trout use").finding == "'trout' | 'use'"
+    assert asked('"trout use"').finding == "'written'"
+    assert asked("use -trout").finding == "'written'"
+    assert not asked("-trout", tree="T")
+
+
+def test_common_words_that_do_not_find_rank_all_the_same():
+    found = words.of(
+        "the trout",
+        lexemes=["the", "trout"],
+        written="",
+        tree="'the' & 'trout'",
+        common={"the": 1.0},
+        chunks=10**9,
+    )
+
+    assert (found.finding, found.ranking) == ("'trout'", "'the' | 'trout'")
+
+
 def test_lexemes_are_quoted():
     assert words.any_of(["it's", "a\\b", "x"]) == r"'it''s' | 'a\\b' | 'x'"
     assert words.any_of([]) == ""

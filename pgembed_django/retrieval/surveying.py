@@ -1,0 +1,114 @@
+"""What has to be known before a search: its space, that space's index, the query's words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from django.db import connections
+from psycopg import sql
+
+from pgembed_django import conf, database
+from pgembed_django import text as texts
+from pgembed_django.models import Space
+from pgembed_django.retrieval import statistics
+from pgembed_django.retrieval import words as words_of
+from pgembed_django.retrieval.targets import Target
+from pgembed_django.retrieval.words import Words
+from pgembed_django.spaces import indexes
+from pgembed_django.spaces.kinds import VectorIndex
+
+MOST_CHARACTERS = 1000
+"""What is read of a query for its words. Whoever pastes a page is served by its meaning."""
+
+# The active space, and what else has to be known of a query, at the price of one statement.
+# reltuples is -1 where a table was never analyzed.
+SURVEY = """
+    SELECT
+        {space},
+        tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)) AS query_lexemes,
+        websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text AS query_written,
+        querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)) AS query_tree,
+        (SELECT reltuples FROM pg_class WHERE oid = to_regclass(%(table)s)) AS stored_chunks,
+        ARRAY(
+            SELECT named.relname::text
+            FROM pg_index
+            JOIN pg_class AS named ON named.oid = indexrelid
+            WHERE indrelid = to_regclass(%(table)s)
+              AND indisvalid
+        ) AS valid_indexes
+    FROM pgembed_space AS space
+    WHERE space.spec = %(spec)s
+      AND space.state = 'active'
+"""
+
+
+class Survey(NamedTuple):
+    """The active space, and what a query's words are there.
+
+    ``vector_index`` is None where there is none, ``chunks`` about how many it would hold.
+    ``chunks_per_row`` is infinite where nobody knows.
+    """
+
+    space: Space
+    words: Words
+    vector_index: VectorIndex | None = None
+    chunks: float = 0.0
+    chunks_per_row: float = math.inf
+
+
+class _Row(NamedTuple):
+    """What ``SURVEY`` returns beside the space."""
+
+    lexemes: list[str]
+    written: str
+    tree: str
+    chunks: float
+    valid_indexes: list[str]
+
+
+def survey(target: Target[Any], text: str) -> Survey | None:
+    """Read it with one statement. None: no space is active before the first worker starts."""
+    read = texts.cut(text, MOST_CHARACTERS)
+    parameters = {
+        "language": conf.current().text_search_config,
+        "text": read,
+        "table": target.table,
+        "spec": target.spec.key,
+    }
+    width = len(Space._meta.concrete_fields)
+    for values in database.rows(target.using, _survey(), **parameters):
+        space = _space(target.using, values[:width])
+        row = _Row(*values[width:])
+        known = statistics.of(target.using, target.table)
+        words = words_of.of(
+            read,
+            lexemes=row.lexemes,
+            written=row.written,
+            tree=row.tree,
+            common=known.common,
+            chunks=row.chunks,
+        )
+        index = indexes.found_among(row.valid_indexes, space)
+        return Survey(space, words, index, row.chunks, known.chunks_per_row)
+    return None
+
+
+@cache
+def _survey() -> str:
+    columns = [sql.Identifier("space", str(field.column)) for field in Space._meta.concrete_fields]
+    return sql.SQL(SURVEY).format(space=sql.SQL(", ").join(columns)).as_string(None)
+
+
+def _space(using: str, values: Sequence[Any]) -> Space:
+    """Return the instance that a queryset would make of these values, and sooner."""
+    connection = connections[using]
+    fields = Space._meta.concrete_fields
+    read = []
+    for field, value in zip(fields, values, strict=True):
+        for converter in field.get_db_converters(connection):
+            value = converter(value, field, connection)
+        read.append(value)
+    return Space.from_db(using, [field.attname for field in fields], read)
