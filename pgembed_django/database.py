@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from django.db import OperationalError, connections, transaction
@@ -18,20 +18,24 @@ from pgembed_django import faults
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
-# A plan that is kept was made for a table that may have grown a thousandfold. The statements that
-# are sent so go by an index at any size, where scanning the whole table is not thought cheaper.
-KEEP_PLANS = """
+# A generic plan is kept: the table may have grown a thousandfold since. The statements that are
+# sent so go by an index at any size, where scanning the whole table is not thought cheaper.
+GENERIC_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
     set_config('enable_seqscan', 'off', true)
 """
-GIVE_WAY_AND_KEEP_PLANS = f"{GIVE_WAY}, {KEEP_PLANS}"
-KEEP_PLANS_AND_NOT_WAIT = f"SELECT set_config('synchronous_commit', 'off', true), {KEEP_PLANS}"
+GIVE_WAY_BY_GENERIC_PLANS = f"{GIVE_WAY}, {GENERIC_PLANS}"
+GENERIC_PLANS_WITHOUT_FLUSH = (
+    f"SELECT set_config('synchronous_commit', 'off', true), {GENERIC_PLANS}"
+)
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 
 Row = tuple[Any, ...]
-Read = Callable[[], list[Row]]
+T = TypeVar("T")
+Read = Callable[[], T]
+"""Reads the answer to what was sent already."""
 
 
 class Busy(Exception):
@@ -70,37 +74,37 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     In a worker's direct session (``worker.configuring``) the server binds the parameters and
     parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
-    return ahead(using, statement, **parameters)()
+    return send_prepared(using, statement, **parameters)()
 
 
-def passing(using: str, statement: str, **parameters: Any) -> list[Row]:
+def without_flush(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement like ``prepared``, whose effect a crash of the server may take back.
 
-    In a worker's session it does not wait for the disk. And its plan is kept: it has to be
-    planned well at any size of its tables, see ``KEEP_PLANS``.
+    In a worker's session it does not wait for the disk (an asynchronous commit). And its plan
+    is kept: it has to be planned well at any size of its tables, see ``GENERIC_PLANS``.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
-    if not _keeps_plans(wrapper):
+    if not _has_generic_plans(wrapper):
         return prepared(using, statement, **parameters)
     with wrapper.wrap_database_errors, wrapper.connection.pipeline():
         # One round trip, and one transaction.
-        bound(using, KEEP_PLANS_AND_NOT_WAIT)
-        read = bound(using, statement, **parameters)
+        send(using, GENERIC_PLANS_WITHOUT_FLUSH)
+        read = send(using, statement, **parameters)
     return read()
 
 
-def ahead(using: str, statement: str, **parameters: Any) -> Read:
-    """Send a statement like ``prepared``, and return what reads its rows: see ``bound``."""
+def send_prepared(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
+    """Send a statement like ``prepared``, and return what reads its rows: see ``send``."""
     wrapper = connections[using]
     wrapper.ensure_connection()
     if _prepares(wrapper):
-        return bound(using, statement, **parameters)
+        return send(using, statement, **parameters)
     found = rows(using, statement, **parameters)
     return lambda: found
 
 
-def bound(using: str, statement: str, **parameters: Any) -> Read:
+def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     """Send a statement whose parameters the server binds, and return what reads its rows.
 
     In ``giving_way(in_one_go=True)`` it travels together with the next statement that is
@@ -147,19 +151,19 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 @contextmanager
 def giving_way(
-    using: str, *, wait: str = "100ms", in_one_go: bool = False, keep_plans: bool = False
+    using: str, *, wait: str = "100ms", in_one_go: bool = False, generic_plans: bool = False
 ) -> Iterator[None]:
     """Run a transaction that waits for no writer: raises ``Busy`` instead.
 
     ``in_one_go``: statements without rows to fetch travel together with the next that has
     some. What is wrong with them is raised there, or at the end.
 
-    ``keep_plans``: all that is sent is planned well at any size: see ``KEEP_PLANS``.
+    ``generic_plans``: all that is sent is planned well at any size: see ``GENERIC_PLANS``.
     """
     try:
         with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
-            keeps_plans = keep_plans and _keeps_plans(connections[using])
-            ahead(using, GIVE_WAY_AND_KEEP_PLANS if keeps_plans else GIVE_WAY, wait=wait)
+            is_generic = generic_plans and _has_generic_plans(connections[using])
+            send_prepared(using, GIVE_WAY_BY_GENERIC_PLANS if is_generic else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
         # lock_not_available, deadlock_detected
@@ -202,6 +206,6 @@ def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
     return not wrapper.in_atomic_block and psycopg.Pipeline.is_supported()
 
 
-def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether what is prepared is still there for the next transaction, and has its own."""
+def _has_generic_plans(wrapper: BaseDatabaseWrapper) -> bool:
+    """Tell whether a plan may be kept: what is prepared outlives the transaction, our own."""
     return _prepares(wrapper) and _pipelines(wrapper)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -60,8 +60,8 @@ class Reading:
             cursor.execute(self._lengths, _given(self._lengths_given, list(source_pks)))
             return dict(cursor.fetchall())
 
-    def ahead(self, source_pks: Sequence[str]) -> Callable[[], Loaded]:
-        """Ask for units, and return what reads their texts: see ``database.ahead``.
+    def ask(self, source_pks: Sequence[str]) -> database.Read[Loaded]:
+        """Ask for units, and return what reads their texts: see ``database.send``.
 
         To be asked after the claim has committed, and where a writer is given way: the whole
         table may be locked (TRUNCATE, ALTER TABLE). What reads raises ``Busy`` then, too.

@@ -212,7 +212,7 @@ def claim(
     ``only_new``: only those that have never been started.
     """
     # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
-    started = database.passing(
+    started = database.without_flush(
         using,
         _claim_statement(limit),
         specs=list(specs),

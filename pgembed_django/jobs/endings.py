@@ -7,7 +7,6 @@ are one job a transaction and wait for nobody, so that no deadlock chooses a wri
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from django.db import IntegrityError
@@ -107,16 +106,16 @@ EXPIRED = filled("""
 
 def complete(
     items: dict[int, int], *, keep_seconds: float, using: str
-) -> Callable[[], dict[int, float]]:
+) -> database.Read[dict[int, float]]:
     """Finish held jobs, given as id -> chunks, and settle their units' open failures.
 
     To be called in the transaction that holds them and has stored their vectors. Returns
     what tells, once that is committed, for how many seconds each write has waited, by job id.
     """
-    waited = database.ahead(
+    read = database.send_prepared(
         using, COMPLETE, ids=list(items), items=list(items.values()), keep=keep_seconds > 0
     )
-    return lambda: dict(waited())
+    return lambda: dict(read())
 
 
 def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str) -> str:

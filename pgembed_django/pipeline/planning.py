@@ -195,9 +195,9 @@ class Planning:
         using = self.holding.using
         space_ids = [space.pk for space in self.live[spec.key]]
         with database.giving_way(using, in_one_go=True):
-            stored_ahead = store.stored_ahead(spec, source_pks, space_ids, using=using)
-            read_ahead = self._reading(spec).ahead(source_pks)
-        return read_ahead(), stored_ahead()
+            read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
+            read_texts = self._reading(spec).ask(source_pks)
+        return read_texts(), read_stored()
 
     def _reading(self, spec: Spec) -> sources.Reading:
         if spec not in self._readings:

@@ -53,15 +53,15 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, in_one_go=True, keep_plans=True):
-            live = spaces.live_ids({unit.spec for unit in units}, using=using)
+        with database.giving_way(using, in_one_go=True, generic_plans=True):
+            read_live = spaces.ask_live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
-            outdated = _planned_without_a_space(ours, live())
+            outdated = _planned_without_a_space(ours, read_live())
             ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in _by_spec(ours).items():
                 _write(spec, of_spec, using=using)
-            waited = jobs.complete(
+            read_waited = jobs.complete(
                 {unit.claim.id: unit.chunks for unit in ours},
                 keep_seconds=settings.keep_succeeded_seconds,
                 using=using,
@@ -86,7 +86,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
                 return _store_apart(halves, settings=settings, using=using)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
-    return Completion(ours, waited(), outdated, lost=held.lost, seconds=seconds)
+    return Completion(ours, read_waited(), outdated, lost=held.lost, seconds=seconds)
 
 
 def _store_apart(

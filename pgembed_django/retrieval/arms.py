@@ -17,7 +17,7 @@ from pgembed_django.retrieval.statements import Statement
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
 
-MOST_AHEAD = 1.5
+CHUNKS_PER_ROW_AT_FIRST = 1.5
 """How many of the nearest chunks are taken for a row that is wanted, to begin with."""
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
@@ -101,10 +101,10 @@ class Arms:
 
     def _first(self, depth: Depth) -> int:
         """Return how many chunks are taken, to begin with, to have the rows of a depth."""
-        ahead = MOST_AHEAD
+        chunks_per_row = CHUNKS_PER_ROW_AT_FIRST
         if depth.rows > depth.results:  # else one row of two chunks would cost a second look
-            ahead = min(ahead, self.survey.chunks_per_row)
-        return int(depth.rows * ahead)
+            chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
+        return int(depth.rows * chunks_per_row)
 
     def _look(self, arms: Sequence[Arm], taken: Sequence[int]) -> list[list[Found]]:
         """Return the chunks that each arm finds first."""

@@ -9,7 +9,7 @@ from pgembed_django.spaces.coverage import (
     jobs_of_row,
     last_gap,
 )
-from pgembed_django.spaces.living import active, live, live_ids, live_of, provider_of, warm_up
+from pgembed_django.spaces.living import active, ask_live_ids, live, live_of, provider_of, warm_up
 from pgembed_django.spaces.opening import adopt, ensure
 from pgembed_django.spaces.switching import (
     activate,
@@ -28,6 +28,7 @@ __all__ = [
     "activate",
     "active",
     "adopt",
+    "ask_live_ids",
     "cancel",
     "covered",
     "ensure",
@@ -37,7 +38,6 @@ __all__ = [
     "jobs_of_row",
     "last_gap",
     "live",
-    "live_ids",
     "live_of",
     "mark_pruned",
     "note_full",

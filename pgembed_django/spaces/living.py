@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from django.utils.module_loading import import_string
 
@@ -51,18 +51,18 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
             events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
 
 
-def live_ids(specs: Iterable[Spec], *, using: str) -> Callable[[], defaultdict[str, set[int]]]:
-    """Return what tells the ids of the spaces that are kept fresh, by the key of their spec."""
+def ask_live_ids(specs: Iterable[Spec], *, using: str) -> database.Read[defaultdict[str, set[int]]]:
+    """Ask for the ids of the spaces that are kept fresh, by the key of their spec."""
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
-    read = database.ahead(using, LIVE_IDS, **wanted)
+    read = database.send_prepared(using, LIVE_IDS, **wanted)
 
-    def told() -> defaultdict[str, set[int]]:
+    def read_ids() -> defaultdict[str, set[int]]:
         found: defaultdict[str, set[int]] = defaultdict(set)
         for key, space_id in read():
             found[key].add(space_id)
         return found
 
-    return told
+    return read_ids
 
 
 def active(spec: Spec, *, using: str) -> Space | None:

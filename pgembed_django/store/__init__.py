@@ -6,7 +6,7 @@ What concerns units runs in a transaction that holds their jobs (``jobs.hold``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,13 +47,13 @@ def stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
 ) -> Stored:
     """Return what is stored of the units in these spaces, and what is staged of them."""
-    return stored_ahead(spec, source_pks, space_ids, using=using)()
+    return ask_stored(spec, source_pks, space_ids, using=using)()
 
 
-def stored_ahead(
+def ask_stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
-) -> Callable[[], Stored]:
-    """Ask for ``stored``, and return what reads it: see ``database.ahead``."""
+) -> database.Read[Stored]:
+    """Ask for ``stored``, and return what reads it: see ``database.send``."""
     read = _send(
         using,
         statements.of(spec, using).stored,
@@ -222,8 +222,8 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
     )
 
 
-def _send(using: str, statement: str, **parameters: Any) -> database.Read:
+def _send(using: str, statement: str, **parameters: Any) -> database.Read[list[database.Row]]:
     """Send a statement with its parameters bound by the server: vectors travel as binary."""
     database.learn_vectors(using)
     # Not before: a cursor keeps to the types that were known when it was made.
-    return database.bound(using, statement, **parameters)
+    return database.send(using, statement, **parameters)

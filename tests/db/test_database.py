@@ -78,7 +78,7 @@ def test_an_error_in_rows_that_nobody_has_read_is_raised_at_the_end():
     def divide() -> None:
         with database.giving_way("default", in_one_go=True):
             add_job("1")
-            database.ahead("default", "SELECT 1 / 0")
+            database.send_prepared("default", "SELECT 1 / 0")
 
     with pytest.raises(DataError):
         divide()
@@ -91,7 +91,7 @@ def test_an_error_in_rows_that_nobody_has_read_is_raised_at_the_end():
 def test_rows_may_be_read_after_the_end(in_one_go):
     with database.giving_way("default", in_one_go=in_one_go):
         add_job("1")
-        read = database.ahead("default", "SELECT source_pk FROM pgembed_job")
+        read = database.send_prepared("default", "SELECT source_pk FROM pgembed_job")
 
     assert is_idle()
     assert read() == [("1",)]

@@ -161,10 +161,10 @@ SETTINGS = """
 def test_what_holds_for_a_claim_and_for_storing_does_not_outlive_them(worker_session):
     [before] = database.rows("default", SETTINGS)
 
-    with database.giving_way("default", in_one_go=True, keep_plans=True):
-        stored = database.ahead("default", SETTINGS)
+    with database.giving_way("default", in_one_go=True, generic_plans=True):
+        stored = database.send_prepared("default", SETTINGS)
 
-    assert database.passing("default", SETTINGS) == [("off", "off", "force_generic_plan")]
+    assert database.without_flush("default", SETTINGS) == [("off", "off", "force_generic_plan")]
     assert stored() == [(before[0], "off", "force_generic_plan")]
     assert database.rows("default", SETTINGS) == [before]
     assert before[1:] == ("on", "force_custom_plan")

@@ -45,7 +45,7 @@ ROWS: list[tuple[type[models.Model], dict[str, Any]]] = [
 
 def texts(spec: specs.Spec, *rows: models.Model) -> dict[str, str]:
     """Return what the statement reads that is compiled once."""
-    return sources.Reading(spec, using="default").ahead([str(row.pk) for row in rows])().texts
+    return sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])().texts
 
 
 @pytest.mark.parametrize(("model", "values"), ROWS, ids=[model.__name__ for model, _ in ROWS])
@@ -55,7 +55,7 @@ def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
 
     for spec in specs.of(model):
         reading = sources.Reading(spec, using="default")
-        found = [reading.ahead(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
+        found = [reading.ask(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
 
         by_queryset = {str(one.pk): spec.text_of(one) for one in spec.rows()}
         assert reading._statement
@@ -168,7 +168,7 @@ class TestAValueThatPythonCannotRead:
         """Nothing found would mean that the row is gone, and its vectors with it."""
         spoil(contacts[1])
         [spec] = specs.of(Contact)
-        read = sources.Reading(spec, using="default").ahead([str(contacts[1].pk)])
+        read = sources.Reading(spec, using="default").ask([str(contacts[1].pk)])
         second_connection.execute("LOCK TABLE app_contact")
 
         with pytest.raises(database.Busy):
