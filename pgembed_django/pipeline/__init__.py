@@ -9,14 +9,14 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf
-from pgembed_django.pipeline.ahead import Ahead
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.claiming import Claiming
+from pgembed_django.pipeline.early_text import EarlyText
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.planning import Planning
+from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.storing import Storing
-from pgembed_django.pipeline.text_ahead import TextAhead
 from pgembed_django.specs import Spec
 
 
@@ -37,8 +37,8 @@ class Pipeline:
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
         self.aside = Aside(holding=self.holding)
-        self.ahead = Ahead(holding=self.holding, aside=self.aside, clock=clock)
-        self.text_ahead = TextAhead(holding=self.holding, ahead=self.ahead, clock=clock)
+        self.staging = Staging(holding=self.holding, aside=self.aside, clock=clock)
+        self.early_text = EarlyText(holding=self.holding, staging=self.staging, clock=clock)
         self.storing = Storing(holding=self.holding, aside=self.aside, wake=wake, inline=inline)
         self.planning = Planning(holding=self.holding, aside=self.aside, embedding=self.embedding)
         self.claiming = Claiming(
@@ -87,7 +87,7 @@ class Pipeline:
             self.storing.finish()
             self.storing.step()
             self.storing.finish()
-            self.ahead.stage()
+            self.staging.stage()
         for unit in list(self.holding.units.values()):
             if not unit.is_being_stored:
                 self.holding.give_back(unit)
@@ -109,17 +109,17 @@ class Pipeline:
     def _finish(self) -> bool:
         """Store what came back, complete its jobs, and end those that do not succeed."""
         moved = self.storing.step()
-        self.ahead.stage()
+        self.staging.stage()
         # Not before: what is given back resumes with what is staged.
         return self.holding.end_jobs() or moved
 
     def _look_after_the_late(self, *, answered: bool) -> None:
         """Store the text of units whose vectors take long. Give back what a pause keeps waiting."""
         if answered:
-            self.text_ahead.answered()  # only now: all of this may have taken a while
-        self.text_ahead.step()
+            self.early_text.answered()  # only now: all of this may have taken a while
+        self.early_text.step()
         stranded = self.embedding.stranded()
         if stranded:
-            self.ahead.store_text({unit for unit, _ in stranded})
+            self.staging.store_text({unit for unit, _ in stranded})
             for unit, pool in stranded:
                 self.embedding.give_up(unit, pool)

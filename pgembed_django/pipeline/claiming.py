@@ -26,10 +26,10 @@ LOWEST_LANE_EVERY = 8
 SPECIAL_EVERY = 8
 """One claim in so many looks for jobs that go alone first; the others, where they find nothing."""
 
-AHEAD_SECONDS = 0.4
+CLAIM_AHEAD_SECONDS = 0.4
 """How much work is claimed ahead: enough for the provider, and the rest is for the others.
 
-Less than ``text_ahead.MAX_TEXT_AHEAD_SECONDS``, or what is claimed would have to be written twice.
+Less than ``early_text.MAX_LATE_SECONDS``, or what is claimed would have to be written twice.
 """
 
 
@@ -72,7 +72,7 @@ class Claiming:
     def wanted(self) -> int:
         """How many units to claim now, once the last ones are planned.
 
-        ``AHEAD_SECONDS`` of work, or two rounds of requests where that is more.
+        ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests where that is more.
         """
         settings = self.holding.settings
         round_of_batches = settings.batch_size * settings.concurrency
@@ -81,7 +81,7 @@ class Claiming:
             return 0
         if any(pool.is_down for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
-        ahead = int(self._units_per_second * AHEAD_SECONDS)
+        ahead = int(self._units_per_second * CLAIM_AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, ahead))
 
     def claim(self) -> bool:

@@ -24,7 +24,7 @@ class Holding:
         self.whole: dict[int, Unit] = {}
         """Those of them that can be stored: all their vectors have come."""
         self.without_text: dict[int, Unit] = {}
-        """Those whose text could be stored ahead of their vectors, the oldest first."""
+        """Those whose text could be stored before their vectors, the oldest first."""
         self.to_stage: list[tuple[Unit, Part]] = []
         """What came for units that need further batches, or are about to be given back."""
         self.has_old_spaces = False

@@ -25,7 +25,7 @@ class Part:
     waiting: set[bytes]
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
     has_waiting_text: bool = False
-    """Its text is stored ahead of its vectors."""
+    """Its text is stored before its vectors."""
     is_staged: bool = False
 
     @property

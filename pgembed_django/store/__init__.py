@@ -33,7 +33,7 @@ class Change:
     plan: Plan
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
     has_waiting_text: bool = False
-    """Its text was stored ahead, by ``apply_text``: those rows give way to these."""
+    """Its text was stored early, by ``apply_text``: those rows give way to these."""
 
 
 class Stored(NamedTuple):

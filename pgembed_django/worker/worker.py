@@ -219,7 +219,7 @@ class Worker:
         waits += [
             pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
         ]
-        text_due = self.pipeline.text_ahead.due_seconds()
+        text_due = self.pipeline.early_text.due_seconds()
         if text_due is not None:
             # It is overdue where an open writer holds the job.
             waits.append(text_due if text_due > 0 else self._rest.busy_look())

@@ -137,7 +137,7 @@ def test_texts_that_there_is_no_room_for_are_held(notes, provider, make_worker, 
         assert set(Job.objects.values_list("status", flat=True)) == {"running"}
 
     worker.step()
-    assert NoteEmbedding.objects.count() == len(notes)  # the text, ahead of the vectors
+    assert NoteEmbedding.objects.count() == len(notes)  # the text, before the vectors
 
 
 def test_vectors_of_unfinished_rows_that_there_is_no_room_for_are_kept(

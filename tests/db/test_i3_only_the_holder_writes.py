@@ -150,7 +150,7 @@ def test_a_worker_stops_spending_requests_on_what_it_lost(
     assert not ArticleEmbedding.objects.exclude(embedding=None).exists()
 
 
-def test_a_worker_that_was_frozen_stages_and_stores_no_text_ahead(make_worker, provider, settings):
+def test_a_worker_that_was_frozen_stages_and_stores_no_text_early(make_worker, provider, settings):
     settings.PGEMBED_BATCH_SIZE = 1
     article = Article.objects.create(title="no words are embedded of this one")
     ArticleComment.objects.create(article=article, text="one two three four five six seven eight")
@@ -160,7 +160,7 @@ def test_a_worker_that_was_frozen_stages_and_stores_no_text_ahead(make_worker, p
     reap()
 
     for unit in frozen.holding.units.values():
-        unit.started = -60.0  # long ago: its text would be stored ahead of its vectors
+        unit.started = -60.0  # long ago: its text would be stored before its vectors
     frozen.step(claim=False)
 
     assert not StagedVector.objects.exists()

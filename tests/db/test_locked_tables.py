@@ -31,7 +31,7 @@ def comments(provider, settings) -> list[ArticleComment]:
 
 @pytest.fixture
 def slow(comments, make_worker: Callable[..., Pipeline]) -> Pipeline:
-    """A worker whose units have waited so long that their text is to be stored ahead."""
+    """A worker whose units have waited so long that their text is to be stored early."""
     worker = make_worker(concurrency=1, max_attempts=1)
     worker.step()
     for unit in worker.holding.units.values():
@@ -50,7 +50,7 @@ def assert_that_nobody_was_charged(comments: list[ArticleComment]) -> None:
     assert ended == [("succeeded", 0, 0)] * len(comments)
 
 
-def test_text_that_is_stored_ahead_lets_no_deadlock_choose_a_migration(
+def test_text_that_is_stored_early_lets_no_deadlock_choose_a_migration(
     comments, slow, writer: Writer
 ):
     writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
@@ -66,7 +66,7 @@ def test_text_that_is_stored_ahead_lets_no_deadlock_choose_a_migration(
     assert_that_nobody_was_charged(comments)
 
 
-def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, connect, clock):
+def test_text_is_stored_early_later_where_its_table_is_locked(comments, slow, connect, clock):
     other = connect()
     other.execute(INDEX)
 
@@ -75,7 +75,7 @@ def test_text_is_stored_ahead_later_where_its_table_is_locked(comments, slow, co
     assert len(slow.holding.units) == len(comments)
     assert Job.objects.filter(status="running").count() == len(comments)
     # Not with each step: each try is a wait.
-    due = slow.text_ahead.due_seconds()
+    due = slow.early_text.due_seconds()
     assert due > 0
     other.rollback()
     slow.step(claim=False)
@@ -140,8 +140,8 @@ def test_vectors_that_come_due_while_others_are_staged_are_kept(
 
     clock.now += 0.9 * LOCKED_SECONDS
     with connection.execute_wrapper(slow):
-        worker.ahead.stage()
+        worker.staging.stage()
     assert {one.spec for one in StagedVector.objects.all()} == {second.spec.key}
-    worker.ahead.stage()
+    worker.staging.stage()
 
     assert {one.spec for one in StagedVector.objects.all()} == {first.spec.key, second.spec.key}

@@ -181,7 +181,7 @@ def test_a_trigger_that_fails_on_one_row_sets_no_spec_aside(note, make_worker, s
         assert gone in job.last_error
 
 
-def test_nor_does_a_text_that_cannot_be_stored_ahead_cost_an_attempt(note, make_worker, provider):
+def test_nor_does_a_text_that_cannot_be_stored_early_cost_an_attempt(note, make_worker, provider):
     worker = make_worker()
     provider.is_down = True
     worker.claiming.claim()

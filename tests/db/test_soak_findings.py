@@ -64,7 +64,7 @@ def test_chunks_that_come_after_another_has_failed_are_not_paid_for_again(
     assert StagedVector.objects.filter(source_pk=comment.pk).count() == len(CHUNKS)
 
 
-def test_text_that_is_stored_ahead_leaves_staged_vectors_for_the_completion(
+def test_text_that_is_stored_early_leaves_staged_vectors_for_the_completion(
     provider: type[PlayedProvider], make_worker: Any, make_comment: Any, settings: Any
 ) -> None:
     settings.PGEMBED_BATCH_SIZE = 2
@@ -74,7 +74,7 @@ def test_text_that_is_stored_ahead_leaves_staged_vectors_for_the_completion(
     [unit] = worker.holding.units.values()
     worker.step()
     assert StagedVector.objects.exists()
-    worker.ahead.store_text([unit])
+    worker.staging.store_text([unit])
     until_nothing_moves(worker)
 
     assert embedded_texts(provider) == Counter(CHUNKS)

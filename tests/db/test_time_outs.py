@@ -102,7 +102,7 @@ def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, wor
     assert_that_the_slow_one_failed_alone(notes)
 
 
-def test_texts_that_cannot_be_stored_ahead_in_time_cost_few_time_outs(
+def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     make_worker: Callable[..., Pipeline], provider: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """So many rows at once, not each of them."""
@@ -116,12 +116,12 @@ def test_texts_that_cannot_be_stored_ahead_in_time_cost_few_time_outs(
     try:
         run("SET statement_timeout = '100ms'")
         with pytest.raises(DatabaseError) as raised:
-            worker.ahead.store_text(list(worker.holding.units.values()))
+            worker.staging.store_text(list(worker.holding.units.values()))
         assert faults.of(raised.value) is Fault.TOO_SLOW
         assert len(worker.holding.units) == 8  # none of them was tried alone
         for _ in range(3):  # of four, of two, of one
             with suppress(DatabaseError):
-                busy = worker.ahead.store_text(list(worker.holding.units.values()))
+                busy = worker.staging.store_text(list(worker.holding.units.values()))
     finally:
         run("DROP FUNCTION take_long() CASCADE")
 

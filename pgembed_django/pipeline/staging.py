@@ -27,11 +27,12 @@ Parts = list[tuple[Unit, Part]]
 Write = Callable[[Spec, Parts], None]
 
 
-class Ahead:
-    """Writes what is not whole yet: texts before their vectors, vectors before the others.
+class Staging:
+    """Stores what there is of units that are not whole.
 
-    As many at once as a short transaction takes. What could not be written is left to the
-    next time, at which there are fewer, where so many took too long.
+    The text before any vector has come; the vectors that have come before the others. As many
+    units in a transaction as a tenth of a second takes. What could not be written is left to the
+    next time: in fewer, where so many took too long.
     """
 
     def __init__(self, *, holding: Holding, aside: Aside, clock: Callable[[], float]) -> None:

@@ -1,29 +1,29 @@
-"""When a unit's text is stored ahead of its vectors: full-text search is not to wait for these."""
+"""When a unit's text is stored before its vectors: full-text search is not to wait for these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice, takewhile
 
-from pgembed_django.pipeline.ahead import Ahead
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.locked import Locked
+from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.units import Unit
 
-TEXT_AHEAD_SECONDS = 0.1
-"""A unit whose vectors take longer than this has its text stored ahead of them."""
+LATE_SECONDS = 0.1
+"""A unit whose vectors take longer than this has its text stored before them."""
 
-MAX_TEXT_AHEAD_SECONDS = 1.0
+MAX_LATE_SECONDS = 1.0
 """It waits for so long at the most while answers keep coming: its own may be next, and what is
-stored ahead is written twice."""
+stored early is written twice."""
 
 
-class TextAhead:
+class EarlyText:
     """Watches how long units wait for their vectors, and has the text of late ones stored."""
 
-    def __init__(self, *, holding: Holding, ahead: Ahead, clock: Callable[[], float]) -> None:
+    def __init__(self, *, holding: Holding, staging: Staging, clock: Callable[[], float]) -> None:
         self.holding = holding
-        self._ahead = ahead
+        self._staging = staging
         self._clock = clock
         self._answered_at = float("-inf")
         self._locked = Locked(clock=clock)
@@ -39,7 +39,7 @@ class TextAhead:
         late = takewhile(lambda unit: self._due_at(unit) <= now, waiting)
         units = [unit for unit in late if unit.spec not in self._locked]
         if units:
-            self._locked.add(self._ahead.store_text(units))
+            self._locked.add(self._staging.store_text(units))
 
     def due_seconds(self) -> float | None:
         """Return when the next unit's text is to be stored, from now."""
@@ -53,6 +53,6 @@ class TextAhead:
         return max(self._due_at(unit), self._locked.until(unit.spec))
 
     def _due_at(self, unit: Unit) -> float:
-        flows_until = self._answered_at + TEXT_AHEAD_SECONDS
-        latest = unit.started + MAX_TEXT_AHEAD_SECONDS
-        return max(unit.started + TEXT_AHEAD_SECONDS, min(flows_until, latest))
+        flows_until = self._answered_at + LATE_SECONDS
+        latest = unit.started + MAX_LATE_SECONDS
+        return max(unit.started + LATE_SECONDS, min(flows_until, latest))
