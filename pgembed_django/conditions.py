@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FullResultSet
-from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Field, GeneratedField, Model, Q
 from django.db.models.expressions import CombinedExpression, F, NegatedExpression, Value
 from django.db.models.functions import Now
@@ -19,6 +17,8 @@ from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable
 from psycopg import sql
+
+from pgembed_django import database
 
 Row = Literal["old", "new", "inserted"]
 
@@ -38,13 +38,6 @@ SIMPLE_TYPES = frozenset(
 )
 
 
-def connection() -> BaseDatabaseWrapper:
-    """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
-    default = connections[DEFAULT_DB_ALIAS]
-    every = (default, *connections.all())
-    return next((one for one in every if one.vendor == "postgresql"), default)
-
-
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
     """Return SQL that is true or false, never NULL: does this version of the row match?"""
     if not when:
@@ -56,7 +49,7 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
     alias = f'"{row}"'
     query.alias_map[alias] = BaseTable(concrete._meta.db_table, alias)
     query.alias_refcount[alias] = 1
-    compiler = query.get_compiler(connection=connection())
+    compiler = query.get_compiler(connection=database.any_postgres())
     try:
         text, params = compiler.compile(query.build_where(_in_order(when)))
     except EmptyResultSet:
@@ -68,17 +61,11 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
 
 def changed(field: Any) -> str:
     """Return SQL that is true or false: does the new version differ in this column's content?"""
-    column = quoted_name(field.column)
+    column = database.quoted_name(field.column)
     old, new = f'"old".{column}', f'"new".{column}'
-    if field.db_type(connection()) in SIMPLE_TYPES:
+    if field.db_type(database.any_postgres()) in SIMPLE_TYPES:
         return f"{old} IS DISTINCT FROM {new}"
     return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
-
-
-def quoted_name(name: str) -> str:
-    """Return a table's or column's name as Django writes it."""
-    quoted: str = connection().ops.quote_name(name)
-    return quoted
 
 
 def _in_order(node: Any) -> Any:

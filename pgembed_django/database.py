@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
-from django.db import OperationalError, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
 from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
@@ -51,6 +52,24 @@ def not_postgres(using: str, *, remedy: str) -> str:
     if not others:
         return f"{said}, and no other in DATABASES is."
     return f"{said}. Name one that is with {remedy}: {', '.join(others)}."
+
+
+def any_postgres() -> BaseDatabaseWrapper:
+    """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
+    default = connections[DEFAULT_DB_ALIAS]
+    every = (default, *connections.all())
+    return next((one for one in every if one.vendor == "postgresql"), default)
+
+
+def quoted_name(name: str) -> str:
+    """Return a table's or column's name as Django writes it in SQL."""
+    quoted: str = any_postgres().ops.quote_name(name)
+    return quoted
+
+
+def quoted_table(model: type[Model]) -> str:
+    """Return the name of a model's table as Django writes it in SQL."""
+    return quoted_name(model._meta.db_table)
 
 
 def encoding(using: str) -> str:

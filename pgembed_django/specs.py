@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import connections, router
+from django.db import router
 from django.db.models import Model, Q, QuerySet
 
 from pgembed_django import database
@@ -146,8 +146,9 @@ def on(using: str) -> list[Spec]:
     """
     known = all()
     here = {spec for spec in known if router.db_for_write(spec.model) == using}
-    names = {spec: _table(spec, using) for spec in known if spec not in here}
-    if names:
+    elsewhere = [spec for spec in known if spec not in here]
+    if elsewhere:
+        names = {spec: database.quoted_table(spec.embedding_model) for spec in elsewhere}
         found = {name for [name] in database.rows(using, IS_HERE, names=list(names.values()))}
         here |= {spec for spec, name in names.items() if name in found}
     return [spec for spec in known if spec in here]
@@ -155,13 +156,9 @@ def on(using: str) -> list[Spec]:
 
 def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:
     """Return those of some specs whose table of vectors is not in a database."""
-    names = {spec: _table(spec, using) for spec in declared}
+    names = {spec: database.quoted_table(spec.embedding_model) for spec in declared}
     found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
     return [spec for spec, name in names.items() if name not in found]
-
-
-def _table(spec: Spec, using: str) -> str:
-    return connections[using].ops.quote_name(spec.embedding_model._meta.db_table)
 
 
 def get(key: str) -> Spec | None:

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.db import ProgrammingError, router, transaction
-from django.db.models import Model
 
 from pgembed_django import database, specs, sql
 from pgembed_django.maintenance import numbering
@@ -78,7 +77,7 @@ def _job_table(connection: Any) -> Iterator[CheckMessage]:
 def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
     if _asked(connection, "SELECT to_regclass('pgembed_job')") != [(None,)]:
         return
-    names = {_quoted(connection, spec.model): spec for spec in _written(connection)}
+    names = {database.quoted_table(spec.model): spec for spec in _written(connection)}
     if found := _asked(connection, specs.HAS_TABLE, names=list(names)):
         models = sorted(names[name].model._meta.label for [name] in found)
         yield Warning(
@@ -93,7 +92,7 @@ def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
 def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
     if not sql.is_in_one_schema():
         return  # a schema per tenant: the shared one's vectors are not this tenant's
-    by_table = {_quoted(connection, one.embedding_model): one for one in _written(connection)}
+    by_table = {database.quoted_table(one.embedding_model): one for one in _written(connection)}
     for table, schema, ours in _asked(connection, ELSEWHERE, names=list(by_table)):
         spec = by_table[table]
         yield Warning(
@@ -108,7 +107,7 @@ def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
 
 def _partitioned(connection: Any) -> Iterator[CheckMessage]:
     names = {
-        _quoted(connection, spec.model): spec
+        database.quoted_table(spec.model): spec
         for spec in _written(connection)
         if spec.trigger_level == "statement"
     }
@@ -123,12 +122,12 @@ def _partitioned(connection: Any) -> Iterator[CheckMessage]:
 
 def _keys(connection: Any) -> Iterator[CheckMessage]:
     written = _written(connection)
-    by_table = {_quoted(connection, spec.embedding_model): spec for spec in written}
+    by_table = {database.quoted_table(spec.embedding_model): spec for spec in written}
     found = _asked(
         connection,
         OTHER_KEYS,
         vectors=list(by_table),
-        rows=[_quoted(connection, spec.model) for spec in written],
+        rows=[database.quoted_table(spec.model) for spec in written],
         keys=[spec.model._meta.pk.column for spec in written],
     )
     for table, stored, key in found:
@@ -161,11 +160,6 @@ def _numbers(connection: Any) -> Iterator[CheckMessage]:
 
 def _written(connection: Any) -> Sequence[Spec]:
     return [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
-
-
-def _quoted(connection: Any, model: type[Model]) -> str:
-    quoted: str = connection.ops.quote_name(model._meta.db_table)
-    return quoted
 
 
 def _asked(connection: Any, statement: str, **parameters: Any) -> list[database.Row]:

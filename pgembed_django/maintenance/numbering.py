@@ -76,7 +76,7 @@ def after_migrate(sender: object, *, using: str, **_: Any) -> None:
 
 
 def _asked(statement: str, *, using: str) -> list[str]:
-    known = [_name(model, using) for model in _models(using)]
+    known = [database.quoted_table(model) for model in _models(using)]
     here = [name for [name] in database.rows(using, READABLE, names=known)]
     if not here:
         return []
@@ -97,8 +97,3 @@ def _models(using: str) -> list[type[Model]]:
         for model in (*ours, *vectors)
         if isinstance(model._meta.pk, AutoField) and model is not Space
     ]
-
-
-def _name(model: type[Model], using: str) -> str:
-    name: str = connections[using].ops.quote_name(model._meta.db_table)
-    return name

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
 
@@ -37,8 +36,7 @@ class Target(Generic[Row]):
     @property
     def table(self) -> str:
         """The quoted name of the table with the chunks."""
-        name = self.spec.embedding_model._meta.db_table
-        return str(connections[self.using].ops.quote_name(name))
+        return database.quoted_table(self.spec.embedding_model)
 
     @cached_property
     def rows(self) -> QuerySet[Row]:

@@ -248,14 +248,10 @@ def _run(using: str, statement: str | sql.Composed, **names: sql.Composable) -> 
 
 
 def _table(spec: Spec) -> sql.Composable:
-    return sql.SQL(_quoted(spec.embedding_model._meta.db_table))
+    return sql.SQL(database.quoted_table(spec.embedding_model))
 
 
 def _qualified(spec: Spec, name: str, *, using: str) -> sql.Composable:
     """Return an index's name in the schema of its table, which has to be there."""
-    [[schema]] = database.rows(using, SCHEMA, table=_quoted(spec.embedding_model._meta.db_table))
+    [[schema]] = database.rows(using, SCHEMA, table=database.quoted_table(spec.embedding_model))
     return sql.Identifier(schema, name)
-
-
-def _quoted(table: str) -> str:
-    return table if table.startswith('"') else f'"{table}"'

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db import connections
 from django.db.models import Count, Exists, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
@@ -80,13 +79,12 @@ class Table(NamedTuple):
 
 def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
     """Return the time, and what is known of the tables without reading them."""
-    quote = connections[using].ops.quote_name
     found = database.rows(
         using,
         TABLES,
         specs=[spec.key for spec in specs],
-        sources=[quote(spec.model._meta.db_table) for spec in specs],
-        embeddings=[quote(spec.embedding_model._meta.db_table) for spec in specs],
+        sources=[database.quoted_table(spec.model) for spec in specs],
+        embeddings=[database.quoted_table(spec.embedding_model) for spec in specs],
     )
     now: datetime = found[0][1]
     return now, {
@@ -148,7 +146,7 @@ def _query(
 ) -> QuerySet[Any, dict[str, Any]]:
     rows = spec.model._base_manager.using(using).order_by()
     if share < 1:
-        rows = rows.filter(pk__in=_sample(spec, share, using=using))
+        rows = rows.filter(pk__in=_sample(spec, share))
     when = spec.when or Q()
     counts: dict[str, Any] = {
         column: Count("pk", filter=when & Q(Exists(covered(spec, space))))
@@ -166,11 +164,11 @@ def _query(
     return counted
 
 
-def _sample(spec: Spec, share: float, *, using: str) -> RawSQL:
+def _sample(spec: Spec, share: float) -> RawSQL:
     """Return the keys in a share of the table's pages."""
     meta: Any = spec.model._meta
     statement = sql.SQL(SAMPLE).format(
         key=sql.Identifier(meta.pk.column),
-        table=sql.SQL(connections[using].ops.quote_name(meta.db_table)),
+        table=sql.SQL(database.quoted_table(spec.model)),
     )
     return RawSQL(statement.as_string(None), [100 * share])  # noqa: S611 - quoted, bound

@@ -9,6 +9,7 @@ from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import sql
 
+from pgembed_django import database
 from pgembed_django.specs import Spec
 
 # Staged vectors are few, and looked for in the same round trip.
@@ -215,7 +216,7 @@ def of(spec: Spec, using: str) -> Statements:
     if key is None:
         raise ConnectionDoesNotExist(using)
     names = {
-        "table": sql.SQL(connections[using].ops.quote_name(spec.embedding_model._meta.db_table)),
+        "table": sql.SQL(database.quoted_table(spec.embedding_model)),
         "key": sql.SQL(key),
     }
     return Statements(
