@@ -61,26 +61,25 @@ def build(
     ``batch_size`` counts where the options do not say otherwise.
 
     Raises:
-        ImproperlyConfigured: what is wrong, and what to do.
+        ImproperlyConfigured: what is wrong, and what to do. Not where: who calls knows that.
     """
-    where = f"PGEMBED_PROVIDERS[{alias!r}]"
     try:
         provider_class = import_string(backend)
     except ImportError as error:
         raise ImproperlyConfigured(
-            f"{where}: BACKEND is {backend!r}, which cannot be imported: {error}. "
-            "Set it to the dotted path of a provider class."
+            f"BACKEND is {backend!r}, which cannot be imported: {error}. "
+            "It takes the dotted path of a provider class."
         ) from error
     if not (isinstance(provider_class, type) and issubclass(provider_class, Provider)):
         raise ImproperlyConfigured(
-            f"{where}: BACKEND is {backend!r}, which is not a subclass of "
+            f"BACKEND is {backend!r}, which is not a subclass of "
             "pgembed_django.providers.base.Provider."
         )
     known = provider_class.known_options()
     for option in options:
         if option not in known:
             raise ImproperlyConfigured(
-                f"{where}: {provider_class.__name__} has no option {option!r}. "
+                f"{provider_class.__name__} has no option {option!r}. "
                 f"Its OPTIONS are: {', '.join(sorted(known))}."
             )
     if "batch_size" not in options:
@@ -105,11 +104,14 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
                 f"{where}: {key} is {limit!r}. Set it to a whole number of one or more, or leave "
                 "it out."
             )
-    return build(
-        alias=alias,
-        backend=config["BACKEND"],
-        model=config["MODEL"],
-        dimensions=config["DIMENSIONS"],
-        options=config.get("OPTIONS", {}),
-        batch_size=batch_size,
-    )
+    try:
+        return build(
+            alias=alias,
+            backend=config["BACKEND"],
+            model=config["MODEL"],
+            dimensions=config["DIMENSIONS"],
+            options=config.get("OPTIONS", {}),
+            batch_size=batch_size,
+        )
+    except ImproperlyConfigured as error:
+        raise ImproperlyConfigured(f"{where}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
@@ -21,7 +21,7 @@ from pgembed_django.providers.vectors import Embedded, Vector, Vectors
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
 
-class Provider(Options):
+class Provider(Options, ABC):
     """One model of one server or library. Threads share it.
 
     A subclass writes ``embed_batch``, and takes options of its own as keywords

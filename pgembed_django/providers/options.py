@@ -1,17 +1,14 @@
-"""Check the values of a provider's options. Errors name the provider, the option and the remedy."""
+"""Check the values of a provider's options. Errors name the option and the remedy."""
 
 from __future__ import annotations
 
 import inspect
-from abc import ABC
 
 from django.core.exceptions import ImproperlyConfigured
 
 
-class Options(ABC):
+class Options:
     """What a provider says of its options. They are the keywords of ``__init__``."""
-
-    alias: str
 
     @classmethod
     def known_options(cls) -> set[str]:
@@ -24,10 +21,9 @@ class Options(ABC):
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         } - {"alias", "model", "dimensions", "clock"}
 
-    def wrong(self, option: str, value: object, remedy: str) -> ImproperlyConfigured:
-        return ImproperlyConfigured(
-            f"PGEMBED_PROVIDERS[{self.alias!r}]: {option} is {value!r}. {remedy}."
-        )
+    @staticmethod
+    def wrong(option: str, value: object, remedy: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(f"{option} is {value!r}. {remedy}.")
 
     def whole(self, option: str, value: int) -> int:
         """Return the value of an option that must be a whole number of one or more."""

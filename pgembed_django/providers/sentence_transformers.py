@@ -37,7 +37,7 @@ class SentenceTransformerProvider(Provider):
         super().__init__(**common)
         if importlib.util.find_spec("sentence_transformers") is None:
             raise ImproperlyConfigured(
-                f"PGEMBED_PROVIDERS[{self.alias!r}] needs the package sentence-transformers: "
+                "The package sentence-transformers is not installed: "
                 'pip install "pgembed-django[sentence-transformers]".'
             )
         self._revision = revision

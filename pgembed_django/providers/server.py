@@ -163,10 +163,9 @@ class ServerProvider(Provider):
         The errors do not quote the values.
         """
         parts = urlsplit(base_url)
-        where = f"PGEMBED_PROVIDERS[{self.alias!r}]"
         if parts.password or parts.query:
             raise ImproperlyConfigured(
-                f"{where}: base_url holds a password or a query, which would be stored in the "
+                "base_url holds a password or a query, which would be stored in the "
                 "database. Use api_key_env or header_envs, which name environment variables."
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -174,12 +173,11 @@ class ServerProvider(Provider):
         for header in headers:
             if _SECRET_HEADER.search(header):
                 raise ImproperlyConfigured(
-                    f"{where}: headers holds {header!r}, which would be stored in the database. "
+                    f"headers holds {header!r}, which would be stored in the database. "
                     "Put the name of an environment variable into header_envs instead."
                 )
         for name in filter(None, [api_key_env, *header_envs.values()]):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
                 raise ImproperlyConfigured(
-                    f"{where}: api_key_env and header_envs take names of environment variables, "
-                    "not secrets."
+                    "api_key_env and header_envs take names of environment variables, not secrets."
                 )

@@ -38,8 +38,7 @@ class WordLlamaProvider(Provider):
             raise self.wrong("DIMENSIONS", self.dimensions, f"WordLlama has {WIDTHS}")
         if importlib.util.find_spec("wordllama") is None:
             raise ImproperlyConfigured(
-                f"PGEMBED_PROVIDERS[{self.alias!r}] needs the package wordllama: "
-                'pip install "pgembed-django[wordllama]".'
+                'The package wordllama is not installed: pip install "pgembed-django[wordllama]".'
             )
         if not _weights(self.model).exists():
             shipped = sorted(
