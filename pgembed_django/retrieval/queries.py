@@ -13,10 +13,8 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
-from django.core.exceptions import ImproperlyConfigured
-
 from pgembed_django import conf, events, spaces
-from pgembed_django.exceptions import ProviderError, ProviderTimeout, ProviderUnavailable
+from pgembed_django.exceptions import ProviderTimeout, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
 
@@ -51,11 +49,7 @@ class Pending(NamedTuple):
             vectors.rest(self.space)
             events.tell(events.QUERY_TIMED_OUT, model=self.space.model)
             raise ProviderTimeout(f"{self.space.model} did not answer in time.")
-        try:
-            return self.answer.result()
-        except ImproperlyConfigured as error:
-            # The old model of a space that is still searched may be gone from this machine.
-            raise ProviderError(str(error)) from error
+        return self.answer.result()
 
 
 class QueryVectors:

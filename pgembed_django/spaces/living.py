@@ -8,14 +8,21 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 
+from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf, database, events, providers
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Provider
+from pgembed_django.providers.lost import LostProvider
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
+
+REMEDY = (
+    "Install what is missing until another space is searched, or switch to that one now: "
+    "manage.py embed_spaces."
+)
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
@@ -74,20 +81,29 @@ def provider_of(space: Space) -> Provider:
     """Return the provider of a space, also where the settings have moved on.
 
     As declared, where that makes the same vectors: a mended address or time-out counts at once.
+    Where it cannot be built, one that is down takes its place: the other spaces are worked on.
     """
-    if _may_be_declared(space):
-        provider = providers.get(space.provider)
-        if is_of(space, provider):
-            return provider
-    options = json.dumps(space.options, sort_keys=True)
-    return _former(
-        space.provider,
-        space.backend,
-        space.model,
-        space.dimensions,
-        options,
-        conf.current().batch_size,
-    )
+    try:
+        if _may_be_declared(space):
+            provider = providers.get(space.provider)
+            if is_of(space, provider):
+                return provider
+        options = json.dumps(space.options, sort_keys=True)
+        return _former(
+            space.provider,
+            space.backend,
+            space.model,
+            space.dimensions,
+            options,
+            conf.current().batch_size,
+        )
+    except (ImproperlyConfigured, TypeError) as error:  # TypeError: an option that it now needs
+        return LostProvider(
+            alias=space.provider,
+            model=space.model,
+            dimensions=space.dimensions,
+            reason=f"Space {space.pk} ({space}) has lost its provider. {error} {REMEDY}",
+        )
 
 
 def is_of(space: Space, provider: Provider) -> bool:

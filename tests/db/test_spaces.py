@@ -4,16 +4,18 @@ import dataclasses
 import threading
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
-from pgembed_django.models import Job, Space
+from pgembed_django.models import Job, Space, Worker
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import answering, search, surveying, targets
 from pgembed_django.spaces import indexes
+from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
 
 KEY = "app.ArticleEmbedding"
@@ -529,6 +531,76 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
         hasty.build()
         assert not spaces.active(spec, using="default").is_partial
         assert search(Article, "title").note == ""
+
+
+@pytest.fixture(
+    params=[
+        {"backend": "shop.Removed"},
+        {"options": {"of_an_older_version": 1}},
+        {"backend": "pgembed_django.providers.wordllama.WordLlamaProvider"},
+    ],
+    ids=["class", "option", "width"],
+)
+def lost(request, spec, make_article, run_jobs) -> Article:
+    """An article of a space that is searched, and whose provider cannot be built any more."""
+    article = make_article(title="A trout")
+    run_jobs()
+    Space.objects.filter(spec=KEY).update(**request.param)
+    return article
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_provider_that_is_gone_stops_no_worker(lost, caplog):
+    [space] = Space.objects.filter(spec=KEY)
+    with provider(model="another"):
+        call_command("embed_worker", "--drain", verbosity=0)
+
+    assert states() == [("bag-of-words", "retired"), ("another", "active")]
+    assert not Worker.objects.exists()
+    [loading] = [one for one in caplog.records if one.msg.startswith("Cannot load")]
+    assert f"Space {space.pk} ({space}) has lost its provider." in loading.getMessage()
+    assert "PGEMBED_PROVIDERS" not in loading.getMessage()
+
+
+@pytest.mark.django_db
+def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_worker, maintain):
+    Article.objects.filter(pk=lost.pk).update(title="Another trout")
+    with provider(model="another"):
+        worker = make_worker()
+        while worker.step():
+            pass
+        maintain().build()
+
+        assert states()[-1] == ("another", "building")
+        [job] = Job.objects.filter(status="pending")
+        assert job.attempts == 0
+        assert "has lost its provider" in job.last_error
+        assert "has lost its provider" in paused(worker)["default"]
+        found = search(Article, "trout")
+        assert (found.ranking, found.degraded, list(found)) == ("lexical", True, [lost])
+
+
+@pytest.mark.django_db
+def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maintain):
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        hasty = maintain(switch_early=True)
+        for _ in range(3):
+            hasty.build()
+
+    assert states()[-1] == ("another", "active")
+
+
+@pytest.mark.django_db
+def test_a_provider_that_is_there_again_is_asked_again(lost, spec):
+    [space] = Space.objects.filter(spec=KEY)
+    with provider(model="another"):
+        assert not spaces.provider_of(space).probe().ok
+
+        space.backend = "pgembed_django.providers.deterministic.DeterministicProvider"
+        space.options = {}
+
+        assert spaces.provider_of(space).probe().ok
 
 
 @pytest.mark.django_db

@@ -1,0 +1,24 @@
+"""Stand in for a provider that this process cannot build any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pgembed_django.exceptions import ProviderMisconfigured
+from pgembed_django.providers.base import Provider
+from pgembed_django.providers.vectors import Vectors
+
+
+class LostProvider(Provider):
+    """Its class, package or option is gone. Asked, it says so, like one that is down."""
+
+    def __init__(self, *, reason: str, **common: Any) -> None:
+        super().__init__(**common)
+        self._reason = reason
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        raise ProviderMisconfigured(self._reason)
+
+    def warm_up(self) -> None:
+        raise ProviderMisconfigured(self._reason)
