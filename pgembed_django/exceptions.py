@@ -1,4 +1,4 @@
-"""Every error of ours, and what the worker does about it."""
+"""The errors that a project may meet or raise, and what the worker does about them."""
 
 from __future__ import annotations
 
@@ -75,4 +75,4 @@ class ModelMissing(ProviderMisconfigured):
 
 
 class MaintenanceDied(PgembedError):
-    """The thread that reaps and reconciles ended with an error: the worker stops with it."""
+    """A thread of the maintenance ended with an error: the worker stops with it."""

@@ -1,4 +1,7 @@
-"""The verbs of the job table, and its only Python writers. Times are the database's."""
+"""The verbs of the job table, and its only Python writers. Times are the database's.
+
+Also of what goes with jobs: attempts that ended in an error, and pauses by hand.
+"""
 
 from pgembed_django.jobs.attempts import prune_attempts
 from pgembed_django.jobs.claims import Claim, claim, next_due_seconds

@@ -1,7 +1,7 @@
 """What a person does to jobs: retry, dismiss, ask for again, release.
 
-Each unit is a transaction of its own that gives way to writers, so one that is being
-written just now is ``busy``, and holds nobody up.
+None of it waits for a writer: a job that one has locked is counted as ``busy``. Only
+``enqueue_again`` waits as long as the transaction that it is called in.
 """
 
 from __future__ import annotations

@@ -85,7 +85,11 @@ class Maintenance:
         self._builder.join()
 
     def once(self) -> int:
-        """Do everything once, in the caller's thread. Returns how many jobs became ready."""
+        """Do once, in the caller's thread, what a drain waits for.
+
+        Reaps, looks for gaps, prunes, builds indexes and switches. Returns how many jobs became
+        ready.
+        """
         ready = attempt(self.reap) + attempt(self.reconcile)
         attempt(self.prune_jobs)
         self._filling.look_at_once()

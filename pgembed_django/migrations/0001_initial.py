@@ -44,7 +44,7 @@ class Migration(migrations.Migration):
                 ('pid', models.IntegerField()),
                 ('version', models.TextField()),
                 ('specs', models.JSONField(default=list)),
-                ('holds', models.IntegerField(db_default=0, help_text='Units claimed at the last heartbeat.')),
+                ('holds', models.IntegerField(db_default=0, help_text='Units held when it last reported.')),
                 ('paused', models.JSONField(default=dict, help_text='Provider -> why it is paused and when it is tried again.')),
                 ('paused_seconds', models.JSONField(default=dict, help_text='Provider -> seconds until it is tried again, as last seen.')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),

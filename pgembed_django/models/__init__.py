@@ -1,4 +1,7 @@
-"""Our tables. Only ``jobs``, ``quotas``, ``spaces`` and ``store`` write to them."""
+"""Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
+
+But for two: ``maintenance`` keeps its place in laps, and a worker has a row of its own.
+"""
 
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.embedding import AbstractEmbedding

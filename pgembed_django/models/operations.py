@@ -17,7 +17,7 @@ class Worker(NotFromFixtures):
     pid = models.IntegerField()
     version = models.TextField()
     specs = models.JSONField(default=list)
-    holds = models.IntegerField(db_default=0, help_text=_("Units claimed at the last heartbeat."))
+    holds = models.IntegerField(db_default=0, help_text=_("Units held when it last reported."))
     paused = models.JSONField(
         default=dict, help_text=_("Provider -> why it is paused and when it is tried again.")
     )

@@ -1,7 +1,7 @@
 """The worker: one loop that claims, embeds and stores, and sleeps when there is nothing to do.
 
-Only the loop knows what is held. Pool threads talk to providers, one thread stores, one more
-does the maintenance on a connection of its own; when that one dies, the worker stops.
+Only the loop knows what is held. Pool threads talk to providers, one thread stores, two do the
+maintenance, each on a connection of its own; when one of these two dies, the worker stops.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Worker:
         """Work. Returns how many units were stored.
 
         Raises:
-            MaintenanceDied: the maintenance thread ended with an error.
+            MaintenanceDied: a thread of the maintenance ended with an error.
         """
         with stopped_by_signals(self.stop):
             try:
