@@ -92,7 +92,9 @@ STORING_ALONE = _event(
     "The connection that stores is lost or cannot be opened, storing between other things: "
     "%(error)s",
 )
-STATEMENT_CANCELED = _event("statement_canceled", WARNING, "Soon again: %(error)s")
+STATEMENT_CANCELED = _event(
+    "statement_canceled", WARNING, "A statement was canceled, and is tried again soon: %(error)s"
+)
 CHORE_CANCELED = _event(
     "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"
 )

@@ -172,10 +172,10 @@ NEXT_DUE = """
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that a worker holds. ``token`` fences it: a later claim has a higher one.
+    """A job that a worker holds. ``token`` is its count of claims: a later one has a higher one.
 
-    So does ``started_at``, of which there is no other either where the table was emptied, and
-    the numbers begin anew.
+    ``started_at`` fences too: a table that was truncated may number its jobs anew, and give a
+    later claim the same id and token.
     """
 
     id: int

@@ -55,8 +55,9 @@ BRING_FORWARD = """
     RETURNING id
 """
 
-# Parked for as long as any unit can be: the reconciler would bring the failure back. Without
-# those that are being settled otherwise: a bulk deleter takes them in its own order.
+# Parked for as long as any unit can be, or the reconciler would soon bring the failure back.
+# SKIP LOCKED: a bulk deleter settles failures in its own order, and whoever waited for one of
+# them while holding another could deadlock with it.
 DISMISS = """
     UPDATE pgembed_job
     SET

@@ -46,8 +46,8 @@ NUMBERED = """
 TABLE = "SELECT {relation}, (SELECT max(id) FROM {table})"
 
 BEHIND = "SELECT relation FROM behind ORDER BY relation"
-# Looked at again, for nobody is to be set back: another process may have caught up since, and
-# writers have gone on behind it.
+# The sequence is read once more: another process may have let it catch up since, and writers have
+# taken numbers from there on. A sequence is never set back.
 CATCH_UP = """
     SELECT
         relation,

@@ -15,7 +15,7 @@ from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
 AT_ONCE = 100
-"""How many gaps are looked at, for one that is not a row which has just been written."""
+"""How many gaps are read, to find one that is not merely a row written just now."""
 
 
 class Filled(NamedTuple):
@@ -31,11 +31,10 @@ class Filled(NamedTuple):
 
 
 class LookedUp(Exists):
-    """EXISTS that is looked up in an index, for one row after the other.
+    """EXISTS that Postgres looks up in an index, row by row, and never plans as a join.
 
-    While a space is filled, the planner's statistics know nothing of it. As a join, EXISTS is
-    then compared with each row by each: for seconds with 20,000 rows, for minutes with more.
-    Postgres never makes a join of a subquery with an OFFSET.
+    While a space fills, the planner's statistics know nothing of it. A join would then compare
+    each row with each: for seconds with 20,000 rows, for minutes with more. The OFFSET forbids it.
     """
 
     template = "EXISTS(%(subquery)s OFFSET 0)"

@@ -17,7 +17,11 @@ class Kind(NamedTuple):
     distance: str
     """The operator that the index is ordered by."""
     spread: int
-    """How many times as many are taken from it: what it leaves out is ranked by again."""
+    """How many times as many chunks are taken from it as are wanted.
+
+    Its order is approximate where it stores less than the vectors: what is taken is ranked
+    again by the exact distance.
+    """
 
 
 KINDS = {

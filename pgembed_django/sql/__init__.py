@@ -43,7 +43,7 @@ FUNCTIONS = {
 }
 
 PARTS = ("enqueue_end_v1",)
-"""What several functions say alike. Released as little changed as they are."""
+"""Text that several functions share. Like them, it is never changed once released."""
 
 
 class OnPostgres(migrations.RunSQL):

@@ -92,10 +92,10 @@ class Inserted(SpecTrigger):
 
 
 class InsertedTogether(Inserted):
-    """Rows came, with one statement: they are enqueued with one too.
+    """Rows came, with one statement: one call enqueues many of them.
 
-    A trigger for each row starts the INSERT of a job for each. By the same name as that, so
-    that it takes its place.
+    A trigger for each row runs an INSERT into the job table for each. This one has the name of
+    ``Inserted``, so a migration puts it in that one's place.
     """
 
     level = pgtrigger.Statement
