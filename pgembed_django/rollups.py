@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgembed_django import database
-from pgembed_django.models import Rollup
+from pgembed_django.models import Ending, Rollup
 
 FLUSH_SECONDS = 5.0
 """How often a worker adds its counts."""
@@ -98,11 +98,11 @@ class Tally:
         if waited is not None:
             sums.waits[bisect.bisect_left(BOUNDS, waited)] += 1
 
-    def ended(self, spec: str, result: str) -> None:
+    def ended(self, spec: str, ending: Ending) -> None:
         """Count an attempt or a crash by what it led to: another attempt, or a failure."""
-        if result == "failed":
+        if ending is Ending.FAILED:
             self._sums[spec].failed += 1
-        elif result == "requeued":
+        elif ending is Ending.REQUEUED:
             self._sums[spec].retried += 1
 
     def flush(self, *, using: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pgembed_django import database
 from pgembed_django.jobs.claims import Claim, filled
+from pgembed_django.models import Attempt
 
 KEEP_SECONDS = 7 * 86400
 
@@ -46,7 +47,7 @@ PRUNE = """
 """
 
 
-def note(claim: Claim, outcome: str, error: str, *, using: str) -> None:
+def note(claim: Claim, outcome: Attempt.Outcome, error: str, *, using: str) -> None:
     """Note how a claim that is still ours ends. To be called in the transaction that ends it."""
     database.execute(using, NOTE, **claim.fence, outcome=outcome, error=error)
 

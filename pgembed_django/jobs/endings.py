@@ -14,8 +14,8 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim, claims, filled
-from pgembed_django.jobs.failing import SUPERSEDE, bounded, fail
-from pgembed_django.models import Attempt
+from pgembed_django.jobs.failing import bounded, fail, supersede
+from pgembed_django.models import Attempt, Ending
 
 COMPLETE = """
     WITH settled AS (
@@ -118,7 +118,9 @@ def complete(
     return lambda: dict(read())
 
 
-def retry(claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str) -> str:
+def retry(
+    claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str
+) -> Ending:
     """Spend an attempt: back to pending after a backoff, or failed when it was the last."""
     if claim.attempts + 1 >= max_attempts:
         return fail(claim, error, using=using)
@@ -134,13 +136,13 @@ def release(
     delay_seconds: float = 0,
     reason: str | None = None,
     outages: int = 0,
-) -> str:
+) -> Ending:
     """Give the job back with no attempt spent."""
     error = bounded(reason, using=using) if reason else None
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 
-def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, str]]:
+def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, Ending]]:
     """Take expired leases back and count a crash each. Returns what became of them."""
     return [
         (expired, reap_one(expired, max_crashes=max_crashes, using=using))
@@ -148,14 +150,14 @@ def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim
     ]
 
 
-def reap_one(expired: Claim, *, max_crashes: int, using: str) -> str:
+def reap_one(expired: Claim, *, max_crashes: int, using: str) -> Ending:
     """Take one job from its worker and count a crash. Returns what became of it."""
     if expired.crashes + 1 >= max_crashes:
         return fail(expired, "worker lost", using=using, attempts=0, crashes=1)
     return _requeue(expired, using, crashes=1, error="worker lost")
 
 
-def _outcome(attempts: int, crashes: int) -> str:
+def _outcome(attempts: int, crashes: int) -> Attempt.Outcome:
     if attempts:
         return Attempt.Outcome.RETRIED
     return Attempt.Outcome.CRASHED if crashes else Attempt.Outcome.OUTAGE
@@ -170,11 +172,8 @@ def _requeue(
     outages: int = 0,
     error: str | None = None,
     delay: float = 0,
-) -> str:
-    """Move a running job back to pending: ``requeued``, ``superseded``, ``lost`` or ``busy``.
-
-    ``busy``: a writer holds the unit's pending job. To be tried again.
-    """
+) -> Ending:
+    """Move a running job back to pending."""
     change: dict[str, Any] = {
         "attempts": attempts,
         "crashes": crashes,
@@ -188,12 +187,12 @@ def _requeue(
                 if attempts or crashes or outages:
                     history.note(claim, _outcome(attempts, crashes), error or "", using=using)
                 if database.rows(using, REQUEUE, **change, **claim.fence):
-                    return "requeued"
+                    return Ending.REQUEUED
                 # Nothing moved: newer work is pending, or the job is no longer ours.
-                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
+                return supersede(claim, using=using)
         except IntegrityError:
             # A writer's pending job was committed after our look: it supersedes this one.
             with database.giving_way(using):
-                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
+                return supersede(claim, using=using)
     except database.Busy:
-        return "busy"
+        return Ending.BUSY

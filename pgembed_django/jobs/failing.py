@@ -8,7 +8,7 @@ from django.utils.text import Truncator
 from pgembed_django import database, signature, text
 from pgembed_django.jobs import attempts as history
 from pgembed_django.jobs.claims import Claim, filled
-from pgembed_django.models import Attempt
+from pgembed_django.models import Attempt, Ending
 
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600
@@ -70,13 +70,13 @@ PARK = filled("""
 """)
 
 
-def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> str:
+def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> Ending:
     """End the job as an open failure, its unit parked, unless newer work supersedes it."""
     try:
         with database.giving_way(using):
             found = database.rows(using, FAIL, **claim.fence)
             if not found:
-                return "superseded" if database.rows(using, SUPERSEDE, **claim.fence) else "lost"
+                return supersede(claim, using=using)
             [[older_id, parkings]] = found
             history.note(claim, Attempt.Outcome.FAILED, bounded(error, using=using), using=using)
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
@@ -92,8 +92,14 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 **claim.fence,
             )
     except (database.Busy, IntegrityError):
-        return "busy"  # IntegrityError: another job of the unit has failed since our look
-    return "failed"
+        return Ending.BUSY  # IntegrityError: another job of the unit has failed since our look
+    return Ending.FAILED
+
+
+def supersede(claim: Claim, *, using: str) -> Ending:
+    """Delete the job, where it is still ours, in favour of newer work."""
+    superseded = database.rows(using, SUPERSEDE, **claim.fence)
+    return Ending.SUPERSEDED if superseded else Ending.LOST
 
 
 def bounded(error: str, *, using: str) -> str:

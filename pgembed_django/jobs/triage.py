@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from pgembed_django import database, specs
 from pgembed_django.jobs.claims import claims, filled
@@ -15,7 +16,7 @@ from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.entries import LANES
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
 from pgembed_django.jobs.nudges import nudge
-from pgembed_django.models import Job
+from pgembed_django.models import Ending, Job
 
 # The failure becomes a pending job, or brings the pending one forward.
 RETRY = """
@@ -205,16 +206,18 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
     counts = Released(gone=len(passed_over) - busy, busy=busy)
     for claim in held:
         match reap_one(claim, max_crashes=max_crashes, using=using):
-            case "requeued":
+            case Ending.REQUEUED:
                 counts.released += 1
-            case "failed":
+            case Ending.FAILED:
                 counts.failed += 1
-            case "superseded":
+            case Ending.SUPERSEDED:
                 counts.superseded += 1
-            case "busy":
+            case Ending.BUSY:
                 counts.busy += 1
-            case _:
+            case Ending.LOST:
                 counts.gone += 1
+            case never:
+                assert_never(never)
     nudge(using=using)
     return counts
 

@@ -8,7 +8,7 @@ from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
-from pgembed_django.models import Lap, Space
+from pgembed_django.models import Ending, Lap, Space
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
 
@@ -101,8 +101,8 @@ class Maintenance:
         """Take expired leases back."""
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
         tally = rollups.Tally()
-        for claim, result in reaped:
-            tally.ended(claim.spec, result)
+        for claim, ending in reaped:
+            tally.ended(claim.spec, ending)
             events.tell(
                 events.LEASE_EXPIRED,
                 about=claim,
@@ -110,10 +110,10 @@ class Maintenance:
                 source_pk=claim.source_pk,
                 job_id=claim.id,
                 crashes=claim.crashes + 1,
-                result=result,
+                result=ending,
             )
         tally.flush(using=self.using)
-        return sum(result == "requeued" for _, result in reaped)
+        return sum(ending is Ending.REQUEUED for _, ending in reaped)
 
     def reconcile(self) -> int:
         """Enqueue rows without vectors and vectors without rows; fail what has no spec."""

@@ -5,7 +5,7 @@ But for two: ``maintenance`` keeps its place in laps, and a worker has a row of 
 
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.embedding import AbstractEmbedding
-from pgembed_django.models.job import Job
+from pgembed_django.models.job import Ending, Job
 from pgembed_django.models.operations import Lap, Pause, Quota, Worker
 from pgembed_django.models.rollup import Rollup
 from pgembed_django.models.space import Space, StagedVector
@@ -13,6 +13,7 @@ from pgembed_django.models.space import Space, StagedVector
 __all__ = [
     "AbstractEmbedding",
     "Attempt",
+    "Ending",
     "Job",
     "Lap",
     "Pause",

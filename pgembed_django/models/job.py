@@ -6,6 +6,8 @@ of them and pages are left half empty, so that a heartbeat is a HOT update.
 
 from __future__ import annotations
 
+import enum
+
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -18,6 +20,21 @@ RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
 UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
 """What the reconciler leaves alone while it is parked, whether it is listed or not."""
+
+
+class Ending(enum.StrEnum):
+    """What became of a running job that did not succeed."""
+
+    REQUEUED = enum.auto()
+    """Pending again."""
+    FAILED = enum.auto()
+    """An open failure."""
+    SUPERSEDED = enum.auto()
+    """Newer work of its unit was pending: that one stays."""
+    LOST = enum.auto()
+    """It is another's by now, or gone."""
+    BUSY = enum.auto()
+    """Nothing: an open writer has it, or its unit's pending one. To be tried again."""
 
 
 class Job(NotFromFixtures):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from pgembed_django import conf, events, jobs, rollups, signature, text
 from pgembed_django.jobs import Claim
+from pgembed_django.models import Ending
 from pgembed_django.pipeline.units import Part, Unit
 
 MAX_BACKOFF_SECONDS = 3600
@@ -30,7 +31,7 @@ class Holding:
         self.has_old_spaces = False
         """Whether a space was opened since some were planned: the next claim reads them anew."""
         self.tally = rollups.Tally()
-        self._endings: deque[tuple[Claim, Callable[[Claim], str]]] = deque()
+        self._endings: deque[tuple[Claim, Callable[[Claim], Ending]]] = deque()
 
     def __contains__(self, unit: Unit) -> bool:
         return self.units.get(unit.claim.id) is unit
@@ -140,8 +141,8 @@ class Holding:
         for _ in range(len(self._endings)):
             if busy >= MAX_BUSY_ENDINGS:
                 break
-            claim, ending = self._endings[0]
-            if ending(claim) == "busy":
+            claim, end = self._endings[0]
+            if end(claim) is Ending.BUSY:
                 busy += 1
                 self._endings.rotate(-1)
             else:
@@ -152,11 +153,11 @@ class Holding:
     def _is_being_stored(self, job_id: int) -> bool:
         return job_id in self.units and self.units[job_id].is_being_stored
 
-    def _note(self, claim: Claim, result: str, error: str | None = None) -> str:
+    def _note(self, claim: Claim, ending: Ending, error: str | None = None) -> Ending:
         """Count and tell how a job has ended. Without an error it was given back."""
         if error is not None:
-            self.tally.ended(claim.spec, result)
-        if result == "failed":
+            self.tally.ended(claim.spec, ending)
+        if ending is Ending.FAILED:
             events.tell(
                 events.JOB_FAILED,
                 about=claim,
@@ -165,7 +166,7 @@ class Holding:
                 job_id=claim.id,
                 signature=signature.of(error or ""),
             )
-        elif result == "requeued" and error is not None:
+        elif ending is Ending.REQUEUED and error is not None:
             events.tell(
                 events.JOB_RETRIED,
                 about=claim,
@@ -175,18 +176,18 @@ class Holding:
                 attempts=claim.attempts + 1,
                 signature=signature.of(error),
             )
-        elif result != "busy":
+        elif ending is not Ending.BUSY:
             events.tell(
                 events.JOB_RELEASED,
                 about=claim,
                 spec=claim.spec,
                 source_pk=claim.source_pk,
                 job_id=claim.id,
-                result=result,
+                result=ending,
             )
-        return result
+        return ending
 
-    def _end(self, unit: Unit, ending: Callable[[Claim], str]) -> None:
+    def _end(self, unit: Unit, end: Callable[[Claim], Ending]) -> None:
         if unit in self:
             self.drop([unit.claim.id])
-            self._endings.append((unit.claim, ending))
+            self._endings.append((unit.claim, end))

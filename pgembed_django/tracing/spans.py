@@ -17,6 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pgembed_django import __version__, events
 from pgembed_django.jobs import Claim
+from pgembed_django.models import Ending
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
 
@@ -107,12 +108,12 @@ class Spans:
         self._end(about.id, "failed" if sender is events.JOB_FAILED else "retried")
 
     def _on_released(self, about: Claim, fields: dict[str, Any], **_: object) -> None:
-        result = fields["result"]
-        self._end(about.id, "released" if result == "requeued" else result)
+        ending: Ending = fields["result"]
+        self._end(about.id, "released" if ending is Ending.REQUEUED else ending.value)
 
     def _on_lost(self, about: list[Claim], **_: object) -> None:
         for claim in about:
-            self._end(claim.id, "lost")
+            self._end(claim.id, Ending.LOST.value)
 
     def _start(self, claim: Claim) -> None:
         carrier = {"traceparent": claim.traceparent or ""}
