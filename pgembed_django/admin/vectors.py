@@ -11,19 +11,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import router
-from django.db.models import (
-    Case,
-    CharField,
-    Exists,
-    F,
-    Model,
-    OuterRef,
-    Q,
-    QuerySet,
-    TextField,
-    Value,
-    When,
-)
+from django.db.models import Case, CharField, Model, OuterRef, Q, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast
 from django.http import (
     Http404,
@@ -38,10 +26,10 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django import specs
+from pgembed_django import spaces, specs
 from pgembed_django.admin import acts
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import OPEN_FAILURE
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -192,30 +180,35 @@ class VectorsMixin(ModelAdmin):
 def state_of(model: type[Model]) -> Case:
     """Return the worst state of a row's units, as an expression on the outer row."""
     declared = specs.of(model)
-    outer = Cast(OuterRef("pk"), TextField())
-    units = Job.objects.filter(spec__in=[spec.key for spec in declared], source_pk=outer)
+    keys = [spec.key for spec in declared]
     matches = reduce(or_, (spec.when or Q(pk__isnull=False) for spec in declared))
     fresh = reduce(and_, (_is_fresh(spec) for spec in declared))
     return Case(
-        When(Exists(units.filter(OPEN_FAILURE)), then=Value("failed")),
+        When(_has_job(keys, OPEN_FAILURE), then=Value("failed")),
         When(~matches, then=Value("outside")),
-        When(Exists(units.filter(status__in=["pending", "running"])), then=Value("pending")),
+        # Not one condition on two statuses: each has an index of its own.
+        When(_has_job(keys, PENDING) | _has_job(keys, RUNNING), then=Value("pending")),
         When(fresh, then=Value("fresh")),
         default=Value("missing"),
         output_field=CharField(),
     )
 
 
+def _has_job(keys: list[str], status: Q) -> Q:
+    """Tell whether the outer row has a job of a status, in any of these specs."""
+    outer = Cast(OuterRef("pk"), TextField())
+    return Q(spaces.LookedUp(Job.objects.filter(status, spec__in=keys, source_pk=outer)))
+
+
 def _is_fresh(spec: specs.Spec) -> Q:
-    """Tell whether a search would find the outer row: its vector there, or its text empty."""
+    """Tell whether a search would find the outer row."""
     chunks = spec.embedding_model._base_manager.filter(
-        Q(embedding__isnull=False) | Q(end_offset=F("start_offset")),
+        spaces.FOUND,
         source_id=OuterRef("pk"),
         space__spec=spec.key,
         space__state=Space.State.ACTIVE,
-        position=0,
     )
-    return Q(Exists(chunks))
+    return Q(spaces.LookedUp(chunks))
 
 
 def _using(model: type[Model]) -> str:

@@ -1,6 +1,7 @@
 """The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
 
 from pgembed_django.spaces.coverage import (
+    FOUND,
     Filled,
     LookedUp,
     covered,
@@ -23,6 +24,7 @@ from pgembed_django.spaces.switching import (
 )
 
 __all__ = [
+    "FOUND",
     "Filled",
     "LookedUp",
     "activate",

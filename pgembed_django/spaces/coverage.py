@@ -14,6 +14,9 @@ from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
+FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))
+"""The first chunk of a row that a search would find: its vector is there, or its text is empty."""
+
 AT_ONCE = 100
 """How many gaps are read, to find one that is not merely a row written just now."""
 
@@ -47,10 +50,7 @@ def covered(spec: Spec, space: Space) -> QuerySet[Model]:
     that was retired for a while and is reopened may have fallen behind.
     """
     chunks = spec.embedding_model._base_manager.filter(
-        Q(embedding__isnull=False) | Q(end_offset=F("start_offset")),
-        source_id=OuterRef("pk"),
-        space_id=space.pk,
-        position=0,
+        FOUND, source_id=OuterRef("pk"), space_id=space.pk
     )
     if space.state == Space.State.BUILDING:
         of_active = spec.embedding_model._base_manager.filter(

@@ -18,6 +18,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import jobs, spaces, specs
+from pgembed_django.admin import vectors
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Article
@@ -285,6 +286,15 @@ def test_what_a_person_does_with_failures(explain):
             jobs.retry_failed(some[50:], using="default"),
         )
     )
+
+    assert_bounded(nodes, 2 * BATCH)
+
+
+@pytest.mark.parametrize("order", ["pk", "-pk"])
+def test_the_states_of_a_page_of_rows_in_the_admin(explain, order):
+    rows = Article.objects.annotate(pgembed_state=vectors.state_of(Article)).order_by(order)
+
+    nodes = explain(lambda: list(rows[:BATCH]))
 
     assert_bounded(nodes, 2 * BATCH)
 
