@@ -102,6 +102,8 @@ class Maintenance:
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
         tally = rollups.Tally()
         for claim, ending in reaped:
+            if ending in {Ending.BUSY, Ending.LOST}:
+                continue  # nothing was taken back
             tally.ended(claim.spec, ending)
             events.tell(
                 events.LEASE_EXPIRED,

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from pgembed_django import faults, jobs, spaces, specs
-from pgembed_django.maintenance import reconcile
+from pgembed_django import conf, faults, jobs, spaces, specs
+from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.reembedding import reembed
 from pgembed_django.worker import configuring
@@ -198,6 +198,24 @@ def test_an_open_bulk_writer_costs_the_reaper_one_wait_not_one_for_each_job(writ
     assert reap() == []
 
     assert time.monotonic() - started < SHORT_SECONDS
+
+
+def test_a_lease_that_a_writer_keeps_from_the_reaper_is_told_once(make_article, writer, caplog):
+    article = make_article()
+    claim()
+    expire_leases()
+    writer.connection.execute(TOUCH, [article.pk])
+    maintenance = Maintenance(
+        {spec().key: spec()}, using="default", settings=conf.current(), wake=lambda: None
+    )
+
+    def told() -> list[str]:
+        maintenance.reap()
+        return [one.result for one in caplog.records if one.event == "pgembed.lease_expired"]
+
+    assert told() == []
+    writer.connection.commit()
+    assert told() == ["superseded"]
 
 
 def test_a_writer_waits_for_no_reconciler_that_meets_a_bulk_writer(writer):
