@@ -15,7 +15,7 @@ from django.db.models.functions import Cast, Now
 from pgembed_django import lengths, sources, store
 from pgembed_django.models import Space
 from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
-from pgembed_django.spaces import LookedUp, covered, jobs_of_row
+from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
 PARKED = UNSETTLED & Q(run_at__gt=Now())
@@ -25,7 +25,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
     """Return rows without vectors in one of the spaces. Not those at work, not the parked."""
     fresh = Q()
     for space in spaces:
-        fresh &= Q(LookedUp(covered(spec, space)))
+        fresh &= Q(LookedUp(covering_chunk(spec, space)))
     rows = spec.rows(using).filter(page).exclude(fresh)
     for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
         rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))

@@ -2,10 +2,10 @@
 
 from pgembed_django.spaces.coverage import (
     FOUND,
-    Filled,
+    Coverage,
     LookedUp,
-    covered,
-    filled,
+    coverage_of,
+    covering_chunk,
     has_gap,
     jobs_of_row,
     last_gap,
@@ -25,16 +25,16 @@ from pgembed_django.spaces.switching import (
 
 __all__ = [
     "FOUND",
-    "Filled",
+    "Coverage",
     "LookedUp",
     "activate",
     "active",
     "adopt",
     "ask_live_ids",
     "cancel",
-    "covered",
+    "coverage_of",
+    "covering_chunk",
     "ensure",
-    "filled",
     "forget",
     "has_gap",
     "jobs_of_row",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast
@@ -21,16 +22,32 @@ AT_ONCE = 100
 """How many gaps are read, to find one that is not merely a row written just now."""
 
 
-class Filled(NamedTuple):
-    """How far a space is: source rows in the spec's condition, and those with their vectors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Source rows in the spec's condition, and those of them that a search would find.
+
+    ``is_estimated``: from a sample of the table's pages, the same ones every time.
+    """
 
     rows: int
     covered: int
+    is_estimated: bool = False
 
     @property
     def ratio(self) -> float:
         """From 0 to 1. Nothing to cover is covered."""
         return self.covered / self.rows if self.rows else 1.0
+
+    @property
+    def missing(self) -> int:
+        """How many rows a search would not find."""
+        return self.rows - self.covered
+
+    def __str__(self) -> str:
+        # Never rounded up to a hundred percent.
+        percent = int(self.ratio * 1000) / 10
+        about = "about " if self.is_estimated else ""
+        return f"{about}{percent:g} % of {about}{self.rows:,} rows"
 
 
 class LookedUp(Exists):
@@ -43,7 +60,7 @@ class LookedUp(Exists):
     template = "EXISTS(%(subquery)s OFFSET 0)"
 
 
-def covered(spec: Spec, space: Space) -> QuerySet[Model]:
+def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
     """Return the stored first chunk of the outer row: its vector there, or its text empty.
 
     In a space that is being built it is also of the text that the active one holds: one
@@ -69,10 +86,11 @@ def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
     return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
-def filled(spec: Spec, space: Space, *, using: str) -> Filled:
+def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
     """Count. Reads the whole table: for a person who asks, not for a page that refreshes."""
     rows = spec.rows(using)
-    return Filled(rows.count(), rows.filter(LookedUp(covered(spec, space))).count())
+    covered = rows.filter(LookedUp(covering_chunk(spec, space)))
+    return Coverage(rows=rows.count(), covered=covered.count())
 
 
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:
@@ -88,7 +106,7 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
     rows = (
         spec.rows(using)
         .filter(within or Q())
-        .exclude(LookedUp(covered(spec, space)))
+        .exclude(LookedUp(covering_chunk(spec, space)))
         .exclude(LookedUp(jobs_of_row(spec, UNSETTLED)))
     )
     with database.giving_way(using):
@@ -113,7 +131,7 @@ def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
     searched = active(spec, using=using)
     if searched is None:
         return set()
-    rows = spec.rows(using).filter(pk__in=keys).exclude(LookedUp(covered(spec, searched)))
+    rows = spec.rows(using).filter(pk__in=keys).exclude(LookedUp(covering_chunk(spec, searched)))
     lacking = dict(rows.values_list(Cast("pk", TextField()), "pk"))
     jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=list(lacking))
     # Not one condition on two statuses: each has an index of its own.

@@ -4,13 +4,13 @@ Every function is cheap enough for a page that refreshes itself, whatever the ta
 counts stop at a bound and say so, and large tables are sampled.
 """
 
+from pgembed_django.spaces import Coverage
 from pgembed_django.status.charts import Point, series
 from pgembed_django.status.failures import failure_batches, failure_kinds
 from pgembed_django.status.reading import overview
 from pgembed_django.status.shapes import (
     Backlog,
     Count,
-    Coverage,
     FailureKind,
     FailureKinds,
     Held,

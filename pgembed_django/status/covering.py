@@ -12,9 +12,8 @@ from psycopg import sql
 
 from pgembed_django import database
 from pgembed_django.models import Space
-from pgembed_django.spaces import covered
+from pgembed_django.spaces import Coverage, covering_chunk
 from pgembed_django.specs import Spec
-from pgembed_django.status.shapes import Coverage
 
 BUDGET = 20_000
 """Source rows that one page looks at, shared out among the spaces."""
@@ -149,7 +148,7 @@ def _query(
         rows = rows.filter(pk__in=_sample(spec, share))
     when = spec.when or Q()
     counts: dict[str, Any] = {
-        column: Count("pk", filter=when & Q(Exists(covered(spec, space))))
+        column: Count("pk", filter=when & Q(Exists(covering_chunk(spec, space))))
         for space, column in zip(spaces, COLUMNS, strict=False)
     }
     for column in COLUMNS[len(spaces) :]:

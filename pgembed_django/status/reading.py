@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,14 +9,13 @@ from datetime import datetime
 from pgembed_django import conf, jobs, rollups
 from pgembed_django import specs as declared
 from pgembed_django.models import Space, Worker
-from pgembed_django.spaces.living import LIVE
+from pgembed_django.spaces import Coverage, live_of
 from pgembed_django.specs import Spec
 from pgembed_django.status import charts, covering, queue, verdicts
 from pgembed_django.status.charts import Recent
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import (
     NONE,
-    Coverage,
     Overview,
     ProviderStatus,
     SpaceStatus,
@@ -60,7 +58,7 @@ def overview(
     keys = [spec.key for spec in chosen]
     # Before the queue: what is not covered by now has a job there, or is covered then.
     now, tables = covering.tables(chosen, using=using)
-    live = _live(keys, using=using)
+    live = live_of(chosen, using=using)
     coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
     counted = queue.count(keys, using=using, max_count=max_count)
     workers = _workers(counted, now, using=using)
@@ -83,14 +81,6 @@ def overview(
         providers=tuple(seen.providers.values()),
         unknown={key: count for key, count in counted.failures.items() if key not in known},
     )
-
-
-def _live(keys: Sequence[str], *, using: str) -> dict[str, list[Space]]:
-    found = defaultdict(list)
-    # The active one first.
-    for space in Space.objects.using(using).filter(spec__in=keys, state__in=LIVE).order_by("state"):
-        found[space.spec].append(space)
-    return dict(found)
 
 
 def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from pgembed_django.spaces import Coverage
+
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 
 
@@ -49,34 +51,6 @@ class Backlog:
     waiting: Count
     later: Count
     oldest_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """Source rows in the spec's condition, and those of them that a search would find.
-
-    ``is_estimated``: from a sample of the table's pages, the same ones every time.
-    """
-
-    rows: int
-    covered: int
-    is_estimated: bool
-
-    @property
-    def ratio(self) -> float:
-        """From 0 to 1. Nothing to cover is covered."""
-        return self.covered / self.rows if self.rows else 1.0
-
-    @property
-    def missing(self) -> int:
-        """How many rows a search would not find."""
-        return self.rows - self.covered
-
-    def __str__(self) -> str:
-        # Never rounded up to a hundred percent.
-        percent = int(self.ratio * 1000) / 10
-        about = "about " if self.is_estimated else ""
-        return f"{about}{percent:g} % of {about}{self.rows:,} rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgembed_django.status.shapes import Count, Coverage, State, Verdict
+from pgembed_django.spaces import Coverage
+from pgembed_django.status.shapes import Count, State, Verdict
 
 LATE_SECONDS = 60.0
 """A change that waits for longer is late: in the ordinary way it takes a second."""

@@ -209,7 +209,7 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
         elif sweep == "full":
             spaces.has_gap(spec, swap, using="default")
         else:
-            spaces.filled(spec, swap, using="default")
+            spaces.coverage_of(spec, swap, using="default")
     plans = []
     for query in queries:
         if query["sql"].startswith("SELECT") and "EXISTS" in query["sql"]:

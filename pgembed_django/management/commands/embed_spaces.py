@@ -73,10 +73,10 @@ class Command(EmbedCommand):
         model = f"{space.model}{digest}, {space.dimensions} dimensions"
         if space.pruned_at:
             return f"{model}, pruned"
-        found = spaces.filled(spec, space, using=self.using)
+        found = spaces.coverage_of(spec, space, using=self.using)
         told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
         is_live = space.state != Space.State.RETIRED
-        return told + (_pace(found.rows - found.covered, rate) if is_live else "")
+        return told + (_pace(found.missing, rate) if is_live else "")
 
     def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
