@@ -35,10 +35,11 @@ class HandlingPipeline(Pipeline):
         self._hand_in()
         moved = self.storing.step()
         if claim and self._todo.qsize() < BATCH:
+            self.live.read_if_old()
             claims = self.claiming.claim_up_to(BATCH)
             self.claiming.has_more = len(claims) >= BATCH
             now = time.monotonic()
-            units = [Unit(one, self.claiming.specs[one.spec], now) for one in claims]
+            units = [Unit(one, self.live.specs[one.spec], now) for one in claims]
             self.holding.add(units)
             # One that does nothing is called at once, as the bare loop does.
             take_on = self._todo.put if self.handler.sleeps else self._handle
@@ -66,5 +67,5 @@ class HandlingPipeline(Pipeline):
         for _ in range(len(self._done)):
             unit = self._done.popleft()
             unit.is_planned = True
-            unit.planned_spaces = {space.pk for space in self.planning.live[unit.spec.key]}
+            unit.planned_spaces = {space.pk for space in self.live.of(unit.spec)}
             self.holding.look_at(unit)

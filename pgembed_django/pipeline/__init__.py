@@ -14,6 +14,7 @@ from pgembed_django.pipeline.claiming import Claiming
 from pgembed_django.pipeline.early_text import EarlyText
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.storing import Storing
@@ -34,17 +35,22 @@ class Pipeline:
         inline: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.live = Live(specs, using=using, clock=clock)
         self.holding = Holding(using=using, settings=settings)
         self.embedding = Embedding(holding=self.holding, wake=wake, inline=inline, clock=clock)
         self.aside = Aside(holding=self.holding)
         self.staging = Staging(holding=self.holding, aside=self.aside, clock=clock)
         self.early_text = EarlyText(holding=self.holding, staging=self.staging, clock=clock)
-        self.storing = Storing(holding=self.holding, aside=self.aside, wake=wake, inline=inline)
-        self.planning = Planning(holding=self.holding, aside=self.aside, embedding=self.embedding)
+        self.storing = Storing(
+            holding=self.holding, aside=self.aside, live=self.live, wake=wake, inline=inline
+        )
+        self.planning = Planning(
+            holding=self.holding, aside=self.aside, live=self.live, embedding=self.embedding
+        )
         self.claiming = Claiming(
-            specs,
             holding=self.holding,
             aside=self.aside,
+            live=self.live,
             embedding=self.embedding,
             planning=self.planning,
             storing=self.storing,
@@ -60,18 +66,27 @@ class Pipeline:
     def step(self, *, claim: bool = True) -> bool:
         """Do one round, and tell whether anything moved.
 
-        What is furthest on its way goes first, so that nobody waits for newer work. Read from
-        ``_begin`` on, it is the walk of one row.
+        What is furthest on its way goes first, so that it does not wait for newer work. A row
+        is claimed, its text read and cut into chunks, and those that are new are sent off in
+        batches with others'; the rounds after that collect the answers and finish it.
         """
         answered = self.embedding.collect()
         if answered:
             self.embedding.send()  # the provider goes on while the database is written to
         moved = self._finish() or answered
         if claim:
-            moved |= self._begin()
+            moved |= self.claim()
+            moved |= self.planning.step()
         moved |= self.embedding.send()
         self._look_after_the_late(answered=answered)
         return moved
+
+    def claim(self) -> bool:
+        """Claim what there is room for, of what is live now. Tells whether there was any."""
+        if self.live.read_if_old():
+            self.embedding.pause(self.live)
+            self.planning.look_again()
+        return self.claiming.claim()
 
     def release_unsent(self) -> None:
         """Give back what is not with a provider just now, with no attempt spent."""
@@ -97,14 +112,6 @@ class Pipeline:
         """Let the threads end."""
         self.storing.close()
         self.embedding.close()
-
-    def _begin(self) -> bool:
-        """Fill free capacity: claim units, read and cut their texts, queue the chunks that are new.
-
-        Then they are sent off in batches, across units.
-        """
-        moved = self.claiming.claim()
-        return self.planning.step() or moved
 
     def _finish(self) -> bool:
         """Store what came back, complete its jobs, and end those that do not succeed."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 
-from pgembed_django import events, jobs, spaces
+from pgembed_django import events, jobs
 from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.patience import Patience
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
-from pgembed_django.specs import Spec
-
-SPACES_SECONDS = 5.0
-"""How long a worker may go on with spaces that another one has changed."""
 
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
@@ -38,19 +34,19 @@ class Claiming:
 
     def __init__(
         self,
-        specs: Mapping[str, Spec],
         *,
         holding: Holding,
         aside: Aside,
+        live: Live,
         embedding: Embedding,
         planning: Planning,
         storing: Storing,
         worker_id: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.specs = specs
         self.holding = holding
         self.aside = aside
+        self.live = live
         self.embedding = embedding
         self.planning = planning
         self.storing = storing
@@ -65,8 +61,6 @@ class Claiming:
         self._is_suspects_turn = False
         self._patience = Patience()
         self._had_special = False
-        self._spaces_read = float("-inf")
-        self._paused_specs: Collection[str] = ()
 
     @property
     def wanted(self) -> int:
@@ -100,7 +94,7 @@ class Claiming:
                 events.JOBS_CLAIMED, about=claims, count=len(claims), milliseconds=milliseconds
             )
         self.has_more = len(claims) >= limit
-        units = [Unit(claim, self.specs[claim.spec], now) for claim in claims]
+        units = [Unit(claim, self.live.specs[claim.spec], now) for claim in claims]
         self.holding.add(units)
         self.planning.add(units)
         return bool(units)
@@ -112,7 +106,6 @@ class Claiming:
 
     def claim_up_to(self, limit: int) -> list[Claim]:
         """Start due jobs: one that has to go alone, or up to ``limit`` others."""
-        self._read_spaces()
         up, down = self._reachable()
         using, lease = self.holding.using, self.holding.settings.lease_seconds
         # What an open writer keeps from being stored is with no provider, and may stay for long.
@@ -187,23 +180,10 @@ class Claiming:
         """
         up: list[str] = []
         down: list[str] = []
-        for key in self.specs:
-            if key in self._paused_specs or self.specs[key] in self.aside:
+        for key, spec in self.live.specs.items():
+            if key in self.live.paused.specs or spec in self.aside:
                 continue
-            active = self.planning.live.get(key, ())[:1]
+            active = self.live.of(spec)[:1]
             is_down = any(self.embedding.pool(space).is_waiting for space in active)
             (down if is_down else up).append(key)
         return up, down
-
-    def _read_spaces(self) -> None:
-        if self.holding.has_old_spaces or self._clock() - self._spaces_read >= SPACES_SECONDS:
-            using = self.holding.using
-            live = spaces.live_of(self.specs.values(), using=using)
-            self.planning.live = live
-            paused = jobs.paused(using=using)
-            self._paused_specs = paused.specs
-            for space in itertools.chain.from_iterable(live.values()):
-                self.embedding.pool(space).paused_by = paused.providers.get(space.provider)
-            self.planning.look_again()
-            self._spaces_read = self._clock()
-            self.holding.has_old_spaces = False

@@ -15,6 +15,7 @@ from pgembed_django.exceptions import (
 from pgembed_django.models import Space
 from pgembed_django.pipeline import batches
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Request, Unit
 from pgembed_django.pool import Pool
@@ -83,6 +84,11 @@ class Embedding:
             self._pools[space.pk] = pool
             self._queues.setdefault(pool, deque())
         return self._pools[space.pk]
+
+    def pause(self, live: Live) -> None:
+        """Let the pools know who has paused their providers."""
+        for space in live:
+            self.pool(space).paused_by = live.paused.providers.get(space.provider)
 
     def enqueue(self, space: Space, requests: Iterable[Request]) -> None:
         """Add chunks to be embedded in a space."""

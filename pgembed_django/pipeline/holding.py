@@ -28,8 +28,6 @@ class Holding:
         """Those whose text could be stored before their vectors, the oldest first."""
         self.to_stage: list[tuple[Unit, Part]] = []
         """What came for units that need further batches, or are about to be given back."""
-        self.has_old_spaces = False
-        """Whether a space was opened since some were planned: the next claim reads them anew."""
         self.tally = rollups.Tally()
         self._endings: deque[tuple[Claim, Callable[[Claim], Ending]]] = deque()
 

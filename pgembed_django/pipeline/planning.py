@@ -16,6 +16,7 @@ from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import GIVEN_BACK_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Request, Unit
 from pgembed_django.specs import Spec
@@ -30,12 +31,11 @@ UNASKED = 4
 class Planning:
     """Plans what claimed units need, and queues what is new to be embedded."""
 
-    def __init__(self, *, holding: Holding, aside: Aside, embedding: Embedding) -> None:
+    def __init__(self, *, holding: Holding, aside: Aside, live: Live, embedding: Embedding) -> None:
         self.holding = holding
         self.aside = aside
+        self.live = live
         self.embedding = embedding
-        self.live: Mapping[str, Sequence[Space]] = {}
-        """The spaces of each spec that its units are planned for."""
         self._units: deque[Unit] = deque()
         self._readings: dict[Spec, sources.Reading] = {}
         # The providers' answers are looked at again after each, whatever the texts' lengths.
@@ -81,7 +81,7 @@ class Planning:
     def look_again(self) -> None:
         """Take up those whose tables are by now as declared."""
         for spec in self.aside:
-            if not self.live[spec.key]:
+            if not self.live.of(spec):
                 continue
             try:
                 self._ask(spec, [])
@@ -162,7 +162,7 @@ class Planning:
             self.holding.give_back(unit, delay_seconds=GIVEN_BACK_SECONDS)
 
     def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
-        live = self.live[spec.key]
+        live = self.live.of(spec)
         if not live:
             self._give_back(units)
             return
@@ -193,7 +193,7 @@ class Planning:
 
     def _ask(self, spec: Spec, source_pks: Sequence[str]) -> tuple[sources.Loaded, store.Stored]:
         using = self.holding.using
-        space_ids = [space.pk for space in self.live[spec.key]]
+        space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, in_one_go=True):
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
             read_texts = self._reading(spec).ask(source_pks)

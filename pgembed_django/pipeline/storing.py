@@ -18,6 +18,7 @@ from pgembed_django.faults import Fault
 from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
@@ -42,10 +43,17 @@ class Storing:
     """
 
     def __init__(
-        self, *, holding: Holding, aside: Aside, wake: Callable[[], None], inline: bool
+        self,
+        *,
+        holding: Holding,
+        aside: Aside,
+        live: Live,
+        wake: Callable[[], None],
+        inline: bool,
     ) -> None:
         self.holding = holding
         self.aside = aside
+        self.live = live
         self.completed = 0
         self._wake = wake
         self._thread = None if inline else Threads(1, name="pgembed-storing")
@@ -165,7 +173,7 @@ class Storing:
         """Let go of what was done. Returns whether there was any, and what was not."""
         for unit in done.outdated:
             self.holding.give_back(unit)
-            self.holding.has_old_spaces = True
+            self.live.outdate()
         for unit, error in done.unfit:
             self.aside.put(unit.spec, error)
             self.aside.give_back([unit])

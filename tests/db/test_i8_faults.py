@@ -110,7 +110,7 @@ def test_a_unit_whose_two_providers_go_down_at_once_is_given_back(
         "default": {**settings.PGEMBED_PROVIDERS["default"], "MODEL": "another"}
     }
     spaces.ensure(spec, using="default")  # built beside the one that is searched
-    worker.holding.has_old_spaces = True
+    worker.live.outdate()
     make_article()
     provider.is_down = True
 

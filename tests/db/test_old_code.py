@@ -89,7 +89,7 @@ def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_
 
     drift()
     make_due()
-    worker.holding.has_old_spaces = True  # as after five seconds
+    worker.live.outdate()  # as after five seconds
     steps(worker)
 
     assert not paused(worker)
@@ -133,12 +133,12 @@ def test_what_cannot_be_stored_any_more_is_given_back_with_no_attempt_spent(
 
         # Nor is it taken up as soon as it can be read: it would be paid for again and again.
         make_due()
-        worker.holding.has_old_spaces = True
+        worker.live.outdate()
         steps(worker)
         assert list(paused(worker)) == [NOTE]
         undo()
 
-    worker.holding.has_old_spaces = True
+    worker.live.outdate()
     steps(worker)
     assert not paused(worker)
     assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
@@ -184,7 +184,7 @@ def test_a_trigger_that_fails_on_one_row_sets_no_spec_aside(note, make_worker, s
 def test_nor_does_a_text_that_cannot_be_stored_early_cost_an_attempt(note, make_worker, provider):
     worker = make_worker()
     provider.is_down = True
-    worker.claiming.claim()
+    worker.claim()
     worker.planning.step()
     with deploy(*STORING["a column is gone"]):
         steps(worker)

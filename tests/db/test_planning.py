@@ -33,7 +33,7 @@ def sizes(
     def plan(seconds: float) -> list[int]:
         monkeypatch.setattr(slices, "SECONDS", seconds)
         worker = make_worker()
-        worker.claiming.claim()
+        worker.claim()
 
         def planned() -> int:
             return sum(unit.is_planned for unit in worker.holding.units.values())
@@ -57,7 +57,7 @@ def test_where_no_space_is_live_no_text_is_read(make_worker, make_article):
     worker = make_worker()
     Space.objects.all().delete()
     make_article()
-    worker.claiming.claim()
+    worker.claim()
 
     with CaptureQueriesContext(connection) as asked:
         worker.planning.step()

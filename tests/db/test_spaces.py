@@ -458,7 +458,7 @@ def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
         {KEY: spec}, using="default", worker_id=1, settings=conf.current(), inline=True
     )
     Article.objects.filter(pk=article.pk).update(title="After")
-    pipeline.claiming.claim()
+    pipeline.claim()
     pipeline.planning.step()  # with one space
     with provider(model="another"):
         spaces.ensure(spec, using="default")

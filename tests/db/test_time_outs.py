@@ -110,7 +110,7 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     for number in range(8):
         Note.objects.create(body=f"slow {number}")
     worker = make_worker()
-    worker.claiming.claim()
+    worker.claim()
     worker.planning.step()
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work)
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
-    worker.claiming.specs = {spec.key: slow}
+    worker.live.specs = {spec.key: slow}
 
     work(worker)
 
