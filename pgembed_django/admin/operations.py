@@ -56,6 +56,7 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
         "last_seen_at",
         "holds",
         "paused_providers",
+        "set_aside",
         "started_at",
         "version",
         "spec_keys",
@@ -63,7 +64,7 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
     ordering = ("-last_seen_at", "-id")
     fieldsets: ClassVar[Any] = (
         (None, {"fields": ("worker", "id", "version", "started_at", "last_seen_at")}),
-        (_("Work"), {"fields": ("holds", "paused_providers", "spec_keys")}),
+        (_("Work"), {"fields": ("holds", "paused_providers", "set_aside", "spec_keys")}),
     )
 
     @admin.display(description=_("worker"))
@@ -75,6 +76,11 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
     def paused_providers(self, worker: Worker) -> SafeString:
         """Each paused provider with the reason."""
         return format_html_join("; ", "{}: {}", worker.paused.items())
+
+    @admin.display(description=_("specs set aside"))
+    def set_aside(self, worker: Worker) -> SafeString:
+        """Each spec that it leaves alone with the reason."""
+        return format_html_join("; ", "{}: {}", worker.aside.items())
 
     @admin.display(description=_("specs"))
     def spec_keys(self, worker: Worker) -> str:

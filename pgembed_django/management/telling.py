@@ -87,7 +87,8 @@ def _worker(worker: status.WorkerStatus) -> str:
     )
     seen = "" if worker.silent_seconds is None else f"seen {duration(worker.silent_seconds)} ago, "
     dead = "" if worker.is_live else "believed dead, "
-    return f"  {worker.name}  {dead}{seen}holds {held or 'nothing'}"
+    aside = "".join(f", has set {key} aside: {why}" for key, why in worker.aside.items())
+    return f"  {worker.name}  {dead}{seen}holds {held or 'nothing'}{aside}"
 
 
 def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:

@@ -18,12 +18,11 @@ class Worker(NotFromFixtures):
     version = models.TextField()
     specs = models.JSONField(default=list)
     holds = models.IntegerField(db_default=0, help_text=_("Units held when it last reported."))
-    paused = models.JSONField(
-        default=dict, help_text=_("Provider -> why it is paused and when it is tried again.")
-    )
+    paused = models.JSONField(default=dict, help_text=_("Provider -> why it is paused."))
     paused_seconds = models.JSONField(
         default=dict, help_text=_("Provider -> seconds until it is tried again, as last seen.")
     )
+    aside = models.JSONField(default=dict, help_text=_("Spec -> why it is set aside."))
     started_at = models.DateTimeField(db_default=Now())
     last_seen_at = models.DateTimeField(db_default=Now())
 

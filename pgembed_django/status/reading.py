@@ -105,6 +105,7 @@ def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]
                     alias: after(row.last_seen_at, seconds)
                     for alias, seconds in row.paused_seconds.items()
                 },
+                aside=dict(row.aside),
             )
         )
     # Jobs whose worker is forgotten: their leases run out, or a person releases them.
@@ -123,6 +124,7 @@ def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]
                 held=tuple(left),
                 paused={},
                 retries_at={},
+                aside={},
             )
         )
     return found
@@ -165,7 +167,7 @@ def _spec(spec: Spec, seen: Seen) -> SpecStatus:
     waiting = sum((one.waiting for one in backlog), NONE)
     changes = sum((one.waiting for one in backlog if one.kind in queue.CHANGES), NONE)
     eta = waiting.value / rate if rate else (None if waiting else 0.0)
-    workers = sum(worker.is_live and key in worker.specs for worker in seen.workers)
+    workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
     provider = seen.providers.get(active.provider) if active else None
     oldest = seen.queue.oldest_change.get(key)
     failures = seen.queue.failures.get(key, NONE)
@@ -174,7 +176,8 @@ def _spec(spec: Spec, seen: Seen) -> SpecStatus:
         has_tables=seen.tables[key].is_there,
         has_space=active is not None,
         held_by=held_by or (provider.held_by if provider else ""),
-        workers=workers,
+        workers=len(workers),
+        aside=tuple(worker.aside[key] for worker in workers if key in worker.aside),
         down=provider.reason if provider and provider.is_paused else "",
         unreachable_for=len(provider.paused_by) if provider else 0,
         waiting=waiting,
@@ -200,7 +203,7 @@ def _spec(spec: Spec, seen: Seen) -> SpecStatus:
         p50_seconds=rollups.quantile(recent.waits, 0.5),
         p99_seconds=rollups.quantile(recent.waits, 0.99),
         eta_seconds=eta,
-        workers=workers,
+        workers=len(workers),
         held_by=held_by,
     )
 

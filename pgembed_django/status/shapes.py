@@ -131,6 +131,8 @@ class WorkerStatus:
     """Provider -> why this worker has paused it."""
     retries_at: dict[str, datetime]
     """Provider -> when this worker tries it again."""
+    aside: dict[str, str]
+    """Spec -> why this worker has set it aside."""
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ STUCK_SECONDS = 300.0
 """A change that waits for so long while nothing is completed: it is stalled."""
 
 WORKER = "Start manage.py embed_worker."
+DRIFT = "for its tables are not as the code declares them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Facts:
     """Who has paused the spec. Empty: nobody."""
     workers: int
     """Live ones that work on the spec."""
+    aside: tuple[str, ...]
+    """Why workers have set it aside, of each that has."""
     down: str
     """Why no worker can reach the active space's provider. Empty: one can."""
     unreachable_for: int
@@ -42,6 +45,11 @@ class Facts:
     completed: int
     """Units in the last minutes."""
     eta_seconds: float | None
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether no worker works on it, for all have set it aside."""
+        return 0 < self.workers == len(self.aside)
 
 
 def judge(facts: Facts) -> Verdict:
@@ -72,6 +80,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
         yield f"Paused by {facts.held_by}: {_waiting(facts)}."
     elif not facts.workers and has_work:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
+    elif facts.is_aside and has_work:
+        yield f"Set aside by every worker, {DRIFT}: {_waiting(facts)}. {facts.aside[0]}"
     elif facts.down and has_work:
         yield f"The provider is down: {_waiting(facts)}. {facts.down}"
     elif (facts.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
@@ -83,10 +93,15 @@ def _degraded(facts: Facts) -> Iterator[str]:
         yield f"Paused by {facts.held_by}. Nothing waits yet."
     elif not facts.workers:
         yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
+    elif facts.is_aside:
+        yield f"Set aside by every worker, {DRIFT}. Nothing waits yet. {facts.aside[0]}"
     elif facts.down:
         yield f"The provider is down. Nothing waits yet. {facts.down}"
     elif facts.unreachable_for:
         yield f"{facts.unreachable_for} of {facts.workers} workers cannot reach the provider."
+    if facts.aside and not facts.is_aside:
+        some = f"{len(facts.aside)} of {facts.workers} workers"
+        yield f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"
     if facts.failures:
         one = facts.failures.value == 1
         yield (

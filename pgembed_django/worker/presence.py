@@ -34,12 +34,13 @@ class Presence:
         state = {
             "last_seen_at": Now(),
             "holds": len(pipeline.holding.units),
-            "paused": {what: self._held(why) for what, why in paused(pipeline).items()},
+            "paused": self._encodable(paused(pipeline)),
             "paused_seconds": {
                 pool.provider.alias: pool.paused_seconds
                 for pool in pipeline.embedding.pools
                 if pool.is_down
             },
+            "aside": self._encodable(aside(pipeline)),
         }
         rows = WorkerRow.objects.using(self.using)
         if not rows.filter(pk=self.row.pk).update(**state):
@@ -51,10 +52,11 @@ class Presence:
         """Leave."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
 
-    def _held(self, why: str) -> str:
+    def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
         """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
-        is_utf8 = database.encoding(self.using) == "UTF8"
-        return why if is_utf8 else held_in(why, "ascii")
+        if database.encoding(self.using) == "UTF8":
+            return reasons
+        return {what: held_in(why, "ascii") for what, why in reasons.items()}
 
     def _tell(self, completed: int, *, holds: int) -> None:
         """Tell the log how many units were completed since the last time, if any."""
@@ -65,7 +67,7 @@ class Presence:
 
 
 def paused(pipeline: Pipeline) -> dict[str, str]:
-    """Return the providers that are down or paused by hand, the specs set aside, and why."""
+    """Return the providers that are down or paused by hand, and why."""
     pools = pipeline.embedding.pools
     down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
     by_hand = {
@@ -73,5 +75,9 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
         for pool in pools
         if pool.paused_by is not None
     }
-    aside = {spec.key: reason for spec, reason in pipeline.aside.reasons.items()}
-    return {what: clean(why) for what, why in (down | by_hand | aside).items()}
+    return {alias: clean(why) for alias, why in (down | by_hand).items()}
+
+
+def aside(pipeline: Pipeline) -> dict[str, str]:
+    """Return the keys of the specs that are set aside, and why."""
+    return {spec.key: clean(why) for spec, why in pipeline.aside.reasons.items()}

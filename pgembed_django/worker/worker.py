@@ -21,7 +21,7 @@ from pgembed_django.specs import Spec
 from pgembed_django.worker import configuring, preparing
 from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Liveness
-from pgembed_django.worker.presence import Presence, paused
+from pgembed_django.worker.presence import Presence, aside, paused
 from pgembed_django.worker.rest import BUSY_LOOK_SECONDS, Rest
 from pgembed_django.worker.sessions import Sessions
 from pgembed_django.worker.signals import stopped_by_signals
@@ -87,6 +87,11 @@ class Worker:
     def paused(self) -> dict[str, str]:
         """The providers that are down or paused by hand, and why."""
         return paused(self.pipeline) if hasattr(self, "pipeline") else {}
+
+    @property
+    def aside(self) -> dict[str, str]:
+        """The specs that are set aside, and why."""
+        return aside(self.pipeline) if hasattr(self, "pipeline") else {}
 
     @property
     def is_cut_off(self) -> bool:
@@ -254,8 +259,8 @@ class Worker:
             return False
         if self.pipeline.step() or not self.pipeline.holding.is_empty:
             return False
-        if self._has_reconciled and self.paused:
-            return True  # what the reconciler finds again waits for the paused provider
+        if self._has_reconciled and (self.paused or self.aside):
+            return True  # what the reconciler finds again waits for the provider, or the tables
         self._has_reconciled = True
         # It reads whole tables, and is not being stuck meanwhile.
         self.liveness.end()

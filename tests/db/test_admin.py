@@ -592,6 +592,7 @@ def test_workers_are_shown_with_what_they_hold(admin_client: Client) -> None:
         version="1",
         specs=["app.ArticleEmbedding"],
         paused={"default": "<i>down</i>"},
+        aside={"app.NoteEmbedding": "<i>drift</i>"},
     )
 
     for page in (
@@ -601,3 +602,4 @@ def test_workers_are_shown_with_what_they_hold(admin_client: Client) -> None:
         assert "host-1:17" in page
         assert "app.ArticleEmbedding" in page
         assert "default: &lt;i&gt;down&lt;/i&gt;" in page
+        assert "app.NoteEmbedding: &lt;i&gt;drift&lt;/i&gt;" in page

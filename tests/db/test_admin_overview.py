@@ -95,6 +95,7 @@ def test_what_workers_and_providers_say_is_shown_and_escaped(viewer: Client) -> 
         specs=[spec.key for spec in specs.all()],
         paused={"default": f"{HOSTILE} is down"},
         paused_seconds={"default": 60.0},
+        aside={KEY: f"{HOSTILE} is no column"},
     )
     Job.objects.create(spec=KEY, source_pk="1")
     Pause.objects.create(what="provider", name=HOSTILE, by=HOSTILE)
@@ -103,6 +104,7 @@ def test_what_workers_and_providers_say_is_shown_and_escaped(viewer: Client) -> 
 
     assert HOSTILE not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt; is down" in page
+    assert f"<td>{KEY}: &lt;script&gt;alert(1)&lt;/script&gt; is no column</td>" in page
 
 
 def test_a_viewer_sees_no_button_and_an_operator_does(viewer: Client, operator: Client) -> None:

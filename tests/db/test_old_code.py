@@ -13,7 +13,7 @@ from django.db import ProgrammingError, connection
 from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Attempt, Job, Lap, Space, Worker
-from pgembed_django.worker.presence import paused
+from pgembed_django.worker.presence import aside
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import make_due
@@ -84,7 +84,7 @@ def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_
     assert embedded_text(article)
     job = Job.objects.get(spec=NOTE)
     assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
-    assert list(paused(worker)) == [NOTE]
+    assert list(aside(worker)) == [NOTE]
     assert "ProgrammingError" in job.last_error
 
     drift()
@@ -92,7 +92,7 @@ def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_
     worker.live.outdate()  # as after five seconds
     steps(worker)
 
-    assert not paused(worker)
+    assert not aside(worker)
     assert NoteEmbedding.objects.filter(source=note).exists()
 
 
@@ -129,18 +129,18 @@ def test_what_cannot_be_stored_any_more_is_given_back_with_no_attempt_spent(
         assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
         assert "ProgrammingError" in job.last_error
         assert not Attempt.objects.exists()
-        assert list(paused(worker)) == [NOTE]
+        assert list(aside(worker)) == [NOTE]
 
         # Nor is it taken up as soon as it can be read: it would be paid for again and again.
         make_due()
         worker.live.outdate()
         steps(worker)
-        assert list(paused(worker)) == [NOTE]
+        assert list(aside(worker)) == [NOTE]
         undo()
 
     worker.live.outdate()
     steps(worker)
-    assert not paused(worker)
+    assert not aside(worker)
     assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
     assert Counter(provider.embedded)["a note"] == 1
 
@@ -174,7 +174,7 @@ def test_a_trigger_that_fails_on_one_row_sets_no_spec_aside(note, make_worker, s
         worker = make_worker()
         steps(worker)
 
-        assert not paused(worker)
+        assert not aside(worker)
         assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
         job = Job.objects.get(source_pk=str(other.pk), status="pending")
         assert job.attempts == 1
@@ -191,7 +191,7 @@ def test_nor_does_a_text_that_cannot_be_stored_early_cost_an_attempt(note, make_
 
         job = Job.objects.get(spec=NOTE)
         assert (job.status, job.attempts) == ("pending", 0)
-        assert NOTE in paused(worker)
+        assert NOTE in aside(worker)
 
 
 # Without the vectors' table it is refused at the start, with the remedy.
@@ -209,6 +209,18 @@ def test_a_worker_starts_and_drains_the_others(note, make_article, drift):
     assert embedded_text(article)
     assert not Worker.objects.exists()
     assert Job.objects.get(spec=NOTE).attempts == 0
+
+
+@pytest.mark.parametrize("drift", ["a column is gone"], indirect=True)
+def test_a_drain_tells_each_thing_that_is_waited_for(provider, note, make_article, drift):
+    make_article()
+    provider.is_down = True
+
+    with pytest.raises(CommandError) as raised:
+        call_command("embed_worker", drain=True, verbosity=0)
+
+    said = "2 wait for a provider that is down or for their tables to be as declared."
+    assert f"{said} default: The server is down.; app.NoteEmbedding: " in str(raised.value)
 
 
 def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift, caplog):

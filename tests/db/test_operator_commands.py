@@ -80,7 +80,12 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     make_failures(3, error="timed out")
     make_failures(1, error="gone", spec="app.Gone")
     Worker.objects.create(
-        host="here", pid=7, version="1", specs=[KEY], paused={"default": "No route."}
+        host="here",
+        pid=7,
+        version="1",
+        specs=[KEY],
+        paused={"default": "No route."},
+        aside={"app.NoteEmbedding": "no column"},
     )
 
     told = run("embed_status", "--specs", KEY)
@@ -92,7 +97,7 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     assert "1 write" in told
     assert "3  timed out" in told
     assert "app.Gone  is not declared here" in run("embed_status")
-    assert "here:7  seen 0 s ago, holds nothing" in told
+    assert "here:7  seen 0 s ago, holds nothing, has set app.NoteEmbedding aside: no column" in told
     assert "default  bag-of-words, down for all workers: No route." in told
 
 

@@ -59,7 +59,7 @@ def test_an_error_that_it_cannot_hold_is_told_as_far_as_it_can(encoded):
     assert Attempt.objects.using(encoded).count() == 2
 
 
-def test_a_worker_tells_as_much_of_why_a_provider_is_paused(encoded):
+def test_a_worker_tells_as_much_of_why_a_spec_is_set_aside(encoded):
     pipeline = Pipeline(
         {}, using=encoded, worker_id=1, settings=conf.current(), wake=lambda: None, inline=True
     )
@@ -68,7 +68,7 @@ def test_a_worker_tells_as_much_of_why_a_provider_is_paused(encoded):
 
     presence.report(pipeline)
 
-    [told] = Worker.objects.using(encoded).values_list("paused", flat=True)
+    [told] = Worker.objects.using(encoded).values_list("aside", flat=True)
     assert "is no caf" in told["app.ArticleEmbedding"]
 
 

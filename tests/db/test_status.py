@@ -175,6 +175,31 @@ def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_
     assert (provider.retries_at - live_worker.last_seen_at).total_seconds() == 30
 
 
+def test_a_spec_that_all_workers_have_set_aside_stalls(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    aside = {KEY: "ProgrammingError: no column"}
+    Worker.objects.update(aside=aside, paused={"default": "Connection refused."})
+    assert look().verdict.state == "degraded"
+    assert "Set aside by every worker" in look().verdict.reason
+
+    make_article()
+
+    assert look().verdict.state == "stalled"
+    assert "1 job waits. ProgrammingError: no column" in look().verdict.reason
+    assert status.overview(using="default").workers[0].aside == aside
+
+
+def test_one_that_some_have_set_aside_only_degrades(look, make_article, run_jobs, live_worker):
+    run_jobs()
+    Worker.objects.create(host="old", pid=1, version="1", specs=[KEY], aside={KEY: "no column"})
+    Worker.objects.create(host="other", pid=1, version="1", specs=[], aside={})
+    make_article()
+
+    assert look().verdict.state == "degraded"
+    assert "Set aside by 1 of 2 workers" in look().verdict.reason
+    assert "no column" in look().verdict.reason
+
+
 @pytest.mark.parametrize(("what", "name"), [("spec", KEY), ("provider", "default")])
 def test_who_paused_it_by_hand_is_said(look, make_article, run_jobs, live_worker, what, name):
     run_jobs()

@@ -156,13 +156,13 @@ class Command(EmbedCommand):
         text = f"{stored} rows are fresh."
         pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
         left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
-        if left and worker.paused:
-            reasons = "; ".join(f"{alias}: {why}" for alias, why in worker.paused.items())
-            are_specs = worker.paused.keys() <= worker.specs.keys()
-            waited_for = (
-                "their tables to be as declared" if are_specs else "a provider that is down"
+        if left and (worker.paused or worker.aside):
+            waited_for = ["a provider that is down"] * bool(worker.paused)
+            waited_for += ["their tables to be as declared"] * bool(worker.aside)
+            why = "; ".join(
+                f"{name}: {why}" for name, why in [*worker.paused.items(), *worker.aside.items()]
             )
-            raise CommandError(f"{text} {left} wait for {waited_for}. {reasons}")
+            raise CommandError(f"{text} {left} wait for {' or for '.join(waited_for)}. {why}")
         if left:
             text += f" {left} wait for their next attempt, or for an open transaction."
         if worker.recycled_for:
