@@ -6,6 +6,7 @@ that the same backfill goes on where it was stopped, however that was.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -78,7 +79,9 @@ class Backfill:
             "spec": spec.key,
             "sweep": Lap.Sweep.BACKFILL,
             # Another condition is another backfill.
-            "recipe": f"{'force' * force} {sorted((k, str(v)) for k, v in where.items())}",
+            "selection": json.dumps(
+                {"force": force, "where": self.where}, sort_keys=True, default=str
+            ),
         }
         self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
         self.resumed_from = self._lap.cursor

@@ -120,12 +120,13 @@ class Migration(migrations.Migration):
                 ('cursor', models.TextField(null=True)),
                 ('recipe', models.TextField(db_default='', help_text='What the lap under way compares the rows with.')),
                 ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a lap last ended.')),
+                ('selection', models.TextField(db_default='', help_text='Of a backfill: which rows it was asked for.')),
                 ('passed', models.JSONField(default=list, help_text='Keys that it has to come back to: an open write had their rows.')),
                 ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(condition=models.Q(('sweep', 'backfill'), _negated=True), fields=('spec', 'sweep'), name='pgembed_one_lap_per_sweep'), models.UniqueConstraint(condition=models.Q(('sweep', 'backfill')), fields=('spec', 'recipe'), name='pgembed_one_lap_per_backfill')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('sweep', 'backfill'), _negated=True), fields=('spec', 'sweep'), name='pgembed_one_lap_per_sweep'), models.UniqueConstraint(condition=models.Q(('sweep', 'backfill')), fields=('spec', 'selection'), name='pgembed_one_lap_per_backfill')],
             },
         ),
         migrations.CreateModel(

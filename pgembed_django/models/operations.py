@@ -37,7 +37,7 @@ class Worker(NotFromFixtures):
 class Lap(NotFromFixtures):
     """How far the reconciler's round over a table has come, shared by all workers.
 
-    Or how far a backfill has, of which each ``recipe`` is another.
+    Or how far a backfill has, of which each ``selection`` is another.
     """
 
     class Sweep(models.TextChoices):
@@ -56,6 +56,9 @@ class Lap(NotFromFixtures):
     finished_recipe = models.TextField(
         db_default="", help_text=_("What all rows had been compared with when a lap last ended.")
     )
+    selection = models.TextField(
+        db_default="", help_text=_("Of a backfill: which rows it was asked for.")
+    )
     passed = models.JSONField(
         default=list, help_text=_("Keys that it has to come back to: an open write had their rows.")
     )
@@ -70,7 +73,7 @@ class Lap(NotFromFixtures):
                 name="pgembed_one_lap_per_sweep",
             ),
             models.UniqueConstraint(
-                fields=["spec", "recipe"],
+                fields=["spec", "selection"],
                 condition=models.Q(sweep="backfill"),
                 name="pgembed_one_lap_per_backfill",
             ),

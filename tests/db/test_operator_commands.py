@@ -430,13 +430,13 @@ def test_ctrl_c_leaves_what_is_queued(run_jobs, monkeypatch):
 
 def test_a_backfill_that_has_ended_is_forgotten_after_a_day():
     now = timezone.now()
-    for recipe, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
-        Lap.objects.create(spec=KEY, sweep="backfill", recipe=recipe, finished_at=finished_at)
+    for selection, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
+        Lap.objects.create(spec=KEY, sweep="backfill", selection=selection, finished_at=finished_at)
     Lap.objects.create(spec=KEY, sweep="missing", finished_at=now - timedelta(days=2))
 
     backfill.prune(using="default")
 
-    assert set(Lap.objects.values_list("sweep", "recipe")) == {
+    assert set(Lap.objects.values_list("sweep", "selection")) == {
         ("backfill", "new"),
         ("backfill", "open"),
         ("missing", ""),
