@@ -26,8 +26,8 @@ FILL = """
     )
     SELECT n, {space}, 0, 0, 10, '', '', {vector}
     FROM generate_series(1, {size}) AS n;
-    INSERT INTO pgembed_job (spec, source_pk, status, finished_at, claims, items_done, items_total)
-    SELECT {spec}, n::text, 'succeeded', now() - n * interval '1 ms', 1, 1, 1
+    INSERT INTO pgembed_job (spec, source_pk, status, finished_at, claims, chunks)
+    SELECT {spec}, n::text, 'succeeded', now() - n * interval '1 ms', 1, 1
     FROM generate_series(1, {size}) AS n;
     INSERT INTO pgembed_job (spec, source_pk, run_at)
     SELECT {spec}, n::text, now() - interval '1 hour' + n * interval '1 ms'

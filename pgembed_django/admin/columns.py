@@ -68,11 +68,6 @@ class JobColumns(ReadOnlyAdmin[Job]):
         """The error as it is stored."""
         return job.last_error and format_html('<pre class="pgembed-error">{}</pre>', job.last_error)
 
-    @admin.display(description=gettext_lazy("chunks embedded"))
-    def items(self, job: Job) -> str:
-        """Chunks done, of how many."""
-        return _("%(done)d of %(total)d") % {"done": job.items_done, "total": job.items_total}
-
     @admin.display(description=gettext_lazy("worker"))
     def worker(self, job: Job) -> str | None:
         """The worker that holds the job, or that had it when it last failed."""

@@ -99,7 +99,7 @@ class JobAdmin(columns.JobColumns):
             (_("History"), {"fields": ("history",)}),
             (
                 _("Tries"),
-                {"fields": (("attempts", "crashes", "outages", "claims"), ("parkings", "items"))},
+                {"fields": (("attempts", "crashes", "outages", "claims"), ("parkings", "chunks"))},
             ),
             (
                 _("Times"),

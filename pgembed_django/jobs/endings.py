@@ -53,9 +53,8 @@ COMPLETE = """
             lease_expires_at = NULL,
             finished_at = statement_timestamp(),
             last_error = '',
-            items_done = done.items,
-            items_total = done.items
-        FROM unnest(%(ids)s::bigint[], %(items)s::int[]) AS done(id, items)
+            chunks = done.chunks
+        FROM unnest(%(ids)s::bigint[], %(chunks)s::int[]) AS done(id, chunks)
         WHERE job.id = done.id
           -- However the two are joined: the plan is kept.
           AND job.id = ANY(%(ids)s::bigint[])
@@ -105,7 +104,7 @@ EXPIRED = filled("""
 
 
 def complete(
-    items: dict[int, int], *, keep_seconds: float, using: str
+    chunks: dict[int, int], *, keep_seconds: float, using: str
 ) -> database.Read[dict[int, float]]:
     """Finish held jobs, given as id -> chunks, and settle their units' open failures.
 
@@ -113,7 +112,7 @@ def complete(
     what tells, once that is committed, for how many seconds each write has waited, by job id.
     """
     read = database.send_prepared(
-        using, COMPLETE, ids=list(items), items=list(items.values()), keep=keep_seconds > 0
+        using, COMPLETE, ids=list(chunks), chunks=list(chunks.values()), keep=keep_seconds > 0
     )
     return lambda: dict(read())
 

@@ -70,8 +70,9 @@ class Job(NotFromFixtures):
     parkings = models.SmallIntegerField(
         db_default=0, help_text=_("How often the unit has failed for good before this job.")
     )
-    items_done = models.IntegerField(db_default=0)
-    items_total = models.IntegerField(db_default=0)
+    chunks = models.IntegerField(
+        db_default=0, help_text=_("Of a job that succeeded: how many its text has.")
+    )
     last_error = models.TextField(db_default="", blank=True)
     signature = models.TextField(
         db_default="",

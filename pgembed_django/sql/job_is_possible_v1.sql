@@ -14,7 +14,7 @@ BEGIN
     IF job.status = 'pending'
        AND job.kind = 'write'
        AND num_nonnulls(job.worker_id, job.lease_expires_at, job.finished_at, job.settled_at) = 0
-       AND (job.claims | job.items_done | job.items_total) = 0
+       AND (job.claims | job.chunks) = 0
        AND (job.attempts | job.crashes | job.outages | job.parkings) = 0
     THEN
         RETURN true;
@@ -33,8 +33,9 @@ BEGIN
         THEN 'pgembed_job_failed_has_error'
         WHEN job.status NOT IN ('failed', 'dismissed') AND job.settled_at IS NOT NULL
         THEN 'pgembed_job_only_failures_settle'
-        WHEN LEAST(job.claims, job.attempts, job.crashes, job.outages, job.parkings) < 0
-          OR job.items_done NOT BETWEEN 0 AND job.items_total
+        WHEN LEAST(
+            job.claims, job.attempts, job.crashes, job.outages, job.parkings, job.chunks
+        ) < 0
         THEN 'pgembed_job_counts_are_counts'
     END;
     IF broken IS NULL THEN

@@ -239,8 +239,8 @@ class TestHeartbeat:
 
 
 class TestComplete:
-    def complete(self, held: jobs.Claim, *, items: int = 3, keep: float = 60) -> None:
-        jobs.complete({held.id: items}, keep_seconds=keep, using="default")
+    def complete(self, held: jobs.Claim, *, chunks: int = 3, keep: float = 60) -> None:
+        jobs.complete({held.id: chunks}, keep_seconds=keep, using="default")
 
     @pytest.mark.parametrize("kind", ["write", "manual_retry"])
     def test_keeps_what_people_and_writes_asked_for(self, kind):
@@ -248,7 +248,7 @@ class TestComplete:
 
         [job] = Job.objects.all()
         assert (job.status, job.worker_id, job.lease_expires_at) == ("succeeded", None, None)
-        assert (job.items_done, job.items_total, job.last_error) == (3, 3, "")
+        assert (job.chunks, job.last_error) == (3, "")
         assert job.finished_at is not None
 
     @pytest.mark.parametrize("kind", ["reconciler", "backfill"])
@@ -669,7 +669,7 @@ def test_a_unit_has_one_of_each(row):
         ("counts_are_counts", {"crashes": -1}),
         ("counts_are_counts", {"claims": -1}),
         ("counts_are_counts", {"parkings": -1}),
-        ("counts_are_counts", {"items_done": 2, "items_total": 1}),
+        ("counts_are_counts", {"chunks": -1}),
     ],
 )
 def test_impossible_rows_are_refused(rule, row):
