@@ -1,7 +1,7 @@
 """The settings: flat ``PGEMBED_*`` names with their unit, read when they are needed.
 
 ``current()`` gives all of them, ``problems()`` what a system check says of them.
-Zero switches a loop off.
+Zero switches a loop off, where the setting's own words say so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0, "index_workers": 0}
 """Whole numbers that may be less than one."""
 
+ABOVE_ZERO = {"lease_seconds"}
+"""A lease of no time is over when it begins: jobs of healthy workers would count as crashed."""
+
 CHOICES = {"index_type": ("auto", "vector", "halfvec", "binary")}
 
 
@@ -33,10 +36,10 @@ class Settings:
     """How long a claim holds without a heartbeat. Heartbeats come every third of it."""
 
     poll_seconds: float = 30
-    """The longest a job waits when every notification is lost."""
+    """The longest a job waits when every notification is lost. Zero: until the next one."""
 
     reap_seconds: float = 30
-    """How often expired leases are looked for."""
+    """How often expired leases are looked for. Zero: never."""
 
     reconcile_seconds: float = 300
     """How often rows without vectors and vectors without a row are looked for.
@@ -183,6 +186,8 @@ def problems() -> Iterator[tuple[str, str]]:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if setting.type in ("float", "int") and (not is_number or value < 0):
             yield f"{name} is {value!r}.", "Set it to a number of zero or more."
+        elif setting.name in ABOVE_ZERO and not value:
+            yield f"{name} is {value!r}.", "Set it to a number above zero."
         elif setting.type == "int" and (value < LEAST.get(setting.name, 1) or value != int(value)):
             least = LEAST.get(setting.name, 1)
             yield f"{name} is {value!r}.", f"Set it to a whole number of {least} or more."

@@ -71,6 +71,16 @@ def test_unknown_and_unusable_settings_are_named(settings):
     assert second.msg == "PGEMBED_POLL_SECONDS is -1."
 
 
+@pytest.mark.parametrize("value", [0, 0.0])
+def test_a_lease_of_no_time_is_refused(settings, value):
+    settings.PGEMBED_LEASE_SECONDS = value
+
+    [message] = check_settings()
+
+    assert message.msg == f"PGEMBED_LEASE_SECONDS is {value!r}."
+    assert message.hint == "Set it to a number above zero."
+
+
 @pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_SWITCH_EARLY", "PGEMBED_TRACING"])
 @pytest.mark.parametrize("value", ["False", "", 0, None])
 def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(settings, name, value):
