@@ -72,9 +72,7 @@ def drain(url: str, count: int) -> float:
     claims = 0
     while True:
         started = time.perf_counter()
-        found = jobs.claim(
-            ["app.Spec"], limit=BATCH, worker_id=1, lease_seconds=600, using="default"
-        )
+        found = jobs.claim(["app.Spec"], limit=BATCH, lease=jobs.Lease(1, 600), using="default")
         claiming += time.perf_counter() - started
         claims += 1
         if not found:

@@ -47,9 +47,7 @@ def _steps(using: str) -> tuple[float, float, float, float]:
     claimed: list[Any] = []
 
     def claim() -> None:
-        claimed.extend(
-            jobs.claim([spec().key], limit=UNITS, worker_id=1, lease_seconds=600, using=using)
-        )
+        claimed.extend(jobs.claim([spec().key], limit=UNITS, lease=jobs.Lease(1, 600), using=using))
 
     def complete() -> None:
         with transaction.atomic(using=using):

@@ -4,7 +4,7 @@ Also of what goes with jobs: attempts that ended in an error, and pauses by hand
 """
 
 from pgembed_django.jobs.attempts import prune_attempts
-from pgembed_django.jobs.claims import Claim, claim, next_due_seconds
+from pgembed_django.jobs.claims import Claim, Lease, claim, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import (
     LANES,
@@ -36,6 +36,7 @@ __all__ = [
     "Claim",
     "Dismissed",
     "Held",
+    "Lease",
     "Paused",
     "Released",
     "Retried",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from psycopg import sql
 
@@ -170,6 +170,13 @@ NEXT_DUE = """
 """
 
 
+class Lease(NamedTuple):
+    """Who claims, and how long what is claimed stays theirs without a heartbeat."""
+
+    worker_id: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A job that a worker holds. ``token`` is its count of claims: a later one has a higher one.
@@ -201,8 +208,7 @@ def claim(
     specs: Sequence[str],
     *,
     limit: int,
-    worker_id: int,
-    lease_seconds: float,
+    lease: Lease,
     using: str,
     lowest_first: bool = False,
     only_new: bool = False,
@@ -216,8 +222,8 @@ def claim(
         using,
         _claim_statement(limit),
         specs=list(specs),
-        worker=worker_id,
-        lease=lease_seconds,
+        worker=lease.worker_id,
+        lease=lease.seconds,
         direction=1 if lowest_first else -1,
         only_new=only_new,
     )
@@ -230,7 +236,7 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     return None if seconds is None else float(seconds)
 
 
-def claims(statement: str, using: str, **parameters: Any) -> list[Claim]:
+def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
     """Run a statement that returns the columns of a claim."""
     return [Claim(*row) for row in database.prepared(using, statement, **parameters)]
 

@@ -145,7 +145,7 @@ def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim
     """Take expired leases back and count a crash each. Returns what became of them."""
     return [
         (expired, reap_one(expired, max_crashes=max_crashes, using=using))
-        for expired in claims(EXPIRED, using, limit=limit)
+        for expired in claims(EXPIRED, using=using, limit=limit)
     ]
 
 

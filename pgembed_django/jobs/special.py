@@ -12,7 +12,7 @@ from typing import NamedTuple
 from django.db import transaction
 
 from pgembed_django import database
-from pgembed_django.jobs.claims import START, STARTED, Claim, claims
+from pgembed_django.jobs.claims import START, STARTED, Claim, Lease, claims
 
 SUSPECT = """
     WHERE id = (
@@ -98,27 +98,27 @@ class SpecialDue(NamedTuple):
     """With a provider when that went down."""
 
 
-def claim_alone(
-    specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
-) -> list[Claim]:
+def claim_alone(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
     """Start one due job that was held when a worker died, if there is one."""
-    return claims(CLAIM_ALONE, using, specs=list(specs), worker=worker_id, lease=lease_seconds)
+    return _claim(CLAIM_ALONE, specs, lease=lease, using=using)
 
 
-def claim_doubtful(
-    specs: Sequence[str], *, worker_id: int, lease_seconds: float, using: str
-) -> list[Claim]:
+def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
     """Start one due job that a provider went down with, unless another worker has one."""
     with transaction.atomic(using=using):
         [[is_first]] = database.rows(using, TRY_LOCK)
         if not is_first:
             return []
-        return claims(
-            CLAIM_DOUBTFUL, using, specs=list(specs), worker=worker_id, lease=lease_seconds
-        )
+        return _claim(CLAIM_DOUBTFUL, specs, lease=lease, using=using)
 
 
 def special_due(specs: Sequence[str], *, using: str) -> SpecialDue:
     """Tell which kinds of jobs that have to go alone are waiting."""
     [found] = database.prepared(using, SPECIAL_DUE, specs=list(specs))
     return SpecialDue(*found)
+
+
+def _claim(statement: str, specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
+    return claims(
+        statement, using=using, specs=list(specs), worker=lease.worker_id, lease=lease.seconds
+    )

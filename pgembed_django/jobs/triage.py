@@ -200,7 +200,7 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
     A worker that lives on after all has lost them: what it brings is discarded.
     """
     wanted = list(job_ids)
-    held = claims(HELD, using, ids=wanted)
+    held = claims(HELD, using=using, ids=wanted)
     passed_over = list({*wanted} - {claim.id for claim in held})
     busy = _still(Job.Status.RUNNING, passed_over, using=using) if passed_over else 0
     counts = Released(gone=len(passed_over) - busy, busy=busy)

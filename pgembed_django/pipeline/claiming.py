@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from pgembed_django import events, jobs
-from pgembed_django.jobs import Claim
+from pgembed_django.jobs import Claim, Lease
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
@@ -50,7 +50,7 @@ class Claiming:
         self.embedding = embedding
         self.planning = planning
         self.storing = storing
-        self.worker_id = worker_id
+        self._lease = Lease(worker_id, holding.settings.lease_seconds)
         self.has_more = False
         """Whether the last claim took as many as it wanted: others could help."""
         self._clock = clock
@@ -107,7 +107,7 @@ class Claiming:
     def claim_up_to(self, limit: int) -> list[Claim]:
         """Start due jobs: one that has to go alone, or up to ``limit`` others."""
         up, down = self._reachable()
-        using, lease = self.holding.using, self.holding.settings.lease_seconds
+        using = self.holding.using
         # What an open writer keeps from being stored is with no provider, and may stay for long.
         held = [unit for unit in self.holding.units.values() if not unit.is_blocked]
         if any(unit.claim.crashes for unit in held):
@@ -120,8 +120,7 @@ class Claiming:
         claims = jobs.claim(
             up,
             limit=limit,
-            worker_id=self.worker_id,
-            lease_seconds=lease,
+            lease=self._lease,
             lowest_first=self._claims % LOWEST_LANE_EVERY == 0,
             using=using,
         )
@@ -130,8 +129,7 @@ class Claiming:
             claims = jobs.claim(
                 down,
                 limit=limit,
-                worker_id=self.worker_id,
-                lease_seconds=lease,
+                lease=self._lease,
                 only_new=True,
                 using=using,
             )
@@ -146,7 +144,7 @@ class Claiming:
 
     def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
         """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
-        using, lease = self.holding.using, self.holding.settings.lease_seconds
+        using = self.holding.using
         due = jobs.special_due(specs, using=using)
         # What was held when a worker died is claimed alone, by turns with the others: there
         # may be hundreds of such jobs, and writes are not to wait for all of them.
@@ -158,18 +156,14 @@ class Claiming:
             if held:
                 self._is_suspects_turn = False  # still theirs, once the others have ended
                 return []
-            alone = jobs.claim_alone(
-                specs, worker_id=self.worker_id, lease_seconds=lease, using=using
-            )
+            alone = jobs.claim_alone(specs, lease=self._lease, using=using)
             if alone:
                 self._patience.renew()
                 return alone
             self._patience.end(self._clock())  # an open writer has it
         doubtful = []
         if due.doubtful:
-            doubtful = jobs.claim_doubtful(
-                specs, worker_id=self.worker_id, lease_seconds=lease, using=using
-            )
+            doubtful = jobs.claim_doubtful(specs, lease=self._lease, using=using)
         self._had_special = bool(doubtful)
         return doubtful or None
 

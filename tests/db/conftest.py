@@ -181,8 +181,7 @@ def claim(*, limit: int = 100, worker_id: int = 1, **options: Any) -> list[jobs.
     return jobs.claim(
         known,
         limit=limit,
-        worker_id=worker_id,
-        lease_seconds=LEASE_SECONDS,
+        lease=jobs.Lease(worker_id, LEASE_SECONDS),
         using="default",
         **options,
     )

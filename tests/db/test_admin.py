@@ -56,8 +56,7 @@ def make_failure(make_article: Callable[..., Article]) -> Callable[..., Job]:
             for claim in jobs.claim(
                 [specs.of(Article)[0].key],
                 limit=100,
-                worker_id=1,
-                lease_seconds=60,
+                lease=jobs.Lease(1, 60),
                 using="default",
             )
             if claim.source_pk == str(article.pk)
@@ -239,7 +238,7 @@ def test_the_status_says_what_a_job_waits_for(
     Job.objects.filter(status="pending").delete()
     jobs.dismiss([dismissed.pk], using="default")
     make_article()
-    [claim] = jobs.claim([settled.spec], limit=1, worker_id=1, lease_seconds=60, using="default")
+    [claim] = jobs.claim([settled.spec], limit=1, lease=jobs.Lease(1, 60), using="default")
     jobs.retry(claim, "later", max_attempts=5, delay_seconds=3600, using="default")
 
     shown = text(operator)
@@ -388,7 +387,7 @@ def test_retry_brings_newer_work_that_backs_off_forward(
     article = Article.objects.get(pk=job.source_pk)
     article.title = "newer"
     article.save()
-    [claim] = jobs.claim([job.spec], limit=1, worker_id=1, lease_seconds=60, using="default")
+    [claim] = jobs.claim([job.spec], limit=1, lease=jobs.Lease(1, 60), using="default")
     jobs.retry(claim, "again", max_attempts=5, delay_seconds=3600, using="default")
 
     assert act(operator, "retry", job.pk) == "Retried 0, superseded by newer work 1."
@@ -499,7 +498,7 @@ def test_a_running_job_is_released_and_a_unit_embedded_anew(
 ) -> None:
     make_article()
     [held] = jobs.claim(
-        [specs.of(Article)[0].key], limit=1, worker_id=1, lease_seconds=60, using="default"
+        [specs.of(Article)[0].key], limit=1, lease=jobs.Lease(1, 60), using="default"
     )
     client = make_client("pgembed.view_job", "pgembed.operate_job")
     page = text(client, f"{LIST}{held.id}/change/")
@@ -527,7 +526,7 @@ def test_what_a_writer_holds_just_now_is_said_to_be_locked(
     client = make_client("pgembed.view_job", "pgembed.operate_job", "pgembed.dismiss_job")
     make_article()
     [held] = jobs.claim(
-        [specs.of(Article)[0].key], limit=1, worker_id=1, lease_seconds=60, using="default"
+        [specs.of(Article)[0].key], limit=1, lease=jobs.Lease(1, 60), using="default"
     )
     job_id = held.id if verb == "release" else make_failure().pk
     second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [job_id])

@@ -19,9 +19,7 @@ def doubtful(*articles: Any) -> None:
 
 
 def claim_doubtful() -> list[jobs.Claim]:
-    return jobs.claim_doubtful(
-        ["app.ArticleEmbedding"], worker_id=1, lease_seconds=600, using="default"
-    )
+    return jobs.claim_doubtful(["app.ArticleEmbedding"], lease=jobs.Lease(1, 600), using="default")
 
 
 def test_doubtful_jobs_are_claimed_one_at_a_time_among_all_workers(make_article):

@@ -179,7 +179,7 @@ def test_what_a_chunker_raises_is_stored(make_article, run_jobs, monkeypatch, ca
 def test_any_error_can_be_stored(make_article, error):
     make_article()
     [spec] = specs.of(Article)
-    [claim] = jobs.claim([spec.key], limit=1, worker_id=1, lease_seconds=60, using="default")
+    [claim] = jobs.claim([spec.key], limit=1, lease=jobs.Lease(1, 60), using="default")
 
     assert jobs.fail(claim, error, using="default") == "failed"
 

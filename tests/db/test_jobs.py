@@ -51,12 +51,12 @@ def make_failed(source_pk: object = 1, error: str = "no", **values: Any) -> Job:
 
 
 def claim(*specs: str, **options: Any) -> list[jobs.Claim]:
-    given = {"limit": 100, "worker_id": 1, "lease_seconds": LEASE_SECONDS, "using": "default"}
+    given = {"limit": 100, "lease": jobs.Lease(1, LEASE_SECONDS), "using": "default"}
     return jobs.claim(specs or [SPEC], **{**given, **options})
 
 
 def claim_alone(*specs: str) -> list[jobs.Claim]:
-    return jobs.claim_alone(specs or [SPEC], worker_id=1, lease_seconds=60, using="default")
+    return jobs.claim_alone(specs or [SPEC], lease=jobs.Lease(1, 60), using="default")
 
 
 def keys(claims: list[jobs.Claim]) -> list[str]:
@@ -79,7 +79,7 @@ class TestClaim:
         job = make_job()
         make_job(2, ago=-60)
 
-        [held] = claim(worker_id=7)
+        [held] = claim(lease=jobs.Lease(7, LEASE_SECONDS))
 
         assert (held.id, held.token, held.source_pk) == (job.pk, 1, "1")
         job.refresh_from_db()
@@ -176,7 +176,7 @@ class TestClaim:
     def test_without_specs_is_nothing(self):
         make_job()
 
-        assert jobs.claim([], limit=9, worker_id=1, lease_seconds=9, using="default") == []
+        assert jobs.claim([], limit=9, lease=jobs.Lease(1, 9), using="default") == []
 
 
 class TestNextDue:

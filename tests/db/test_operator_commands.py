@@ -650,7 +650,7 @@ def test_a_backfill_never_goes_before_a_write(run_jobs, make_article):
     run("embed_backfill", KEY, "--no-wait")
     written = make_article()
 
-    [held] = jobs.claim([KEY], worker_id=1, lease_seconds=60, limit=1, using="default")
+    [held] = jobs.claim([KEY], lease=jobs.Lease(1, 60), limit=1, using="default")
 
     assert held.source_pk == str(written.pk)
 

@@ -41,7 +41,7 @@ def encoded(request: pytest.FixtureRequest, settings) -> Iterator[str]:
 
 
 def claimed(using: str) -> jobs.Claim:
-    [held] = jobs.claim([SPEC], limit=1, worker_id=1, lease_seconds=60, using=using)
+    [held] = jobs.claim([SPEC], limit=1, lease=jobs.Lease(1, 60), using=using)
     return held
 
 

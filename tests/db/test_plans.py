@@ -150,7 +150,7 @@ def assert_bounded(nodes: list[Node], rows: int) -> None:
 
 def claim(**options: Any) -> list[jobs.Claim]:
     known = [spec.key for spec in specs.all()]
-    given = {"limit": BATCH, "worker_id": 1, "lease_seconds": 60, "using": "default"}
+    given = {"limit": BATCH, "lease": jobs.Lease(1, 60), "using": "default"}
     return jobs.claim(known, **{**given, **options})
 
 
@@ -179,7 +179,7 @@ def test_claim_of_suspects(explain):
     assert_bounded(
         explain(
             lambda: (
-                jobs.claim_alone(keys, worker_id=1, lease_seconds=60, using="default"),
+                jobs.claim_alone(keys, lease=jobs.Lease(1, 60), using="default"),
                 jobs.special_due(keys, using="default"),
             )
         ),
@@ -323,7 +323,7 @@ def test_what_a_worker_sends_prepared_reads_no_more(held):
     try:
         assert len(claim()) == BATCH
         assert len(claim(lowest_first=True)) == BATCH
-        jobs.claim_alone(known, worker_id=1, lease_seconds=60, using="default")
+        jobs.claim_alone(known, lease=jobs.Lease(1, 60), using="default")
         jobs.special_due(known, using="default")
         jobs.next_due_seconds(known, using="default")
         assert len(jobs.heartbeat(held, lease_seconds=60, using="default").ours) == BATCH

@@ -112,7 +112,7 @@ def test_lease_times_are_the_database_s(monkeypatch):
     monkeypatch.setattr("time.time", lambda: 0.0)
     monkeypatch.setattr("django.utils.timezone.now", lambda: pytest.fail("Python's clock"))
     Note.objects.create(body="a")
-    claim = {"worker_id": 1, "lease_seconds": 60, "using": "default"}
+    claim = {"lease": jobs.Lease(1, 60), "using": "default"}
 
     [one] = jobs.claim(["app.NoteEmbedding"], limit=1, **claim)
     left = Job.objects.annotate(left=F("lease_expires_at") - Now()).values_list("left", flat=True)
