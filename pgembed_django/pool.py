@@ -110,7 +110,7 @@ class Pool:
         self._pause_seconds = 0.0
         self._quota_until = 0.0
         self._has_answered = False
-        self._is_alone = False
+        self._is_exclusive = False
         self._executor: Executor = (
             Inline() if inline else Threads(concurrency, name=f"pgembed-{provider.alias}")
         )
@@ -142,22 +142,22 @@ class Pool:
     @property
     def free(self) -> int:
         """How many requests with texts may start now."""
-        if self.paused_seconds or self._is_alone or (self.is_down and not self._has_answered):
+        if self.paused_seconds or self._is_exclusive or (self.is_down and not self._has_answered):
             return 0
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
-    def submit(self, texts: Sequence[str], *, alone: bool = False) -> Future[Outcomes]:
-        """Start one request. ``alone``: after a plain word, and with no other one beside it."""
-        return self._start(texts, ask_first=alone, is_alone=alone)
+    def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
+        """Start one request. ``exclusively``: after a plain word, with no other one beside it."""
+        return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
 
     def probe(self) -> Future[Outcomes]:
         """Ask for a plain word."""
-        return self._start([], ask_first=True, is_alone=False)
+        return self._start([], ask_first=True, is_exclusive=False)
 
     def ended(self, future: Future[Outcomes]) -> None:
         """Note a request's end: an outage pauses the provider, anything else ends a pause."""
         self.in_flight -= 1
-        self._is_alone = False
+        self._is_exclusive = False
         error = future.exception()
         outcomes = [] if error else future.result()
         outages: list[BaseException] = [o for o in outcomes if isinstance(o, ProviderUnavailable)]
@@ -181,9 +181,11 @@ class Pool:
         """Let the threads end. Requests in flight are not waited for."""
         self._executor.shutdown(wait=False)
 
-    def _start(self, texts: Sequence[str], *, ask_first: bool, is_alone: bool) -> Future[Outcomes]:
+    def _start(
+        self, texts: Sequence[str], *, ask_first: bool, is_exclusive: bool
+    ) -> Future[Outcomes]:
         self.in_flight += 1
-        self._is_alone = is_alone
+        self._is_exclusive = is_exclusive
         future = self._executor.submit(self.provider.embed_each, texts, ask_first=ask_first)
         future.add_done_callback(lambda _: self._wake())
         return future

@@ -19,7 +19,7 @@ from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.renaming import rename, share
-from pgembed_django.jobs.special import claim_alone, claim_doubtful, special_due
+from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.jobs.triage import (
     Dismissed,
     Released,
@@ -41,8 +41,8 @@ __all__ = [
     "Released",
     "Retried",
     "claim",
-    "claim_alone",
     "claim_doubtful",
+    "claim_suspect",
     "complete",
     "dismiss",
     "enqueue",
@@ -67,5 +67,5 @@ __all__ = [
     "retry",
     "retry_failed",
     "share",
-    "special_due",
+    "suspicious_due",
 ]

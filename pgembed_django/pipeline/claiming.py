@@ -19,8 +19,8 @@ from pgembed_django.pipeline.units import Unit
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
 
-SPECIAL_EVERY = 8
-"""One claim in so many looks for jobs that go alone first; the others, where they find nothing."""
+SUSPICIOUS_EVERY = 8
+"""One claim in so many looks for suspicious jobs first; the others, where they find nothing."""
 
 CLAIM_AHEAD_SECONDS = 0.4
 """How much work is claimed ahead: enough for the provider, and the rest is for the others.
@@ -60,7 +60,7 @@ class Claiming:
         self._claims = 0
         self._is_suspects_turn = False
         self._patience = Patience()
-        self._had_special = False
+        self._had_suspicious = False
 
     @property
     def wanted(self) -> int:
@@ -112,10 +112,10 @@ class Claiming:
         held = [unit for unit in self.holding.units.values() if not unit.is_blocked]
         if any(unit.claim.crashes for unit in held):
             return []
-        if self._had_special or self._claims % SPECIAL_EVERY == 0:
-            special = self._claim_special(up, held)
-            if special is not None:
-                return special
+        if self._had_suspicious or self._claims % SUSPICIOUS_EVERY == 0:
+            suspicious = self._claim_suspicious(up, held)
+            if suspicious is not None:
+                return suspicious
         self._claims += 1
         claims = jobs.claim(
             up,
@@ -133,7 +133,7 @@ class Claiming:
                 only_new=True,
                 using=using,
             )
-        return claims or self._claim_special(up, held) or []
+        return claims or self._claim_suspicious(up, held) or []
 
     def _measure(self) -> None:
         """Note how fast units are completed: so much is claimed ahead."""
@@ -142,29 +142,29 @@ class Claiming:
             self._units_per_second = (self.storing.completed - self._measured_from) / elapsed
             self._measured_at, self._measured_from = self._clock(), self.storing.completed
 
-    def _claim_special(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
+    def _claim_suspicious(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
         """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
         using = self.holding.using
-        due = jobs.special_due(specs, using=using)
+        due = jobs.suspicious_due(specs, using=using)
         # What was held when a worker died is claimed alone, by turns with the others: there
         # may be hundreds of such jobs, and writes are not to wait for all of them.
         self._is_suspects_turn = not self._is_suspects_turn
-        self._had_special = True
+        self._had_suspicious = True
         if not due.suspect:
             self._patience.renew()
         elif self._is_suspects_turn and self._patience.lasts(self._clock()):
             if held:
                 self._is_suspects_turn = False  # still theirs, once the others have ended
                 return []
-            alone = jobs.claim_alone(specs, lease=self._lease, using=using)
-            if alone:
+            suspects = jobs.claim_suspect(specs, lease=self._lease, using=using)
+            if suspects:
                 self._patience.renew()
-                return alone
+                return suspects
             self._patience.end(self._clock())  # an open writer has it
         doubtful = []
         if due.doubtful:
             doubtful = jobs.claim_doubtful(specs, lease=self._lease, using=using)
-        self._had_special = bool(doubtful)
+        self._had_suspicious = bool(doubtful)
         return doubtful or None
 
     def _reachable(self) -> tuple[list[str], list[str]]:

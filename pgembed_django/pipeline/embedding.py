@@ -199,10 +199,10 @@ class Embedding:
 
     def _send(self, pool: Pool, requests: list[Request]) -> bool:
         """Start a request, and tell whether it could be."""
-        alone = requests[0].unit.is_doubtful
-        if (alone and pool.in_flight) or not self._rationing.allows(pool, requests):
+        is_doubtful = requests[0].unit.is_doubtful
+        if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, requests):
             return False
-        future = pool.submit([request.chunk.text for request in requests], alone=alone)
+        future = pool.submit([request.chunk.text for request in requests], exclusively=is_doubtful)
         self._batches.append(Batch(pool, requests, future, self._clock()))
         return True
 

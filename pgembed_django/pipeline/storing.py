@@ -24,7 +24,7 @@ from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
 
-ALONE_SECONDS = 5.0
+THREADLESS_SECONDS = 5.0
 """So long the loop stores by itself where the thread could not reach the database."""
 
 STOP_SECONDS = 5.0
@@ -61,8 +61,8 @@ class Storing:
         self._future: futures.Future[Completion] | None = None
         self._waiting = 0
         self._has_failed = False
-        self._is_alone = False
-        self._alone_until = float("-inf")
+        self._is_threadless = False
+        self._threadless_until = float("-inf")
         self._slices = Slices()
 
     @property
@@ -88,8 +88,8 @@ class Storing:
         if not units:
             return moved
         is_few = len(units) < self.holding.settings.batch_size
-        is_alone = self._has_failed or time.monotonic() < self._alone_until
-        if self._thread is None or is_alone or is_few:
+        is_threadless = self._has_failed or time.monotonic() < self._threadless_until
+        if self._thread is None or is_threadless or is_few:
             self._has_failed = True  # unless
             ended, _ = self._let_go(units, self._store(units))
             self._has_failed = False
@@ -157,17 +157,17 @@ class Storing:
         self._has_failed = error is not None
         if isinstance(error, DatabaseError | InterfaceError) and faults.is_lost_connection(error):
             # Its own connection. Where the database is away, the loop will find out.
-            self._store_alone(error)
+            self._do_without_thread(error)
             return True, ()
         done = future.result()
-        self._is_alone = False
+        self._is_threadless = False
         return self._let_go(units, done)
 
-    def _store_alone(self, error: Exception) -> None:
-        if not self._is_alone:
+    def _do_without_thread(self, error: Exception) -> None:
+        if not self._is_threadless:
             events.tell(events.STORING_ALONE, error=faults.said(error))
-        self._is_alone = True
-        self._alone_until = time.monotonic() + ALONE_SECONDS
+        self._is_threadless = True
+        self._threadless_until = time.monotonic() + THREADLESS_SECONDS
 
     def _let_go(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of what was done. Returns whether there was any, and what was not."""

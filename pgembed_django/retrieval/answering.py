@@ -141,7 +141,7 @@ def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked
         rankings = [[one.key for one in rows] for rows in found if rows is not None]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
         waiting = {key for key, one in by_words.items() if one.waits}
-        fused = fusing.fuse(rankings, alone=waiting)
+        fused = fusing.fuse(rankings, only_in_one=waiting)
         for key, score in list(fused.items())[: min(depth.results, reach)]:
             if key not in ranked:
                 # A deeper look may score higher: it still comes after.

@@ -15,17 +15,19 @@ Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorce
 """
 
 
-def fuse(rankings: Sequence[Sequence[Item]], *, alone: Collection[Item] = ()) -> dict[Item, float]:
+def fuse(
+    rankings: Sequence[Sequence[Item]], *, only_in_one: Collection[Item] = ()
+) -> dict[Item, float]:
     """Return the items of all rankings with their scores, best first.
 
     One that is first in each ranking has the score 1. Of equals, the one that an earlier
-    ranking has comes first. Those that are ``alone`` can be in one ranking only: it counts
-    for the others too.
+    ranking has comes first. Those that can be ``only_in_one`` ranking: it counts for the
+    others too.
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:
         for rank, item in enumerate(ranking, start=1):
-            share = len(rankings) if item in alone else 1
+            share = len(rankings) if item in only_in_one else 1
             scores[item] = scores.get(item, 0.0) + share / (FLATNESS + rank)
     first = len(rankings) / (FLATNESS + 1)
     ordered = sorted(scores, key=lambda item: -scores[item])

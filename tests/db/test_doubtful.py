@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgembed_django import jobs
-from pgembed_django.jobs import special
+from pgembed_django.jobs import suspicion
 from pgembed_django.models import Job
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +36,7 @@ def test_two_workers_that_look_at_once_do_not_both_get_one(
     transactional_db, make_article, second_connection
 ):
     doubtful(make_article(), make_article())
-    second_connection.execute(special.TRY_LOCK)
+    second_connection.execute(suspicion.TRY_LOCK)
 
     assert claim_doubtful() == [], "another worker is choosing"
 

@@ -118,7 +118,7 @@ def work(worker: Pipeline) -> None:
     while worker.step():
         pass
     known = [spec.key for spec in specs.all()]
-    jobs.special_due(known, using="default")
+    jobs.suspicious_due(known, using="default")
     jobs.next_due_seconds(known, using="default")
 
 

@@ -98,7 +98,7 @@ def test_nothing_that_was_lost_can_be_ended_or_renewed(make_article, ending):
     [lost] = claim()
     expire_leases()
     reap()
-    [held] = jobs.claim_alone([lost.spec], lease=jobs.Lease(1, 60), using="default")
+    [held] = jobs.claim_suspect([lost.spec], lease=jobs.Lease(1, 60), using="default")
     before = Job.objects.values().get()
 
     if ending == "retry":

@@ -55,8 +55,8 @@ def claim(*specs: str, **options: Any) -> list[jobs.Claim]:
     return jobs.claim(specs or [SPEC], **{**given, **options})
 
 
-def claim_alone(*specs: str) -> list[jobs.Claim]:
-    return jobs.claim_alone(specs or [SPEC], lease=jobs.Lease(1, 60), using="default")
+def claim_suspect(*specs: str) -> list[jobs.Claim]:
+    return jobs.claim_suspect(specs or [SPEC], lease=jobs.Lease(1, 60), using="default")
 
 
 def keys(claims: list[jobs.Claim]) -> list[str]:
@@ -158,12 +158,12 @@ class TestClaim:
         make_job("another", crashes=2, ago=30)
         make_job("free")
 
-        assert jobs.special_due([SPEC], using="default").suspect
+        assert jobs.suspicious_due([SPEC], using="default").suspect
         assert keys(claim()) == ["free"]
-        assert keys(claim_alone()) == ["suspect"]
-        assert keys(claim_alone()) == ["another"]
-        assert claim_alone() == []
-        assert not jobs.special_due([SPEC], using="default").suspect
+        assert keys(claim_suspect()) == ["suspect"]
+        assert keys(claim_suspect()) == ["another"]
+        assert claim_suspect() == []
+        assert not jobs.suspicious_due([SPEC], using="default").suspect
 
     def test_of_suspects_none_that_is_not_due_known_or_free(self):
         make_job("later", crashes=1, ago=-60)
@@ -171,7 +171,7 @@ class TestClaim:
         make_running("busy")
         make_job("busy", crashes=1)
 
-        assert claim_alone() == []
+        assert claim_suspect() == []
 
     def test_without_specs_is_nothing(self):
         make_job()
@@ -413,7 +413,7 @@ class TestReap:
             expire_leases()
             assert reap() == ["requeued"]
             make_due()
-            claim_alone()
+            claim_suspect()
         expire_leases()
 
         assert reap() == ["failed"]

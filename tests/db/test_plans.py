@@ -179,8 +179,8 @@ def test_claim_of_suspects(explain):
     assert_bounded(
         explain(
             lambda: (
-                jobs.claim_alone(keys, lease=jobs.Lease(1, 60), using="default"),
-                jobs.special_due(keys, using="default"),
+                jobs.claim_suspect(keys, lease=jobs.Lease(1, 60), using="default"),
+                jobs.suspicious_due(keys, using="default"),
             )
         ),
         BATCH,
@@ -323,8 +323,8 @@ def test_what_a_worker_sends_prepared_reads_no_more(held):
     try:
         assert len(claim()) == BATCH
         assert len(claim(lowest_first=True)) == BATCH
-        jobs.claim_alone(known, lease=jobs.Lease(1, 60), using="default")
-        jobs.special_due(known, using="default")
+        jobs.claim_suspect(known, lease=jobs.Lease(1, 60), using="default")
+        jobs.suspicious_due(known, using="default")
         jobs.next_due_seconds(known, using="default")
         assert len(jobs.heartbeat(held, lease_seconds=60, using="default").ours) == BATCH
         jobs.complete({one.id: 1 for one in held}, keep_seconds=60, using="default")

@@ -211,7 +211,7 @@ def one_session_too_few(storing: Pipeline, woken: Woken) -> Iterator[None]:
 def test_a_worker_that_may_have_no_further_session_stores_in_the_loops(
     storing, woken, make_article, caplog, monkeypatch
 ):
-    monkeypatch.setattr(module, "ALONE_SECONDS", 0.0)  # it is tried again each time
+    monkeypatch.setattr(module, "THREADLESS_SECONDS", 0.0)  # it is tried again each time
     session = backend_pid()
     for completed in (2, 3, 4):
         make_article()

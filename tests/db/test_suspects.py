@@ -28,7 +28,7 @@ def steps(worker: Pipeline, count: int = 10) -> None:
 
 @pytest.fixture(autouse=True)
 def looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "SPECIAL_EVERY", 1)
+    monkeypatch.setattr(claiming, "SUSPICIOUS_EVERY", 1)
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_a_failure_that_is_no_outage_is_an_answer(pool: Pool, clock: Clock):
 
 
 def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
-    alone = pool.submit(["a doubtful text"], alone=True)
+    alone = pool.submit(["a doubtful text"], exclusively=True)
 
     assert pool.free == 0
     assert pool.provider.asked == [[pool.provider.plain_text], ["a doubtful text"]]
@@ -190,7 +190,7 @@ def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
 def test_a_text_is_not_sent_alone_where_the_plain_word_fails(pool: Pool):
     pool.provider.script = [ProviderLost("bad gateway")]
 
-    future = pool.submit(["a doubtful text"], alone=True)
+    future = pool.submit(["a doubtful text"], exclusively=True)
 
     assert pool.provider.asked == [[pool.provider.plain_text]]
     assert type(future.exception()) is ProviderUnavailable

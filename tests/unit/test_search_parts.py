@@ -34,7 +34,10 @@ def test_of_equals_the_earlier_ranking_comes_first():
 
 
 def test_what_can_be_in_one_ranking_only_is_not_held_back():
-    assert fusing.fuse([["a"], ["b", "a"]], alone={"b"}) == {"a": pytest.approx(43 / 44), "b": 1.0}
+    assert fusing.fuse([["a"], ["b", "a"]], only_in_one={"b"}) == {
+        "a": pytest.approx(43 / 44),
+        "b": 1.0,
+    }
 
 
 @given(RANKINGS)

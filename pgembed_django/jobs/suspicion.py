@@ -1,7 +1,7 @@
-"""Jobs that have to go alone: what a worker died with, what a provider went down with.
+"""Suspicious jobs go alone: a suspect, which a worker died with, and a doubtful one.
 
-Of the latter one at a time among all workers, so that a provider that goes down again has one
-suspect. It may have been an outage, and none of them crashes it.
+With the latter a provider went down. Of these one at a time among all workers, so that one
+that goes down again has one culprit. It may have been an outage, and none of them crashes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUSPECT = """
         FOR UPDATE SKIP LOCKED
     )
 """
-CLAIM_ALONE = START + SUSPECT + STARTED
+CLAIM_SUSPECT = START + SUSPECT + STARTED
 
 # In a statement of its own: the claim must see what the one before has committed.
 TRY_LOCK = """
@@ -68,7 +68,7 @@ DOUBTFUL = """
 """
 CLAIM_DOUBTFUL = START + DOUBTFUL + STARTED
 
-SPECIAL_DUE = """
+SUSPICIOUS_DUE = """
     SELECT
         EXISTS (
             SELECT
@@ -89,8 +89,8 @@ SPECIAL_DUE = """
 """
 
 
-class SpecialDue(NamedTuple):
-    """What is due and has to go alone."""
+class Suspicious(NamedTuple):
+    """Whether any of a kind are due."""
 
     suspect: bool
     """Held when a worker died."""
@@ -98,9 +98,9 @@ class SpecialDue(NamedTuple):
     """With a provider when that went down."""
 
 
-def claim_alone(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
+def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
     """Start one due job that was held when a worker died, if there is one."""
-    return _claim(CLAIM_ALONE, specs, lease=lease, using=using)
+    return _claim(CLAIM_SUSPECT, specs, lease=lease, using=using)
 
 
 def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
@@ -112,10 +112,10 @@ def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Cl
         return _claim(CLAIM_DOUBTFUL, specs, lease=lease, using=using)
 
 
-def special_due(specs: Sequence[str], *, using: str) -> SpecialDue:
-    """Tell which kinds of jobs that have to go alone are waiting."""
-    [found] = database.prepared(using, SPECIAL_DUE, specs=list(specs))
-    return SpecialDue(*found)
+def suspicious_due(specs: Sequence[str], *, using: str) -> Suspicious:
+    """Tell which kinds of suspicious jobs are due."""
+    [found] = database.prepared(using, SUSPICIOUS_DUE, specs=list(specs))
+    return Suspicious(*found)
 
 
 def _claim(statement: str, specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
