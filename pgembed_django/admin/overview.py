@@ -17,7 +17,7 @@ from pgembed_django.status.verdicts import duration as in_words
 
 REFRESH_SECONDS = 10
 RANGES = {"1": gettext_lazy("last hour"), "24": gettext_lazy("last day")}
-STATES = {
+TITLES = {
     "fresh": gettext_lazy("Fresh"),
     "indexing": gettext_lazy("Indexing"),
     "degraded": gettext_lazy("Degraded"),
@@ -59,7 +59,7 @@ def duration(seconds: float | None) -> str:
 
 def _urgency(spec: SpecStatus) -> tuple[int, str]:
     """The worst come first."""
-    return -list(STATES).index(spec.verdict.state), spec.key
+    return -status.STATES.index(spec.verdict.state), spec.key
 
 
 def _failures(seen: Overview) -> status.Count:
@@ -77,7 +77,7 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
     kinds = dict(Job.Kind.choices)
     return {
         "is": spec,
-        "state": STATES[spec.verdict.state],
+        "state": TITLES[spec.verdict.state],
         "waiting": str(spec.waiting),
         "running": str(spec.running),
         "failures": spec.open_failures and str(spec.open_failures),

@@ -23,7 +23,6 @@ MAX_COUNT = 100_000
 REMEMBER_SECONDS = 5.0
 STATEMENT_SECONDS = 2.0
 TIME_OUT = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
-STATES = ("fresh", "indexing", "degraded", "stalled")
 
 Samples = Iterator[tuple[Sequence[str], float | None]]
 
@@ -203,7 +202,7 @@ def _coverage(seen: Overview) -> Samples:
 
 def _states(seen: Overview) -> Samples:
     for spec in seen.specs:
-        for state in STATES:
+        for state in status.STATES:
             yield [spec.key, state], float(spec.verdict.state == state)
 
 

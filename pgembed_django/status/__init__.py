@@ -9,6 +9,7 @@ from pgembed_django.status.charts import Point, series
 from pgembed_django.status.failures import failure_batches, failure_kinds
 from pgembed_django.status.reading import overview
 from pgembed_django.status.shapes import (
+    STATES,
     Backlog,
     Count,
     FailureKind,
@@ -23,6 +24,7 @@ from pgembed_django.status.shapes import (
 )
 
 __all__ = [
+    "STATES",
     "Backlog",
     "Count",
     "Coverage",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 from pgembed_django.spaces import Coverage
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
+STATES: tuple[State, ...] = get_args(State)
+"""The best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,7 @@ class Overview:
     @property
     def verdict(self) -> Verdict:
         """The worst one of all specs."""
-        order: list[State] = ["fresh", "indexing", "degraded", "stalled"]
-        worst = max(self.specs, key=lambda spec: order.index(spec.verdict.state), default=None)
+        worst = max(self.specs, key=lambda spec: STATES.index(spec.verdict.state), default=None)
         if worst is None:
             return Verdict("fresh", "No model is embeddable.")
         return Verdict(worst.verdict.state, f"{worst.key}: {worst.verdict.reason}")

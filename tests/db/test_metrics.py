@@ -174,7 +174,7 @@ def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
     assert found("oldest_change_seconds", spec=KEY) >= 0
     assert found("workers", spec=KEY) == 0
     [spec] = [one for one in status.overview(using="default").specs if one.key == KEY]
-    states = {state: found("spec_state", spec=KEY, state=state) for state in queue.STATES}
+    states = {state: found("spec_state", spec=KEY, state=state) for state in status.STATES}
     assert states.pop(spec.verdict.state) == 1
     assert set(states.values()) == {0}
 
