@@ -20,7 +20,7 @@ FLUSH_SECONDS = 5.0
 BOUNDS = tuple(0.005 * 2 ** (n / 2) for n in range(48))
 """The histogram's upper bounds in seconds, 5 ms to 16 hours. One more bucket is for the rest."""
 
-KEPT = {60: 2 * 3600, 900: 2 * 86_400}
+KEPT = {Rollup.Width.MINUTE.value: 2 * 3600, Rollup.Width.QUARTER.value: 2 * 86_400}
 """How long the sums of each width are kept, in seconds: two hours, and two days."""
 
 # In the order of the key, like every other writer of several rows.

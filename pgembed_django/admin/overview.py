@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy
 
 from pgembed_django import specs, status
 from pgembed_django.admin import acts, charts
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Rollup
 from pgembed_django.status import Overview, Point, SpecStatus
 from pgembed_django.status.verdicts import duration as in_words
 
@@ -100,8 +100,9 @@ def _percent(space: status.SpaceStatus) -> int:
 
 
 def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
-    each = _("minute") if points[0].seconds == 60 else _("quarter of an hour")
-    began = _("an hour ago") if points[0].seconds == 60 else _("a day ago")
+    is_hour = points[0].seconds == Rollup.Width.MINUTE
+    each = _("minute") if is_hour else _("quarter of an hour")
+    began = _("an hour ago") if is_hour else _("a day ago")
     completed, failed = [one.completed for one in points], [one.failed for one in points]
     p50, p99 = [one.p50_seconds for one in points], [one.p99_seconds for one in points]
     known = [value for value in p99 if value is not None]

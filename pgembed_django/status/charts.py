@@ -37,7 +37,7 @@ def series(
     The oldest first, without gaps, of all these specs together, in one query. ``now`` is the
     database's: ``Overview.at``.
     """
-    seconds = 60 if hours <= 1 else 900
+    seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
     start = end - timedelta(hours=hours)
     found = defaultdict(list)
@@ -64,7 +64,7 @@ def recent(*, using: str, now: datetime) -> dict[str, Recent]:
     minute = datetime.fromtimestamp(now.timestamp() // 60 * 60, UTC)
     start = minute - timedelta(minutes=RECENT_MINUTES)
     by_spec = defaultdict(list)
-    for row in _rows(using, None, 60, start):
+    for row in _rows(using, None, Rollup.Width.MINUTE, start):
         by_spec[row.spec].append(row)
     found = {}
     for spec, rows in by_spec.items():
