@@ -145,13 +145,18 @@ def on(using: str) -> list[Spec]:
     the same database, past a pooler, is known.
     """
     known = all()
-    here = {spec for spec in known if router.db_for_write(spec.model) == using}
+    here = set(written_to(using))
     elsewhere = [spec for spec in known if spec not in here]
     if elsewhere:
         names = {spec: database.quoted_table(spec.embedding_model) for spec in elsewhere}
         found = {name for [name] in database.rows(using, IS_HERE, names=list(names.values()))}
         here |= {spec for spec, name in names.items() if name in found}
     return [spec for spec in known if spec in here]
+
+
+def written_to(using: str) -> list[Spec]:
+    """Return the declarations whose rows are written to a database, as the routers have it."""
+    return [spec for spec in all() if router.db_for_write(spec.model) == using]
 
 
 def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:
@@ -166,14 +171,16 @@ def get(key: str) -> Spec | None:
     return _registry.get(key)
 
 
-def of(model: type[Model]) -> list[Spec]:
+def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
     """Return the declarations that cover the model's rows, the nearest ones.
+
+    ``name``: only the one that is called so.
 
     Its own; else those of the same table (a proxy, or what it stands for); else those of
     a table it inherits from.
 
     Raises:
-        ImproperlyConfigured: there are none.
+        ImproperlyConfigured: there are none, or none of that name.
     """
     concrete = model._meta.concrete_model
     parents = [parent._meta.concrete_model for parent in model._meta.all_parents]
@@ -183,9 +190,19 @@ def of(model: type[Model]) -> list[Spec]:
         [spec for spec in all() if spec.model._meta.concrete_model in parents],
     ):
         if found:
-            return found
+            return found if name is None else _named(name, found, model)
     raise ImproperlyConfigured(
         f"{model.__name__} is not embeddable. Decorate it with @embeddable(fields=[...]), then "
         "run makemigrations and migrate. "
         f"Embeddable are: {', '.join(spec.model.__name__ for spec in all()) or 'no models yet'}."
     )
+
+
+def _named(name: str, found: list[Spec], model: type[Model]) -> list[Spec]:
+    chosen = [spec for spec in found if spec.name == name]
+    if not chosen:
+        names = ", ".join(spec.name for spec in found)
+        raise ImproperlyConfigured(
+            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
+        )
+    return chosen

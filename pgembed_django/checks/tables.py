@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
-from django.db import ProgrammingError, router, transaction
+from django.db import ProgrammingError, transaction
 
 from pgembed_django import database, specs, sql
 from pgembed_django.maintenance import numbering
-from pgembed_django.specs import Spec
 
 IS_UNLOGGED = """
     SELECT FROM pg_class
@@ -77,7 +76,7 @@ def _job_table(connection: Any) -> Iterator[CheckMessage]:
 def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
     if _asked(connection, "SELECT to_regclass('pgembed_job')") != [(None,)]:
         return
-    names = {database.quoted_table(spec.model): spec for spec in _written(connection)}
+    names = {database.quoted_table(spec.model): spec for spec in specs.written_to(connection.alias)}
     if found := _asked(connection, specs.HAS_TABLE, names=list(names)):
         models = sorted(names[name].model._meta.label for [name] in found)
         yield Warning(
@@ -92,7 +91,10 @@ def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
 def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
     if not sql.is_in_one_schema():
         return  # a schema per tenant: the shared one's vectors are not this tenant's
-    by_table = {database.quoted_table(one.embedding_model): one for one in _written(connection)}
+    by_table = {
+        database.quoted_table(one.embedding_model): one
+        for one in specs.written_to(connection.alias)
+    }
     for table, schema, ours in _asked(connection, ELSEWHERE, names=list(by_table)):
         spec = by_table[table]
         yield Warning(
@@ -108,7 +110,7 @@ def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
 def _partitioned(connection: Any) -> Iterator[CheckMessage]:
     names = {
         database.quoted_table(spec.model): spec
-        for spec in _written(connection)
+        for spec in specs.written_to(connection.alias)
         if spec.trigger_level == "statement"
     }
     for [name] in _asked(connection, IS_PARTITIONED, names=list(names)):
@@ -121,7 +123,7 @@ def _partitioned(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _keys(connection: Any) -> Iterator[CheckMessage]:
-    written = _written(connection)
+    written = specs.written_to(connection.alias)
     by_table = {database.quoted_table(spec.embedding_model): spec for spec in written}
     found = _asked(
         connection,
@@ -156,10 +158,6 @@ def _numbers(connection: Any) -> Iterator[CheckMessage]:
             "Run manage.py migrate: it lets them go on behind the highest.",
             id="pgembed.W008",
         )
-
-
-def _written(connection: Any) -> Sequence[Spec]:
-    return [spec for spec in specs.all() if router.db_for_write(spec.model) == connection.alias]
 
 
 def _asked(connection: Any, statement: str, **parameters: Any) -> list[database.Row]:

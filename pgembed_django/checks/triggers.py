@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.core.checks import CheckMessage, Warning  # noqa: A004
-from django.db import ProgrammingError, router, transaction
+from django.db import ProgrammingError, transaction
 from django.db.migrations.executor import MigrationExecutor
 
 from pgembed_django import specs, triggers
@@ -15,7 +15,7 @@ from pgembed_django import specs, triggers
 def check_triggers(connection: Any) -> Iterator[CheckMessage]:
     """Yield the specs of a database whose triggers are not as declared, once it is migrated."""
     alias = connection.alias
-    written = {spec.key: spec for spec in specs.all() if router.db_for_write(spec.model) == alias}
+    written = {spec.key: spec for spec in specs.written_to(alias)}
     try:
         with transaction.atomic(using=alias):
             found = triggers.amiss(written, using=alias)

@@ -131,16 +131,9 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
 
 
 def _spec(model: type[Model], name: str | None) -> Spec:
-    found = specs.of(model)
-    names = ", ".join(spec.name for spec in found)
-    if name is not None:
-        for spec in found:
-            if spec.name == name:
-                return spec
-        raise ImproperlyConfigured(
-            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
-        )
+    found = specs.of(model, name=name)
     if len(found) > 1:
+        names = ", ".join(spec.name for spec in found)
         raise SearchError(
             f"{model.__name__} is decorated {len(found)} times. Choose with name=, one of: {names}."
         )

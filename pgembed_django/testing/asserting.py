@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model, TextField
 from django.db.models.functions import Cast
@@ -123,18 +122,7 @@ class _Unit:
 
 def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
     alias = using or instance._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001
-    return [_unit(spec, instance, using=alias) for spec in _chosen(type(instance), name)]
-
-
-def _chosen(model: type[Model], name: str | None) -> list[Spec]:
-    found = specs.of(model)
-    chosen = [spec for spec in found if name in (None, spec.name)]
-    if not chosen:
-        names = ", ".join(spec.name for spec in found)
-        raise ImproperlyConfigured(
-            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
-        )
-    return chosen
+    return [_unit(spec, instance, using=alias) for spec in specs.of(type(instance), name=name)]
 
 
 def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
