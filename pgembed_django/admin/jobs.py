@@ -127,15 +127,15 @@ class JobAdmin(columns.JobColumns):
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         """Tell whether the viewer may start failed units afresh."""
-        return request.user.has_perm("pgembed.retry_job")
+        return acts.ACTS["retry"].is_allowed(request)
 
     def has_dismiss_permission(self, request: HttpRequest) -> bool:
         """Tell whether the viewer may put failures aside without retrying them."""
-        return request.user.has_perm("pgembed.dismiss_job")
+        return acts.ACTS["dismiss"].is_allowed(request)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Tell whether the viewer may re-embed, pause, resume, release and probe."""
-        return request.user.has_perm("pgembed.operate_job")
+        return acts.ACTS["release"].is_allowed(request)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
