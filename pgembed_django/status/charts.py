@@ -40,11 +40,12 @@ def series(
     seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
     start = end - timedelta(hours=hours)
+    # By the instant: without USE_TZ the rows' times have no zone, and are equal to none that has.
     found = defaultdict(list)
     for row in _rows(using, specs, seconds, start):
-        found[row.starts_at].append(row)
+        found[row.starts_at.timestamp()].append(row)
     times = [start + timedelta(seconds=seconds * n) for n in range(1, hours * 3600 // seconds + 1)]
-    return [_point(at, seconds, found[at]) for at in times]
+    return [_point(at, seconds, found[at.timestamp()]) for at in times]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
