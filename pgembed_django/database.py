@@ -19,6 +19,8 @@ from pgembed_django import faults
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
+WAIT = "SELECT current_setting('lock_timeout')"
+
 # A generic plan is kept: the table may have grown a thousandfold since. The statements that are
 # sent so go by an index at any size, where scanning the whole table is not thought cheaper.
 GENERIC_PLANS = """
@@ -180,7 +182,10 @@ def giving_way(
     ``generic_plans``: all that is sent is planned well at any size: see ``GENERIC_PLANS``.
     """
     try:
-        with _in_one_go(using) if in_one_go else transaction.atomic(using=using):
+        with (
+            _in_one_go(using) if in_one_go else transaction.atomic(using=using),
+            _leaving_its_wait(using),
+        ):
             is_generic = generic_plans and _has_generic_plans(connections[using])
             send_prepared(using, GIVE_WAY_BY_GENERIC_PLANS if is_generic else GIVE_WAY, wait=wait)
             yield
@@ -189,6 +194,21 @@ def giving_way(
         if faults.sqlstate(error) in {"55P03", "40P01"}:
             raise Busy from error
         raise
+
+
+@contextmanager
+def _leaving_its_wait(using: str) -> Iterator[None]:
+    """Where ours is a part of somebody's transaction, leave the rest of that its own wait.
+
+    Where ours fails, going back to its savepoint does so.
+    """
+    if not connections[using].savepoint_ids:
+        yield
+        return
+    [[before]] = rows(using, WAIT)
+    yield
+    if not connections[using].needs_rollback:
+        rows(using, GIVE_WAY, wait=before)
 
 
 @contextmanager

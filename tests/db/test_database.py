@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psycopg
 import pytest
-from django.db import DataError, connection
+from django.db import DataError, connection, transaction
 
 from pgembed_django import database
 from pgembed_django.models import Job
@@ -120,6 +122,33 @@ def test_its_wait_for_locks_does_not_outlive_it(in_one_go):
         assert database.rows("default", "SHOW lock_timeout") == [("7ms",)]
 
     assert database.rows("default", "SHOW lock_timeout") == before
+
+
+@TOGETHER
+def test_a_transaction_around_it_keeps_its_wait_for_locks(in_one_go):
+    with transaction.atomic():
+        database.rows("default", "SELECT set_config('lock_timeout', '7s', true)")
+        with database.giving_way("default", in_one_go=in_one_go):
+            assert database.rows("default", "SHOW lock_timeout") == [("100ms",)]
+            with database.giving_way("default", wait="1ms"):
+                pass
+            assert database.rows("default", "SHOW lock_timeout") == [("100ms",)]
+        assert database.rows("default", "SHOW lock_timeout") == [("7s",)]
+        with suppress(LookupError), database.giving_way("default", in_one_go=in_one_go):
+            raise LookupError
+        assert database.rows("default", "SHOW lock_timeout") == [("7s",)]
+
+
+def test_so_does_one_that_is_open_without_autocommit():
+    connection.set_autocommit(False)
+    try:
+        database.rows("default", "SELECT set_config('lock_timeout', '7s', true)")
+        with database.giving_way("default"):
+            pass
+        assert database.rows("default", "SHOW lock_timeout") == [("7s",)]
+    finally:
+        connection.rollback()
+        connection.set_autocommit(True)
 
 
 def test_in_one_go_reads_what_others_have_committed_meanwhile(connect):
