@@ -162,7 +162,7 @@ def _ranked(
     if near and worded:
         best = near if places[0][key] <= places[1][key] else worded
     else:
-        best = near or worded  # type: ignore[assignment]
+        best = near or by_words[key]
     is_fused = len(places) > 1
     return Ranked(key, best.chunk, merit if is_fused else best.value, similarity)
 

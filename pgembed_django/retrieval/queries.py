@@ -56,6 +56,10 @@ class QueryVectors:
     """The vectors of the latest queries of this process, and of those on their way."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Know nothing, and have no threads. A forked process has none of its parent's."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._coming: dict[Key, Future[Vector]] = {}
@@ -120,8 +124,7 @@ class QueryVectors:
 
 
 vectors = QueryVectors()
-# A forked server process has none of the threads of its parent.
-os.register_at_fork(after_in_child=vectors.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=vectors.begin)
 
 
 def known(space: Space, vector: Vector) -> Pending:

@@ -54,15 +54,14 @@ class Facts:
 
 def judge(facts: Facts) -> Verdict:
     """Return the worst thing there is to say, with all the reasons for it."""
-    for state, reasons in (
+    reasons: tuple[tuple[State, Iterator[str]], ...] = (
         ("stalled", _stalled(facts)),
         ("degraded", _degraded(facts)),
         ("indexing", _indexing(facts)),
-    ):
-        found = " ".join(reasons)
-        if found:
-            kind: State = state  # type: ignore[assignment]
-            return Verdict(kind, found)
+    )
+    for state, sentences in reasons:
+        if found := " ".join(sentences):
+            return Verdict(state, found)
     if facts.changes:
         return Verdict("fresh", f"Search is up to date but for {_changes(facts)}.")
     if facts.coverage is None:
