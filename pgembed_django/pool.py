@@ -123,7 +123,7 @@ class Pool:
     @property
     def is_to_be_probed(self) -> bool:
         """Whether its pause is over, and it has yet to answer a plain word."""
-        return not (not self.is_down or self._has_answered or self.in_flight or self.paused_seconds)
+        return self.is_down and not (self._has_answered or self.in_flight or self.paused_seconds)
 
     @property
     def is_waiting(self) -> bool:
