@@ -80,7 +80,7 @@ class EmbedCommand(StoppableCommand):
             help="The alias of the database. PGEMBED_WORKER_DATABASE, or default, unless given.",
         )
 
-    def specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
+    def chosen_specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
         """Return the specs that were asked for, by key, of those that live in the database."""
         known = {spec.key: spec for spec in specs.all()}
         if not known:
@@ -110,7 +110,9 @@ class EmbedCommand(StoppableCommand):
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
 
-    def database(self, alias: str | None, *, writes: bool = True, waits: bool = False) -> str:
+    def chosen_database(
+        self, alias: str | None, *, writes: bool = True, waits: bool = False
+    ) -> str:
         """Return the alias that was asked for, once our tables are found there.
 
         ``waits``: whoever asks can wait until a server that is read-only for a while is not.

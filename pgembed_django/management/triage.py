@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -52,7 +51,7 @@ class TriageCommand(EmbedCommand):
                 "--all of them. 'embed_status' lists them by kind.",
                 returncode=CANNOT_START,
             )
-        using = self.database(options["database"])
+        using = self.chosen_database(options["database"])
         ids = self._chosen(options, using=using)
         failures = f"{len(ids):,} open failure{'s' * (len(ids) != 1)}"
         if options["dry_run"] or not ids:
@@ -73,16 +72,16 @@ class TriageCommand(EmbedCommand):
                 progress.show(start + BATCH)
         self._tell(counts)
 
-    @abstractmethod
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
         """Act on a batch. Returns what happened, in words, and how often; "busy" is busy."""
+        raise NotImplementedError
 
     def specs_of_failures(self, keys: list[str] | None, *, using: str) -> list[str] | None:
         """Return the specs that were asked for. Also those that are only in old jobs."""
         if not keys:
             return None
         unknown = set(status.overview(specs=[], using=using).unknown)
-        self.specs([key for key in keys if key not in unknown], using=using)
+        self.chosen_specs([key for key in keys if key not in unknown], using=using)
         return keys
 
     def _chosen(self, options: dict[str, Any], *, using: str) -> list[int]:

@@ -87,8 +87,8 @@ class Command(EmbedCommand):
     def handle(self, **options: Any) -> None:
         refuse_what_does_not_go_together(options)
         self._died: list[str] = []
-        self.using = self.database(options["database"])
-        chosen = self.specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
+        self.using = self.chosen_database(options["database"])
+        chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
         if options["dry_run"]:
             for spec in chosen.values():
                 try:

@@ -26,7 +26,7 @@ class Command(EmbedCommand):
         parser.add_argument("--yes", "--no-input", action="store_true", help="Delete it.")
 
     def handle(self, **options: Any) -> None:
-        self.using = self.database(options["database"], writes=options["yes"])
+        self.using = self.chosen_database(options["database"], writes=options["yes"])
         if options["yes"] and not renaming.follow(using=self.using):
             raise CommandError(
                 "A renamed model may have yet to be given what its former name had: a job is "

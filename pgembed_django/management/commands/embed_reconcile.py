@@ -37,10 +37,10 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        using = self.database(options["database"])
+        using = self.chosen_database(options["database"])
         sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
         unfinished = []
-        for spec in self.specs(options["specs"], using=using).values():
+        for spec in self.chosen_specs(options["specs"], using=using).values():
             if not spaces.live(spec, using=using):
                 raise CommandError(
                     f"{spec.key} has no space yet: start manage.py embed_worker once.",

@@ -36,8 +36,8 @@ class Command(EmbedCommand):
         parser.add_argument("space", nargs="?", type=int, help="The space's number in the list.")
 
     def handle(self, **options: Any) -> None:
-        self.using = self.database(options["database"], writes=options["action"] != "list")
-        chosen = self.specs(options["specs"], using=self.using)
+        self.using = self.chosen_database(options["database"], writes=options["action"] != "list")
+        chosen = self.chosen_specs(options["specs"], using=self.using)
         if options["action"] == "list" and options["space"] is not None:
             raise CommandError("list takes no number.", returncode=CANNOT_START)
         if options["action"] == "list":

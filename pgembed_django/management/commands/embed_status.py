@@ -54,7 +54,7 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        self.using = self.database(options["database"], writes=False)
+        self.using = self.chosen_database(options["database"], writes=False)
         try:
             self._look(options)
         except KeyboardInterrupt:
@@ -63,7 +63,7 @@ class Command(EmbedCommand):
                 raise
 
     def _look(self, options: dict[str, Any]) -> None:
-        chosen = list(self.specs(options["specs"], using=self.using).values())
+        chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
         while True:
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
             if options["specs"]:

@@ -105,9 +105,9 @@ class Command(EmbedCommand):
             self._work(**options)
 
     def _work(self, **options: Any) -> None:
-        using = self.database(options["database"], waits=True)
+        using = self.chosen_database(options["database"], waits=True)
         worker = Worker(
-            self.specs(options["specs"], using=using),
+            self.chosen_specs(options["specs"], using=using),
             using=using,
             drain=options["drain"],
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
