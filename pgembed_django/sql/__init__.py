@@ -118,17 +118,27 @@ def misplaced(using: str) -> dict[str, str]:
 
     Not those that are missing: the next migrate brings them.
     """
-    names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
     with connections[using].cursor() as cursor:
-        cursor.execute(WRITES_TO, {"names": names})
-        found = {name: schema for name, schema, tables in cursor.fetchall() if schema != tables}
-    return {name.partition("(")[0]: schema for name, schema in found.items() if schema}
+        return {
+            name.partition("(")[0]: schema
+            for name, schema, tables in _written_schemas(cursor)
+            if schema and schema != tables
+        }
+
+
+def _written_schemas(cursor: Any) -> list[tuple[str, str | None, str]]:
+    """Return the functions, the schema that each writes to, and the one of our tables.
+
+    Of a function that is missing the schema is None.
+    """
+    names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
+    cursor.execute(WRITES_TO, {"names": names})
+    found: list[tuple[str, str | None, str]] = cursor.fetchall()
+    return found
 
 
 def _refuse_others(cursor: Any, tables: str) -> None:
-    names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
-    cursor.execute(WRITES_TO, {"names": names})
-    others = {schema for _, schema, _ in cursor.fetchall()} - {None, tables}
+    others = {schema for _, schema, _ in _written_schemas(cursor)} - {None, tables}
     if is_in_one_schema() and others:
         raise ImproperlyConfigured(
             f"The functions in schema {_functions_schema()!r} write to the tables in "
