@@ -1,4 +1,7 @@
-"""Judge how a spec stands, in words that a person on call can act on. Pure."""
+"""Judge how a spec stands, in words that a person on call can act on. Pure.
+
+In English also in the admin: `embed_status` has the same words.
+"""
 
 from __future__ import annotations
 
