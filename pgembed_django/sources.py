@@ -183,7 +183,7 @@ def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[A
 
     ``pk__in`` would be another statement for each number of them, with a parameter for each.
     """
-    return _with_source_pk(spec.rows(using).filter(_is_among(spec, source_pks, using=using)))
+    return _with_source_pk(spec.rows(using=using).filter(_is_among(spec, source_pks, using=using)))
 
 
 def _is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:

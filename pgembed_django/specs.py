@@ -76,7 +76,7 @@ class Spec:
         """Return the SHA-256 of the text with its recipe: a row is stale if it differs."""
         return texts.digest(self.recipe, text)
 
-    def rows(self, using: str | None = None) -> QuerySet[Any]:
+    def rows(self, *, using: str | None = None) -> QuerySet[Any]:
         """Return the rows that are to be embedded: of all, whatever the default manager hides."""
         rows = self.model._base_manager.using(using)
         if self.when:

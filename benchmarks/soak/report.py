@@ -98,7 +98,7 @@ def _of_rows(spec: Spec) -> Iterator[tuple[str, str]]:
     for chunk in everything.filter(space=space):
         stored[chunk.source_id].append(chunk)
     existing = set(spec.model._base_manager.values_list("pk", flat=True))
-    rows = {row.pk: row for row in spec.rows(USING)}
+    rows = {row.pk: row for row in spec.rows(using=USING)}
     for source_pk in stored.keys() - rows.keys():
         is_there = source_pk in existing
         yield "vectors outside the condition" if is_there else "orphan vectors", str(source_pk)

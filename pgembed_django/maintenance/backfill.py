@@ -100,7 +100,7 @@ class Backfill:
     @property
     def rows(self) -> QuerySet[Model]:
         """All that it goes over, from the start."""
-        rows: QuerySet[Model] = self.spec.rows(self.using).filter(**self.where)
+        rows: QuerySet[Model] = self.spec.rows(using=self.using).filter(**self.where)
         return rows
 
     @property
@@ -179,7 +179,7 @@ class Backfill:
     def _enqueue(self, last: Any) -> Reembedded:
         page = Q(**self.where) & self._after() & Q(pk__lte=last)
         if self.force:
-            rows = self.spec.rows(self.using).filter(page).order_by("pk")
+            rows = self.spec.rows(using=self.using).filter(page).order_by("pk")
             return self._reembed(rows.values_list(Cast("pk", TextField()), flat=True))
         live = spaces.live(self.spec, using=self.using)
         enqueued = jobs.enqueue(

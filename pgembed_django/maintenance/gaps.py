@@ -26,7 +26,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
     fresh = Q()
     for space in spaces:
         fresh &= Q(LookedUp(covering_chunk(spec, space)))
-    rows = spec.rows(using).filter(page).exclude(fresh)
+    rows = spec.rows(using=using).filter(page).exclude(fresh)
     for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
         rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))
     return list(rows.values_list(Cast("pk", TextField()), flat=True))
@@ -34,7 +34,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
     """Return units with stored chunks whose row is gone or out of the condition."""
-    rows = spec.rows(using).filter(pk=OuterRef("source_id"))
+    rows = spec.rows(using=using).filter(pk=OuterRef("source_id"))
     return (
         spec.embedding_model._base_manager.using(using)
         .filter(page)
@@ -46,7 +46,7 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows whose text is not the one whose digest is stored. Reads every text."""
-    rows = spec.rows(using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
+    rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Those that give no text now fail when they are written.
     texts = sources.digests(spec, rows)
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)

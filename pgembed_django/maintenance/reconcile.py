@@ -193,7 +193,7 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
     lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
     if lap is None or lap.finished_recipe == spec.recipe:
         return None
-    rows = spec.rows(using)
+    rows = spec.rows(using=using)
     compared = 0
     after = spec.parse_cursor(lap.cursor)
     if lap.recipe == spec.recipe and after is not None:

@@ -88,7 +88,7 @@ def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
 
 def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
     """Count. Reads the whole table: for a person who asks, not for a page that refreshes."""
-    rows = spec.rows(using)
+    rows = spec.rows(using=using)
     covered = rows.filter(LookedUp(covering_chunk(spec, space)))
     return Coverage(rows=rows.count(), covered=covered.count())
 
@@ -104,7 +104,7 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
         Busy: a writer holds the whole table.
     """
     rows = (
-        spec.rows(using)
+        spec.rows(using=using)
         .filter(within or Q())
         .exclude(LookedUp(covering_chunk(spec, space)))
         .exclude(LookedUp(jobs_of_row(spec, UNSETTLED)))
@@ -131,7 +131,9 @@ def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
     searched = active(spec, using=using)
     if searched is None:
         return set()
-    rows = spec.rows(using).filter(pk__in=keys).exclude(LookedUp(covering_chunk(spec, searched)))
+    rows = (
+        spec.rows(using=using).filter(pk__in=keys).exclude(LookedUp(covering_chunk(spec, searched)))
+    )
     lacking = dict(rows.values_list(Cast("pk", TextField()), "pk"))
     jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=list(lacking))
     # Not one condition on two statuses: each has an index of its own.

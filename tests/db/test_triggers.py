@@ -337,7 +337,7 @@ def test_only_rows_that_match_are_enqueued_and_leaving_takes_the_vectors(
 
     model.objects.filter(pk=row.pk).update(**{name: outside[name] for name in inside})
     assert not stored.exists()
-    assert list(specs.get(spec).rows("default")) == []
+    assert list(specs.get(spec).rows(using="default")) == []
 
     forget_jobs()
     row.delete()
@@ -506,7 +506,7 @@ def test_flush_empties_all_tables_in_one_statement():
 def test_triggers_and_queries_agree_on_which_rows_match(title, order, floor):
     with transaction.atomic():
         row = Oddity.objects.create(title=title, order=order, floor=floor)
-        found = specs.get("app.OddityEmbedding").rows("default").filter(pk=row.pk)
+        found = specs.get("app.OddityEmbedding").rows(using="default").filter(pk=row.pk)
 
         assert found.exists() == bool(units("app.OddityEmbedding"))
         transaction.set_rollback(True)

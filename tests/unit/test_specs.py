@@ -134,7 +134,7 @@ def test_rows_are_those_of_the_condition_with_no_more_columns_than_needed(
     Archived.objects.create(body="hidden", is_public=None)
     Archived.objects.create(body="shown", is_public=True)
 
-    [row] = spec_of(Archived).rows("default")
+    [row] = spec_of(Archived).rows(using="default")
 
     with django_assert_num_queries(0):
         assert spec_of(Archived).text_of(row) == "shown"
@@ -145,14 +145,14 @@ def test_rows_are_those_of_the_condition_with_no_more_columns_than_needed(
 def test_without_a_condition_rows_are_all_rows():
     note = Note.objects.create(body="a")
 
-    assert list(spec_of(Note).rows("default")) == [note]
+    assert list(spec_of(Note).rows(using="default")) == [note]
 
 
 @pytest.mark.django_db
 def test_rows_for_a_text_method_have_all_columns():
     Product.objects.create(title="a")
 
-    [row] = specs.get("app.ProductEmbedding").rows("default")
+    [row] = specs.get("app.ProductEmbedding").rows(using="default")
 
     assert row.get_deferred_fields() == set()
 
