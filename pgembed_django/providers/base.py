@@ -133,7 +133,7 @@ class Provider(Options, ABC):
                 if self.too_long == "refuse" or cuts == cutting.MAX_CUTS:
                     raise
                 characters = cutting.room(text, cuts=cuts, message=str(error), learnt=None)
-                shortened = cutting.cut(text, characters=characters)
+                shortened = cutting.shorten(text, characters=characters)
         unit, faults = self.check(answer, count=1)
         if faults[0]:
             raise InputRefused(f"{self} answered {faults[0]} for the query.")

@@ -19,7 +19,7 @@ def well_formed(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def cut(text: str, *, characters: int) -> str:
+def shorten(text: str, *, characters: int) -> str:
     """Return the start of ``text``, at most ``characters`` long, ending with a whole word.
 
     A word is only broken where a single one is longer than a quarter of the room.
@@ -36,7 +36,7 @@ def cut(text: str, *, characters: int) -> str:
 
 def halves(text: str) -> tuple[str, str]:
     """Return the text in two parts of some characters each, with whole words where it has any."""
-    first = cut(text, characters=max(1, len(text) * 4 // 7))
+    first = shorten(text, characters=max(1, len(text) * 4 // 7))
     rest = text[len(first) :]
     return first, rest.strip() or rest
 
@@ -48,7 +48,7 @@ def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> s
     """
     characters = limit * 12
     while True:
-        text = cut(text, characters=characters)
+        text = shorten(text, characters=characters)
         counted = count(text)
         if counted is None or counted <= limit or characters == 1:
             return text

@@ -172,7 +172,7 @@ class Sift:
             )
             # A text that was cut before it was sent must get shorter all the same.
             characters = min(characters, max(1, len(self._texts[index]) - 1))
-            self._texts[index] = cutting.cut(self._whole[index], characters=characters)
+            self._texts[index] = cutting.shorten(self._whole[index], characters=characters)
             self._cuts[index] += 1
             return [group]
         return self._refused(group, error)

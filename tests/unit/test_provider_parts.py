@@ -15,17 +15,17 @@ from tests import played
 
 @given(text=st.text(min_size=1), characters=st.integers(1, 50))
 def test_a_cut_text_is_a_start_of_it_and_short_enough(text: str, characters: int):
-    short = cutting.cut(text, characters=characters)
+    short = cutting.shorten(text, characters=characters)
 
     assert text.startswith(short)
     assert 0 < len(short) <= characters
 
 
 def test_a_cut_ends_with_a_whole_word():
-    assert cutting.cut("one two three", characters=9) == "one two"
-    assert cutting.cut("one two three", characters=7) == "one two"
-    assert cutting.cut("donaudampfschiff", characters=9) == "donaudamp"
-    assert cutting.cut("short", characters=9) == "short"
+    assert cutting.shorten("one two three", characters=9) == "one two"
+    assert cutting.shorten("one two three", characters=7) == "one two"
+    assert cutting.shorten("donaudampfschiff", characters=9) == "donaudamp"
+    assert cutting.shorten("short", characters=9) == "short"
 
 
 @pytest.mark.parametrize(
