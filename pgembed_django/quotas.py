@@ -53,7 +53,7 @@ WAIT = """
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QuotaLimits:
     """What one provider may be asked for in a minute. None is without limit."""
 
     requests: int | None
@@ -79,14 +79,14 @@ class Limits:
         return tokens * MINUTE_SECONDS / (self.tokens - self.tokens_at_once or 1)
 
 
-def limits(provider: str) -> Limits | None:
+def limits(provider: str) -> QuotaLimits | None:
     """Return the limits of the provider of that name, or None where it has none."""
     config = conf.current().providers.get(provider, {})
     requests, tokens = config.get("REQUESTS_PER_MINUTE"), config.get("TOKENS_PER_MINUTE")
-    return Limits(requests, tokens) if requests or tokens else None
+    return QuotaLimits(requests, tokens) if requests or tokens else None
 
 
-def take(provider: str, limits: Limits, *, tokens: int, using: str) -> float:
+def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> float:
     """Take one request of so many tokens. Returns zero, or the seconds until it may be tried."""
     if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
         return 0.0
@@ -94,7 +94,7 @@ def take(provider: str, limits: Limits, *, tokens: int, using: str) -> float:
     return max(SHORTEST_WAIT_SECONDS, wait_seconds(provider, using=using))
 
 
-def owe(provider: str, limits: Limits, *, requests: int, tokens: int, using: str) -> None:
+def owe(provider: str, limits: QuotaLimits, *, requests: int, tokens: int, using: str) -> None:
     """Charge what was used beyond what was taken: the next batch waits for it."""
     _pay(provider, limits, requests=requests, tokens=tokens, is_owed=True, using=using)
 
@@ -106,7 +106,7 @@ def wait_seconds(provider: str, *, using: str) -> float:
 
 
 def _pay(
-    provider: str, limits: Limits, *, requests: int, tokens: int, is_owed: bool, using: str
+    provider: str, limits: QuotaLimits, *, requests: int, tokens: int, is_owed: bool, using: str
 ) -> bool:
     paid = database.rows(
         using,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pgembed_django import database
 from pgembed_django.models import Job
-from pgembed_django.status.shapes import NONE, Backlog, Count, Held
+from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 
 MAX_COUNT = 10_000
 MIN_COUNT = 1000
@@ -124,7 +124,7 @@ class Queue:
     backlog: dict[str, tuple[Backlog, ...]] = field(default_factory=dict)
     running: dict[str, Count] = field(default_factory=dict)
     oldest_change: dict[str, float] = field(default_factory=dict)
-    held: dict[int, list[Held]] = field(default_factory=dict)
+    held: dict[int, list[HeldJobs]] = field(default_factory=dict)
     failures: dict[str, Count] = field(default_factory=dict)
 
 
@@ -175,7 +175,7 @@ def _add_running(queue: Queue, rows: list[tuple[Any, ...]]) -> None:
             _note_change(queue, spec, oldest)
     for (worker_id, spec), (jobs, longest) in sorted(held.items()):
         queue.held.setdefault(worker_id, []).append(
-            Held(spec=spec, jobs=jobs, oldest_seconds=longest)
+            HeldJobs(spec=spec, jobs=jobs, oldest_seconds=longest)
         )
 
 

@@ -29,7 +29,7 @@ SILENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Snapshot:
     """What the queries brought, of all specs."""
 
     tables: Mapping[str, covering.Table]
@@ -63,7 +63,7 @@ def overview(
     counted = queue.count(keys, using=using, max_count=max_count)
     workers = _workers(counted, now, using=using)
     held = jobs.paused(using=using)
-    seen = Seen(
+    seen = Snapshot(
         tables=tables,
         live=live,
         coverage=coverage,
@@ -156,7 +156,7 @@ def _providers(
     return found
 
 
-def _spec(spec: Spec, seen: Seen) -> SpecStatus:
+def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     key = spec.key
     by_state = {space.state: space for space in seen.live.get(key, ())}
     recent = seen.recent.get(key, Recent())
@@ -208,7 +208,7 @@ def _spec(spec: Spec, seen: Seen) -> SpecStatus:
     )
 
 
-def _space(space: Space | None, seen: Seen, rate: float) -> SpaceStatus | None:
+def _space(space: Space | None, seen: Snapshot, rate: float) -> SpaceStatus | None:
     if space is None:
         return None
     coverage = seen.coverage.get(space.pk)

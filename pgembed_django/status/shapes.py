@@ -103,7 +103,7 @@ class SpecStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldJobs:
     """The jobs of one spec that one worker holds."""
 
     spec: str
@@ -128,7 +128,7 @@ class WorkerStatus:
     last_seen_at: datetime | None
     silent_seconds: float | None
     is_live: bool
-    held: tuple[Held, ...]
+    held: tuple[HeldJobs, ...]
     paused: dict[str, str]
     """Provider -> why this worker has paused it."""
     retries_at: dict[str, datetime]

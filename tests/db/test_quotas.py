@@ -38,7 +38,7 @@ def limit(settings: Any, provider: type[PlayedProvider]) -> Callable[..., None]:
     return set_limits
 
 
-def take(limits: quotas.Limits, *, tokens: int = 0) -> float:
+def take(limits: quotas.QuotaLimits, *, tokens: int = 0) -> float:
     return quotas.take("default", limits, tokens=tokens, using="default")
 
 
@@ -62,7 +62,7 @@ def most_in_a_minute(taken: list[tuple[float, int]]) -> int:
 
 @pytest.mark.parametrize("limit", [1, 3, 60, 150])
 def test_no_minute_sees_more_requests_than_its_quota(limit: int):
-    limits = quotas.Limits(requests=limit, tokens=None)
+    limits = quotas.QuotaLimits(requests=limit, tokens=None)
     began, passed, taken = time.monotonic(), 0.0, []
     while passed < 150:
         at = passed + time.monotonic() - began
@@ -76,7 +76,7 @@ def test_no_minute_sees_more_requests_than_its_quota(limit: int):
 
 @pytest.mark.parametrize(("requests", "tokens"), [(None, 1000), (3, 1000), (1, 500)])
 def test_no_minute_sees_more_tokens_than_its_quota(requests: int | None, tokens: int):
-    limits = quotas.Limits(requests=requests, tokens=tokens)
+    limits = quotas.QuotaLimits(requests=requests, tokens=tokens)
     assert limits.tokens_at_once is not None
     began, passed, taken = time.monotonic(), 0.0, []
     while passed < 150:
@@ -90,7 +90,7 @@ def test_no_minute_sees_more_tokens_than_its_quota(requests: int | None, tokens:
 
 
 def test_a_batch_that_must_wait_is_told_how_long():
-    limits = quotas.Limits(requests=6, tokens=None)
+    limits = quotas.QuotaLimits(requests=6, tokens=None)
     assert take(limits) == 0
 
     wait = take(limits)
@@ -100,14 +100,14 @@ def test_a_batch_that_must_wait_is_told_how_long():
 
 
 def test_tokens_are_limited_as_well():
-    limits = quotas.Limits(requests=None, tokens=6000)
+    limits = quotas.QuotaLimits(requests=None, tokens=6000)
     assert take(limits, tokens=600) == 0
 
     assert 5 < take(limits, tokens=1) <= 61 / 9
 
 
 def test_what_was_used_beyond_is_charged_afterwards():
-    limits = quotas.Limits(requests=60, tokens=None)
+    limits = quotas.QuotaLimits(requests=60, tokens=None)
     take(limits)
 
     quotas.owe("default", limits, requests=9, tokens=0, using="default")
@@ -117,7 +117,7 @@ def test_what_was_used_beyond_is_charged_afterwards():
 
 def test_the_requests_of_two_workers_together_stay_within_the_limit(transactional_db: None):
     """Two connections take as fast as they can, for a while."""
-    limits = quotas.Limits(requests=6000, tokens=None)
+    limits = quotas.QuotaLimits(requests=6000, tokens=None)
     taken: list[float] = []
     over = threading.Event()
 
@@ -144,7 +144,7 @@ def test_the_requests_of_two_workers_together_stay_within_the_limit(transactiona
 def test_nobody_waits_for_a_lock_while_another_waits_for_its_quota(
     transactional_db: None, second_connection: psycopg.Connection
 ):
-    limits = quotas.Limits(requests=1, tokens=None)
+    limits = quotas.QuotaLimits(requests=1, tokens=None)
     take(limits)
     assert take(limits) > 0
 
@@ -245,7 +245,7 @@ def test_a_provider_without_a_quota_is_not_delayed_by_one_with(settings, provide
     known["app.NoteEmbedding"] = dataclasses.replace(known["app.NoteEmbedding"], provider="free")
     for spec in known.values():
         spaces.ensure(spec, using="default")
-    quotas.owe("default", quotas.Limits(1, None), requests=2, tokens=0, using="default")
+    quotas.owe("default", quotas.QuotaLimits(1, None), requests=2, tokens=0, using="default")
     article = make_article()
     for number in range(20):
         Note.objects.create(body=f"Note {number}")
