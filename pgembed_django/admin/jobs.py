@@ -14,7 +14,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, bulk, columns, failures, filters, operate, reading
+from pgembed_django.admin import acts, bulk, buttons, columns, failures, filters, reading
 from pgembed_django.models import Job
 
 
@@ -49,7 +49,7 @@ class JobAdmin(columns.JobColumns):
         own = {
             "failures/": ("failures", failures.view),
             "all/<slug:act>/": ("all", bulk.view),
-            "operate/<slug:verb>/": ("operate", operate.view),
+            "operate/<slug:verb>/": ("operate", buttons.view),
         }
         return [
             path(route, self._wrapped(view), name=f"pgembed_job_{name}")

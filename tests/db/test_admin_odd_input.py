@@ -15,7 +15,7 @@ from django.urls import path, reverse
 from pgembed_django import jobs
 from pgembed_django.admin import VectorsMixin, filters
 from pgembed_django.admin.acts import ACTS
-from pgembed_django.admin.operate import VERBS
+from pgembed_django.admin.buttons import VERBS
 from tests.app.models import Article
 from tests.db.conftest import claim
 

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import charts, operate
+from pgembed_django.admin import buttons, charts
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, Page
@@ -199,7 +199,7 @@ def test_failures_need_the_permission(make_client: Callable[..., Client]) -> Non
 # Buttons
 
 
-@pytest.mark.parametrize("verb", operate.VERBS)
+@pytest.mark.parametrize("verb", buttons.VERBS)
 def test_buttons_need_a_post_and_the_permission(
     make_client: Callable[..., Client], operator: Client, verb: str
 ) -> None:
@@ -257,7 +257,7 @@ def test_a_probe_tells_what_the_provider_answers(
 def test_a_probe_does_not_wait_for_longer_than_a_person_does(
     operator: Client, provider: type[PlayedProvider], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operate, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(buttons, "PROBE_SECONDS", 0.01)
     gate = threading.Event()
     monkeypatch.setattr(PlayedProvider, "probe", lambda self: gate.wait(30))
 

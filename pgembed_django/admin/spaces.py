@@ -1,0 +1,47 @@
+"""Spaces, to look at."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from pgembed_django.admin.reading import ReadOnlyAdmin
+from pgembed_django.models import Space
+
+
+class SpaceAdmin(ReadOnlyAdmin[Space]):
+    """Which vectors are searched, which are being built, and with what model."""
+
+    list_display = (
+        "spec",
+        "state",
+        "model",
+        "dimensions",
+        "provider",
+        "created_at",
+        "activated_at",
+        "retired_at",
+    )
+    list_filter = ("state",)
+    ordering = ("-id",)
+    fieldsets: ClassVar[Any] = (
+        (None, {"fields": (("spec", "state", "is_partial"),)}),
+        (_("Times"), {"fields": (("created_at", "activated_at", "retired_at", "pruned_at"),)}),
+        (
+            _("Model"),
+            {"fields": ("provider", "backend", "model", "model_digest", "dimensions")},
+        ),
+        (_("Text"), {"fields": ("document_prefix", "query_prefix")}),
+        (_("Identity"), {"fields": ("fingerprint", "options_text")}),
+    )
+
+    @admin.display(description=_("options"))
+    def options_text(self, space: Space) -> SafeString:
+        """What the provider was set up with. Secrets are names of environment variables."""
+        text = json.dumps(space.options, indent=2, sort_keys=True, ensure_ascii=False)
+        return format_html("<pre>{}</pre>", text)
