@@ -49,7 +49,7 @@ class Act:
     permission: str
     title: _StrPromise
     question: _StrPromise
-    counts: str
+    counted_as: str
     condition: Q
     run: Callable[[Sequence[int]], Counts]
     explained: _StrPromise
@@ -105,7 +105,7 @@ ACTS = {
         permission="retry",
         title=gettext_lazy("Retry"),
         question=gettext_lazy("Retry %(count)s?"),
-        counts="retried",
+        counted_as="retried",
         condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
         run=_retry,
         explained=gettext_lazy(
@@ -117,7 +117,7 @@ ACTS = {
         permission="dismiss",
         title=gettext_lazy("Dismiss"),
         question=gettext_lazy("Dismiss %(count)s?"),
-        counts="dismissed",
+        counted_as="dismissed",
         condition=OPEN_FAILURE,
         run=_dismiss,
         explained=gettext_lazy(
@@ -129,7 +129,7 @@ ACTS = {
         permission="operate",
         title=gettext_lazy("Re-embed"),
         question=gettext_lazy("Embed %(count)s anew?"),
-        counts="reembedded",
+        counted_as="reembedded",
         condition=Q(),
         run=_reembed,
         explained=gettext_lazy(
@@ -141,7 +141,7 @@ ACTS = {
         permission="operate",
         title=gettext_lazy("Release"),
         question=gettext_lazy("Take %(count)s from the worker?"),
-        counts="released",
+        counted_as="released",
         condition=RUNNING,
         run=_release,
         explained=gettext_lazy(
@@ -154,7 +154,7 @@ ACTS = {
 
 def told(act: str, counts: Counts) -> str:
     """Say exactly what happened: what was asked for always, the rest where there was any."""
-    first = ACTS[act].counts
+    first = ACTS[act].counted_as
     parts = [first, *(key for key in PARTS if key != first and counts.get(key))]
     text = ", ".join(str(PARTS[key]) % counts.get(key, 0) for key in parts)
     return f"{text[0].upper()}{text[1:]}."
