@@ -127,8 +127,12 @@ def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet
 
 def held_by(worker: str) -> Q:
     """Find the running jobs of a worker by its id. What is no id holds nothing."""
-    is_id = worker.isdecimal() and len(worker) <= MAX_DIGITS
-    return RUNNING & Q(worker_id=int(worker)) if is_id else Q(pk__in=())
+    return RUNNING & Q(worker_id=int(worker)) if is_id(worker) else Q(pk__in=())
+
+
+def is_id(text: str) -> bool:
+    """Tell whether it may be read as an id."""
+    return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def unit(term: str) -> Q:

@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import JobAdmin, bulk, reading
+from pgembed_django.admin import JobAdmin, reading, scopes
 from pgembed_django.models import Job, Space, Worker
 from tests.app.models import Article, Page
 from tests.conftest import embedded_text
@@ -420,7 +420,7 @@ def test_dismiss_settles_and_does_not_retry(
 def test_all_that_match_are_asked_about_with_their_number_then_taken_in_batches(
     operator: Client, make_failure: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(scopes, "BATCH", 2)
     made = [make_failure() for _ in range(3)]
     selected = {"action": "retry", "_selected_action": made[0].pk, "select_across": "1"}
     response = operator.post(f"{LIST}?status=failed", selected)
@@ -449,11 +449,42 @@ def test_a_viewer_may_neither_ask_about_all_nor_do_it(viewer: Client, act_name: 
     assert viewer.post(where).status_code == 403
 
 
-def test_an_act_that_does_not_exist_and_a_broken_run_are_not_found(admin_client: Client) -> None:
+def test_an_act_that_does_not_exist_is_not_found(admin_client: Client) -> None:
     assert admin_client.get(reverse("admin:pgembed_job_all", args=["nonsense"])).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"counts": "{"},
+        {"counts": "[]"},
+        {"counts": '{"retried": null}'},
+        {"cursor": "x"},
+        {"total": "x"},
+        {"end": "x"},
+        {"end": ""},
+    ],
+    ids=str,
+)
+def test_a_form_that_no_page_has_sent_is_a_bad_request(admin_client: Client, broken) -> None:
     where = reverse("admin:pgembed_job_all", args=["retry"])
-    for broken in ({"counts": "{"}, {"counts": "[]"}, {"cursor": "x"}, {"total": "x"}):
-        assert admin_client.post(where, broken).status_code == 404
+    assert admin_client.post(where, {"end": "1", **broken}).status_code == 400
+
+
+def test_an_error_in_the_middle_of_a_run_is_no_missing_page(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    make_failure()
+    where = reverse("admin:pgembed_job_all", args=["dismiss"])
+    form = hidden(operator.get(where, {"status": "failed"}))
+
+    def guard(execute, sql, *arguments):
+        if "dismissed" in sql:
+            raise ValueError("No updates on Sundays.")
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(guard), pytest.raises(ValueError, match="Sundays"):
+        operator.post(where, form)
 
 
 def test_all_that_match_a_search_and_a_spec_are_no_others(
@@ -476,7 +507,7 @@ def test_every_row_of_a_spec_is_embedded_anew_in_batches(
     run_jobs: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(scopes, "BATCH", 2)
     for _ in range(3):
         make_article()
     run_jobs()

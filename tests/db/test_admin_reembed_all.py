@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
-from pgembed_django.admin import bulk
+from pgembed_django.admin import scopes
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Article, ArticleEmbedding
@@ -38,7 +38,7 @@ def articles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Article]:
     """Three rows that are embedded. A page of a run is two."""
-    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(scopes, "BATCH", 2)
     made = [make_article() for _ in range(3)]
     run_jobs()
     Job.objects.all().delete()

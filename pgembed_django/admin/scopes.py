@@ -1,0 +1,141 @@
+"""What a run over all that match goes over, in batches: jobs, or a spec's source rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django.http import Http404
+from django.utils.text import Truncator
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from pgembed_django import specs
+from pgembed_django.admin import acts, filters
+from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.models import Job
+
+BATCH = 1000
+MAX_COUNT = 100_000
+"""Counted up to here: then it says "more than"."""
+
+SPEC_ROWS = "rows"
+"""The scope of a whole spec's source rows, where the others are jobs."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one batch did, and where the next one begins. An empty cursor is the end.
+
+    ``awaits`` tells what it could not go on for. Empty: it did.
+    """
+
+    counts: acts.Counts
+    taken: int
+    cursor: str
+    awaits: str = ""
+
+
+class Jobs:
+    """The jobs that match the list's parameters, in the order of their ids."""
+
+    resumed_from = None
+
+    def __init__(self, act: str, given: Mapping[str, str]) -> None:
+        self.act = acts.ACTS[act]
+        self.parameters = filters.asked(given)
+        # Without a status: what is listed as failed, never the whole table.
+        parameters = {"status": "failed", **self.parameters}
+        if act == "release":
+            parameters["status"] = "running"
+        self._jobs = filters.matching(
+            Job.objects.using(acts.using()).filter(self.act.condition), parameters
+        )
+
+    @property
+    def name(self) -> str:
+        shown = (Truncator(value).chars(80) for value in self.parameters.values())
+        return _("all that match: %s") % ", ".join(shown or [_("failed")])
+
+    def count(self) -> int:
+        return self._jobs.order_by()[: MAX_COUNT + 1].count()
+
+    def noun(self, count: int) -> str:
+        return ngettext("%s job", "%s jobs", count)
+
+    def end(self) -> str:
+        """Return the last id there is: what fails from now on is not taken along."""
+        last = Job.objects.using(acts.using()).order_by("-pk").values_list("pk", flat=True).first()
+        return str(last or 0)
+
+    def is_end(self, said: str) -> bool:
+        """Tell whether it may have come from ``end``."""
+        return filters.is_id(said)
+
+    def run(self, cursor: int, end: str) -> Batch:
+        found = self._jobs.filter(pk__gt=cursor, pk__lte=int(end)).order_by("pk")
+        ids = list(found.values_list("pk", flat=True)[:BATCH])
+        return Batch(self.act.run(ids), len(ids), str(ids[-1]) if len(ids) == BATCH else "")
+
+
+class Rows:
+    """The source rows of a spec: a backfill, like ``embed_backfill --force``.
+
+    The cursor only counts how often it came back in vain to rows that are being written.
+    """
+
+    def __init__(self, act: str, given: Mapping[str, str]) -> None:
+        spec = specs.get(given.get("spec", ""))
+        if spec is None or act != "reembed":
+            raise Http404
+        self.act = acts.ACTS[act]
+        self.spec = spec
+        self.parameters = {"spec": spec.key, "scope": SPEC_ROWS}
+        self._backfill = backfill.Backfill(spec, using=acts.using(), where={}, force=True)
+        self.resumed_from = self._backfill.resumed_from
+        self._begins_anew = bool(given.get("restart"))
+
+    @property
+    def name(self) -> str:
+        return _("all rows of %s") % self.spec.key
+
+    def count(self) -> int:
+        return self._after() + len(self._backfill.left)
+
+    def _after(self) -> int:
+        return self._backfill.rows_left.order_by()[: MAX_COUNT + 1].count()
+
+    def noun(self, count: int) -> str:
+        return ngettext("%s row", "%s rows", count)
+
+    def end(self) -> str:
+        """Return how the run before this one has ended: another end is that of this one."""
+        return self._backfill.ended
+
+    def is_end(self, said: str) -> bool:
+        """Tell whether it may have come from ``end``: any other one is of another run."""
+        return True
+
+    def run(self, cursor: int, end: str) -> Batch:
+        if self._begins_anew:
+            self._backfill.restart()
+        elif self._backfill.ended not in {"", end}:
+            return Batch({}, 0, "")  # by the command, or by another person
+        step = self._backfill.step(limit=BATCH)
+        if step is None:
+            wait = _("It goes on when fewer than %s rows wait to be embedded.")
+            return Batch({}, 0, "0", awaits=wait % f"{reconcile.MAX_BACKLOG:,}")
+        counts = {"reembedded": step.enqueued}
+        if step.is_last:
+            return Batch(counts, step.rows, "")
+        if not step.is_in_vain:
+            return Batch(counts, step.rows, "0")
+        left = len(self._backfill.left)
+        if cursor + 1 >= backfill.TRIES:
+            return Batch({"busy": left, "after": self._after()}, 0, "")
+        locked = ngettext(
+            "%d row is locked by an open write: it is asked for again.",
+            "%d rows are locked by an open write: they are asked for again.",
+            left,
+        )
+        return Batch({}, 0, str(cursor + 1), awaits=locked % left)
