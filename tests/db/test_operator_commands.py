@@ -286,10 +286,10 @@ def test_reconcile_says_where_the_backlog_is_full(make_article, run_jobs, monkey
     make_gaps(3)
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
 
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(CommandError, match=rf"Not to the end: {KEY} \(missing\)") as caught:
         run("embed_reconcile", "--specs", KEY)
 
-    assert caught.value.code == 1
+    assert caught.value.returncode == 1
 
 
 def test_reconcile_needs_a_space():

@@ -55,11 +55,10 @@ class Command(EmbedCommand):
                     unfinished.append(f"{spec.key} ({sweep})")
             self.stdout.write(f"{spec.key}: {found:,} rows queued")
         if unfinished:
-            self.stderr.write(
+            raise CommandError(
                 f"Not to the end: {', '.join(unfinished)}. The backlog is full, or somebody "
                 "holds the table. The workers go on from there."
             )
-            raise SystemExit(1)
 
     def _walk(
         self, spec: specs.Spec, sweep: str, verbosity: int, *, using: str
