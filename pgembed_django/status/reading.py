@@ -140,8 +140,9 @@ def _providers(
         specs = sorted({space.spec for space in spaces if space.provider == alias})
         models = [space.model for space in spaces if space.provider == alias]
         asking = [one for one in workers if one.is_live and not set(specs).isdisjoint(one.specs)]
-        pausing = [worker for worker in asking if alias in worker.paused]
-        times = [one.retries_at[alias] for one in pausing if alias in one.retries_at]
+        # What is only paused by hand is not tried again.
+        pausing = [worker for worker in asking if alias in worker.retries_at]
+        times = [worker.retries_at[alias] for worker in pausing]
         found[alias] = ProviderStatus(
             alias=alias,
             models=tuple(dict.fromkeys(models or [str(settings[alias].get("MODEL", ""))])),

@@ -75,7 +75,7 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
         for pool in pools
         if pool.paused_by is not None
     }
-    return {alias: clean(why) for alias, why in (down | by_hand).items()}
+    return {alias: clean(why) for alias, why in (by_hand | down).items()}
 
 
 def aside(pipeline: Pipeline) -> dict[str, str]:

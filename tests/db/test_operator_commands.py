@@ -85,6 +85,7 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
         version="1",
         specs=[KEY],
         paused={"default": "No route."},
+        paused_seconds={"default": 30.0},
         aside={"app.NoteEmbedding": "no column"},
     )
 

@@ -11,6 +11,7 @@ from pgembed_django import conf, jobs, rollups, spaces, specs, status
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.status import covering
+from pgembed_django.worker.presence import Presence
 from tests.app.models import Article
 from tests.db.conftest import claim
 
@@ -178,7 +179,11 @@ def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_
 def test_a_spec_that_all_workers_have_set_aside_stalls(look, make_article, run_jobs, live_worker):
     run_jobs()
     aside = {KEY: "ProgrammingError: no column"}
-    Worker.objects.update(aside=aside, paused={"default": "Connection refused."})
+    Worker.objects.update(
+        aside=aside,
+        paused={"default": "Connection refused."},
+        paused_seconds={"default": 30.0},
+    )
     assert look().verdict.state == "degraded"
     assert "Set aside by every worker" in look().verdict.reason
 
@@ -212,12 +217,32 @@ def test_who_paused_it_by_hand_is_said(look, make_article, run_jobs, live_worker
     assert "Paused by ann: 1 job waits" in look().verdict.reason
 
 
+def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_jobs, make_worker):
+    run_jobs()
+    jobs.pause("provider", "default", by="ann", using="default")
+    make_article()
+    worker = make_worker()
+    worker.step()
+    Presence([KEY], using="default").report(worker)
+
+    [provider] = status.overview(using="default").providers
+    assert (provider.is_paused, provider.paused_by, provider.reason) == (False, (), "")
+    assert status.overview(using="default").workers[0].paused == {"default": "Paused by ann"}
+    jobs.resume("provider", "default", using="default")
+    assert "down" not in look().verdict.reason
+
+
 def test_one_worker_of_two_that_cannot_reach_the_provider_only_degrades(
     look, make_article, run_jobs, live_worker
 ):
     run_jobs()
     Worker.objects.create(
-        host="there", pid=1, version="1", specs=[KEY], paused={"default": "No route."}
+        host="there",
+        pid=1,
+        version="1",
+        specs=[KEY],
+        paused={"default": "No route."},
+        paused_seconds={"default": 1.0},
     )
     make_article()
 
