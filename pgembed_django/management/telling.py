@@ -93,10 +93,10 @@ def _worker(worker: status.WorkerStatus) -> str:
 
 def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
     text = f"  {provider.alias}  {', '.join(provider.models)}"
-    if provider.held_by:
-        text += f", paused by {provider.held_by}"
     if provider.paused_by:
-        workers = "all workers" if provider.is_paused else ", ".join(provider.paused_by)
+        text += f", paused by {provider.paused_by}"
+    if provider.out_of_reach_of:
+        workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
         text += f", down for {workers}: {provider.reason}"
     if provider.retries_at:
         wait = max(0.0, (provider.retries_at - found.at).total_seconds())

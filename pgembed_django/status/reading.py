@@ -39,7 +39,7 @@ class Snapshot:
     recent: Mapping[str, Recent]
     workers: Sequence[WorkerStatus]
     providers: Mapping[str, ProviderStatus]
-    held: jobs.Paused
+    paused: jobs.Paused
 
 
 def overview(
@@ -62,7 +62,7 @@ def overview(
     coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
     counted = queue.count(keys, using=using, max_count=max_count)
     workers = _workers(counted, now, using=using)
-    held = jobs.paused(using=using)
+    paused = jobs.paused(using=using)
     seen = Snapshot(
         tables=tables,
         live=live,
@@ -70,8 +70,8 @@ def overview(
         queue=counted,
         recent=charts.recent(using=using, now=now),
         workers=workers,
-        providers=_providers(live, workers, held),
-        held=held,
+        providers=_providers(live, workers, paused),
+        paused=paused,
     )
     known = {spec.key for spec in declared.all()}
     return Overview(
@@ -131,7 +131,7 @@ def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]
 
 
 def _providers(
-    live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], held: jobs.Paused
+    live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], paused: jobs.Paused
 ) -> dict[str, ProviderStatus]:
     spaces = [space for some in live.values() for space in some]
     settings = conf.current().providers
@@ -148,11 +148,11 @@ def _providers(
             models=tuple(dict.fromkeys(models or [str(settings[alias].get("MODEL", ""))])),
             specs=tuple(specs),
             is_declared=alias in settings,
-            paused_by=tuple(worker.name for worker in pausing),
-            is_paused=bool(pausing) and len(pausing) == len(asking),
+            out_of_reach_of=tuple(worker.name for worker in pausing),
+            is_down=bool(pausing) and len(pausing) == len(asking),
             reason=pausing[0].paused[alias] if pausing else "",
             retries_at=min(times, default=None),
-            held_by=held.providers.get(alias, ""),
+            paused_by=paused.providers.get(alias, ""),
         )
     return found
 
@@ -172,15 +172,15 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     provider = seen.providers.get(active.provider) if active else None
     oldest = seen.queue.oldest_change.get(key)
     failures = seen.queue.failures.get(key, NONE)
-    held_by = seen.held.specs.get(key, "")
+    paused_by = seen.paused.specs.get(key, "")
     facts = verdicts.Facts(
         has_tables=seen.tables[key].is_there,
         has_space=active is not None,
-        held_by=held_by or (provider.held_by if provider else ""),
+        paused_by=paused_by or (provider.paused_by if provider else ""),
         workers=len(workers),
         aside=tuple(worker.aside[key] for worker in workers if key in worker.aside),
-        down=provider.reason if provider and provider.is_paused else "",
-        unreachable_for=len(provider.paused_by) if provider else 0,
+        down=provider.reason if provider and provider.is_down else "",
+        unreachable_for=len(provider.out_of_reach_of) if provider else 0,
         waiting=waiting,
         changes=changes,
         oldest_change_seconds=oldest,
@@ -205,7 +205,7 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
         p99_seconds=rollups.quantile(recent.waits, 0.99),
         eta_seconds=eta,
         workers=len(workers),
-        held_by=held_by,
+        paused_by=paused_by,
     )
 
 

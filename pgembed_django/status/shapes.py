@@ -93,7 +93,7 @@ class SpecStatus:
     """Until the backlog is gone at the present rate. Zero: it is. None: it is not moving."""
     workers: int
     """How many live workers work on it."""
-    held_by: str
+    paused_by: str
     """Who has paused it by hand. Empty: nobody."""
 
     @property
@@ -146,7 +146,7 @@ class WorkerStatus:
 class ProviderStatus:
     """A provider that the settings declare or a live space needs.
 
-    ``is_paused`` where all live workers that need it have paused it: it is down.
+    ``is_down`` where all live workers that need it have paused it: it is down.
     """
 
     alias: str
@@ -154,13 +154,13 @@ class ProviderStatus:
     specs: tuple[str, ...]
     """Whose live spaces need it."""
     is_declared: bool
-    paused_by: tuple[str, ...]
+    out_of_reach_of: tuple[str, ...]
     """Names of the workers."""
-    is_paused: bool
+    is_down: bool
     reason: str
     retries_at: datetime | None
     """When the first of the workers tries it again."""
-    held_by: str
+    paused_by: str
     """Who has paused it by hand. Empty: nobody."""
 
 

@@ -27,7 +27,7 @@ class Facts:
 
     has_tables: bool
     has_space: bool
-    held_by: str
+    paused_by: str
     """Who has paused the spec. Empty: nobody."""
     workers: int
     """Live ones that work on the spec."""
@@ -78,8 +78,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
         yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
     elif not facts.has_space:
         yield f"Nothing has been embedded yet. {WORKER}"
-    elif facts.held_by and has_work:
-        yield f"Paused by {facts.held_by}: {_waiting(facts)}."
+    elif facts.paused_by and has_work:
+        yield f"Paused by {facts.paused_by}: {_waiting(facts)}."
     elif not facts.workers and has_work:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
     elif facts.is_aside and has_work:
@@ -91,8 +91,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
 
 
 def _degraded(facts: Facts) -> Iterator[str]:
-    if facts.held_by:
-        yield f"Paused by {facts.held_by}. Nothing waits yet."
+    if facts.paused_by:
+        yield f"Paused by {facts.paused_by}. Nothing waits yet."
     elif not facts.workers:
         yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
     elif facts.is_aside:

@@ -170,8 +170,8 @@ def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_
     assert look().verdict.state == "stalled"
     assert "Connection refused." in look().verdict.reason
     [provider] = status.overview(using="default").providers
-    assert provider.is_paused
-    assert provider.paused_by == ("here:7",)
+    assert provider.is_down
+    assert provider.out_of_reach_of == ("here:7",)
     live_worker.refresh_from_db()
     assert (provider.retries_at - live_worker.last_seen_at).total_seconds() == 30
 
@@ -226,7 +226,7 @@ def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_j
     Presence([KEY], using="default").report(worker)
 
     [provider] = status.overview(using="default").providers
-    assert (provider.is_paused, provider.paused_by, provider.reason) == (False, (), "")
+    assert (provider.is_down, provider.out_of_reach_of, provider.reason) == (False, (), "")
     assert status.overview(using="default").workers[0].paused == {"default": "Paused by ann"}
     jobs.resume("provider", "default", using="default")
     assert "down" not in look().verdict.reason

@@ -32,7 +32,7 @@ STATUS = SpecStatus(
     p99_seconds=2.0,
     eta_seconds=0.0,
     workers=1,
-    held_by="",
+    paused_by="",
 )
 
 
