@@ -54,7 +54,7 @@ def clean(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def held_in(text: str, encoding: str) -> str:
+def encodable(text: str, encoding: str) -> str:
     """Return a text as a server can hold it whose encoding has this name in Postgres.
 
     What the encoding has no character for is written as Python escapes it.

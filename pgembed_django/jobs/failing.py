@@ -84,7 +84,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 using,
                 PARK,
                 error=bounded(error, using=using),
-                signature=_held(signature.of(text.clean(error)), using=using),
+                signature=_encodable(signature.of(text.clean(error)), using=using),
                 attempts=attempts,
                 crashes=crashes,
                 parkings=parkings,
@@ -108,9 +108,9 @@ def bounded(error: str, *, using: str) -> str:
     It may quote anything: a file's name that is not UTF-8, what a server sent.
     """
     cut = Truncator(text.clean(error) or "unknown error").chars(MAX_ERROR_CHARACTERS)
-    return _held(cut, using=using)
+    return _encodable(cut, using=using)
 
 
-def _held(said: str, *, using: str) -> str:
+def _encodable(said: str, *, using: str) -> str:
     """What cannot be stored of an error must not be another one, of whoever settles the job."""
-    return text.held_in(said, database.encoding(using))
+    return text.encodable(said, database.encoding(using))

@@ -31,7 +31,7 @@ MAX_REDIRECTS: Final = 3
 READ_BYTES: Final = 65536
 MAX_PREPARED: Final = 16
 
-Held = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
+ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
 """A session, and its requests as far as they are prepared, by method and address."""
 
 
@@ -187,7 +187,7 @@ class Wire:
 
     def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
         """Return a request: all but body, cookies and secrets is prepared once for a session."""
-        session, known = self._held()
+        session, known = self._session_here()
         if (method, url) not in known:
             if len(known) >= MAX_PREPARED:
                 known.clear()  # a server that redirects to ever new addresses
@@ -200,13 +200,13 @@ class Wire:
         return request
 
     def _session(self) -> requests.Session:
-        return self._held()[0]
+        return self._session_here()[0]
 
-    def _held(self) -> Held:
+    def _session_here(self) -> ThreadSession:
         """Return this thread's session; a forked child must not share its parent's sockets."""
         local = self._local
-        held: Held | None = getattr(local, "held", None)
-        if held is None or local.pid != os.getpid():
+        here: ThreadSession | None = getattr(local, "here", None)
+        if here is None or local.pid != os.getpid():
             session = requests.Session()
             # Read here, not for each request. And no .netrc puts its own Authorization there.
             session.trust_env = False
@@ -221,11 +221,11 @@ class Wire:
                     "User-Agent": "pgembed-django",
                 }
             )
-            held = session, {}
-            local.held, local.pid = held, os.getpid()
+            here = session, {}
+            local.here, local.pid = here, os.getpid()
             with self._lock:
                 self._sessions.add(session)
-        return held
+        return here
 
 
 def _certificates() -> str | bool:

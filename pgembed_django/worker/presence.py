@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from pgembed_django import __version__, database, events
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.text import clean, held_in
+from pgembed_django.text import clean, encodable
 
 
 class Presence:
@@ -56,7 +56,7 @@ class Presence:
         """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
         if database.encoding(self.using) == "UTF8":
             return reasons
-        return {what: held_in(why, "ascii") for what, why in reasons.items()}
+        return {what: encodable(why, "ascii") for what, why in reasons.items()}
 
     def _tell(self, completed: int, *, holds: int) -> None:
         """Tell the log how many units were completed since the last time, if any."""

@@ -10,7 +10,7 @@ import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.text import clean, cut, digest, held_in, is_boundary, reach, reach_back, trim
+from pgembed_django.text import clean, cut, digest, encodable, is_boundary, reach, reach_back, trim
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
 GERMANY = "\U0001f1e9\U0001f1ea"
@@ -201,7 +201,7 @@ def test_a_cut_is_a_beginning_that_fits(text, limit):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "held"),
+    ("encoding", "stored"),
     [
         ("UTF8", "café 日 …"),
         ("SQL_ASCII", "café 日 …"),
@@ -210,8 +210,8 @@ def test_a_cut_is_a_beginning_that_fits(text, limit):
         ("MULE_INTERNAL", r"caf\xe9 \u65e5 \u2026"),
     ],
 )
-def test_what_an_encoding_has_no_character_for_is_escaped(encoding, held):
-    assert held_in("café 日 …", encoding) == held
+def test_what_an_encoding_has_no_character_for_is_escaped(encoding, stored):
+    assert encodable("café 日 …", encoding) == stored
 
 
 @given(joining_text)
