@@ -178,7 +178,7 @@ def test_rows_that_there_is_no_memory_to_read_are_held(notes, make_worker):
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     condition = Q(RawSQL("out_of_memory()", [], BooleanField()))
-    worker.claiming.specs = {spec.key: dataclasses.replace(spec, when=condition)}
+    worker.live.specs = {spec.key: dataclasses.replace(spec, when=condition)}
     run(OUT_OF_MEMORY)
     try:
         assert_that_it_waits(worker.step)

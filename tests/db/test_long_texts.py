@@ -115,7 +115,7 @@ def test_an_estimate_holds_few_long_texts(long_notes, spec):
 
 def test_a_worker_plans_few_long_texts_at_once(long_notes, spec, make_worker):
     worker = make_worker()
-    worker.claiming.specs = {spec.key: spec}
+    worker.live.specs = {spec.key: spec}
 
     worker.step()
 
@@ -129,7 +129,7 @@ def test_texts_of_a_method_are_few_until_it_is_known_how_long_they_are(make_work
     monkeypatch.setattr(Product, "pitch", lambda row: row.title + " from a file" * 100_000)
     pitched = specs.get("app.ProductEmbedding")
     worker = make_worker()
-    worker.claiming.specs = {pitched.key: dataclasses.replace(pitched, chunker=WHOLE)}
+    worker.live.specs = {pitched.key: dataclasses.replace(pitched, chunker=WHOLE)}
 
     worker.step()
 

@@ -23,7 +23,7 @@ from pgembed_django import jobs, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
-from pgembed_django.worker.presence import paused
+from pgembed_django.worker.presence import aside
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
 from tests.db.conftest import claim, reap, reconcile_deeply, until_waiting
@@ -159,7 +159,7 @@ class TestRowLevelSecurity:
 
         worker.step()
 
-        assert "row-level security" in paused(worker)["app.ArticleEmbedding"]
+        assert "row-level security" in aside(worker)["app.ArticleEmbedding"]
         worker.release()
         assert embedded_text(article).startswith("old")
         assert pending() == 1
