@@ -3,7 +3,6 @@
 Also of what goes with jobs: attempts that ended in an error, and pauses by hand.
 """
 
-from pgembed_django.jobs.attempts import prune_attempts
 from pgembed_django.jobs.claims import Claim, Lease, claim, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import (
@@ -15,6 +14,7 @@ from pgembed_django.jobs.entries import (
 )
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.forgetting import forget
+from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from pgembed_django import database
-from pgembed_django.jobs import attempts as history
+from pgembed_django.jobs import history
 from pgembed_django.jobs.claims import Claim, claims, filled
 from pgembed_django.jobs.failing import bounded, fail, supersede
 from pgembed_django.models import Attempt, Ending

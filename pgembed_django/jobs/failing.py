@@ -6,7 +6,7 @@ from django.db import IntegrityError
 from django.utils.text import Truncator
 
 from pgembed_django import database, signature, text
-from pgembed_django.jobs import attempts as history
+from pgembed_django.jobs import history
 from pgembed_django.jobs.claims import Claim, filled
 from pgembed_django.models import Attempt, Ending
 
@@ -21,7 +21,7 @@ SUPERSEDE = filled("""
 """)
 
 # The unit's older open failure, which gives way to this one: each unit is listed once.
-FAIL = filled("""
+OLDER_FAILURE = filled("""
     WITH job AS (
         SELECT spec, source_pk
         FROM pgembed_job AS job
@@ -52,7 +52,7 @@ SETTLE = """
       AND settled_at IS NULL
 """
 
-PARK = filled("""
+FAIL = filled("""
     UPDATE pgembed_job AS job
     SET
         status = 'failed',
@@ -74,7 +74,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
     """End the job as an open failure, its unit parked, unless newer work supersedes it."""
     try:
         with database.giving_way(using):
-            found = database.rows(using, FAIL, **claim.fence)
+            found = database.rows(using, OLDER_FAILURE, **claim.fence)
             if not found:
                 return supersede(claim, using=using)
             [[older_id, parkings]] = found
@@ -82,7 +82,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
             database.execute(
                 using,
-                PARK,
+                FAIL,
                 error=bounded(error, using=using),
                 signature=_encodable(signature.of(text.clean(error)), using=using),
                 attempts=attempts,
