@@ -3,18 +3,13 @@
 Also of what goes with jobs: attempts that ended in an error, and pauses by hand.
 """
 
-from pgembed_django.jobs.claims import Claim, Lease, claim, next_due_seconds
+from pgembed_django.jobs.claims import Claim, Lease, claim, claim_on, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
-from pgembed_django.jobs.entries import (
-    LANES,
-    enqueue,
-    fail_unknown,
-    forget_dead_workers,
-    prune,
-)
+from pgembed_django.jobs.entries import enqueue, fail_unknown, forget_dead_workers, prune
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.forgetting import forget
 from pgembed_django.jobs.history import prune_attempts
+from pgembed_django.jobs.lanes import LANES, Lane
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
@@ -36,12 +31,14 @@ __all__ = [
     "Claim",
     "Dismissed",
     "Held",
+    "Lane",
     "Lease",
     "Paused",
     "Released",
     "Retried",
     "claim",
     "claim_doubtful",
+    "claim_on",
     "claim_suspect",
     "complete",
     "dismiss",

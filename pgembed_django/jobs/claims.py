@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgembed_django import database
+from pgembed_django.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
 
 # What proves that a job is still the claim's, from ``Claim.fence``.
 OURS = """
@@ -27,6 +28,8 @@ COLUMNS = """
         job.spec,
         job.source_pk,
         job.kind,
+        job.priority,
+        job.run_at::text AS due,
         job.attempts,
         job.crashes,
         job.outages,
@@ -53,44 +56,20 @@ STARTED = filled("""
     RETURNING {columns}
 """)
 
-# Each lane (a spec's jobs of one priority) is walked in the order of run_at, so jobs that
-# are not due yet are never walked over. Lanes are found by jumping along the index.
-TAKEN = """
-    WITH RECURSIVE lane AS (
-        SELECT spec, priority
-        FROM unnest(%(specs)s::text[]) AS wanted(spec)
-        CROSS JOIN LATERAL (
-            SELECT priority
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND pgembed_job.spec = wanted.spec
-            ORDER BY priority DESC
-            LIMIT 1
-        ) AS highest
-      UNION ALL
-        SELECT lane.spec, lower.priority
-        FROM lane
-        CROSS JOIN LATERAL (
-            SELECT priority
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND pgembed_job.spec = lane.spec
-              AND pgembed_job.priority < lane.priority
-            ORDER BY priority DESC
-            LIMIT 1
-        ) AS lower
-    ),
+# Each lane is walked in the order of run_at, so jobs that are not due yet are never walked over.
+TAKEN = """,
     due_lane AS MATERIALIZED (
-        SELECT lane.spec, lane.priority
+        SELECT lane.spec, lane.priority, lane.after_run_at, lane.after_id
         FROM lane
         CROSS JOIN LATERAL (
             SELECT run_at
-            FROM pgembed_job
+            FROM pgembed_job AS job
             WHERE status = 'pending'
-              AND pgembed_job.spec = lane.spec
-              AND pgembed_job.priority = lane.priority
-              AND run_at <= statement_timestamp()
-            ORDER BY run_at
+              AND job.spec = lane.spec
+              AND job.priority = lane.priority
+              AND (job.run_at, job.id) > (lane.after_run_at, lane.after_id)
+              AND job.run_at <= statement_timestamp()
+            ORDER BY run_at, id
             LIMIT 1
         ) AS head
         -- The lowest lane goes first now and then, or a swap under load never ends.
@@ -105,6 +84,7 @@ TAKEN = """
             WHERE status = 'pending'
               AND job.spec = due_lane.spec
               AND job.priority = due_lane.priority
+              AND (job.run_at, job.id) > (due_lane.after_run_at, due_lane.after_id)
               AND job.run_at <= statement_timestamp()
               -- What was held when a worker died is claimed alone.
               AND job.crashes = 0
@@ -136,7 +116,9 @@ IN_ORDER = filled("""
     FROM started AS job
     ORDER BY priority * %(direction)s, run_at, id
 """)
-CLAIM = TAKEN + ", started AS (" + START + CHOSEN + STARTED + ", priority, run_at)" + IN_ORDER
+STARTED_IN_ORDER = ", started AS (" + START + CHOSEN + STARTED + ", run_at)" + IN_ORDER
+CLAIM = EVERY_LANE + TAKEN + STARTED_IN_ORDER
+CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 
 # Seconds until the next pending job is due; zero or less where one is due already.
 NEXT_DUE = """
@@ -188,10 +170,12 @@ class Claim:
     id: int
     token: int
     started_at: str
-    """As Postgres writes it: it is only handed back."""
+    """As Postgres writes it: it is only handed back. So is ``run_at``."""
     spec: str
     source_pk: str
     kind: str
+    priority: int
+    run_at: str
     attempts: int
     crashes: int
     outages: int
@@ -217,17 +201,14 @@ def claim(
 
     ``only_new``: only those that have never been started.
     """
-    # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
-    started = database.without_flush(
-        using,
-        _claim_statement(limit),
-        specs=list(specs),
-        worker=lease.worker_id,
-        lease=lease.seconds,
-        direction=1 if lowest_first else -1,
-        only_new=only_new,
-    )
-    return [Claim(*row) for row in started]
+    wanted = {"specs": list(specs), "direction": 1 if lowest_first else -1, "only_new": only_new}
+    return _claim(CLAIM, wanted, limit=limit, lease=lease, using=using)
+
+
+def claim_on(lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str) -> list[Claim]:
+    """Start up to ``limit`` due jobs like ``claim``: those after where each lane has ended."""
+    wanted = {**parameters(lanes), "direction": -1, "only_new": False}
+    return _claim(CLAIM_ON, wanted, limit=limit, lease=lease, using=using)
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
@@ -241,6 +222,20 @@ def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
     return [Claim(*row) for row in database.prepared(using, statement, **parameters)]
 
 
-@functools.lru_cache(maxsize=64)
-def _claim_statement(limit: int) -> str:
-    return sql.SQL(CLAIM).format(limit=sql.Literal(limit)).as_string(None)
+def _claim(
+    statement: str, wanted: dict[str, Any], *, limit: int, lease: Lease, using: str
+) -> list[Claim]:
+    # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
+    started = database.without_flush(
+        using,
+        _with_limit(statement, limit),
+        worker=lease.worker_id,
+        lease=lease.seconds,
+        **wanted,
+    )
+    return [Claim(*row) for row in started]
+
+
+@functools.lru_cache(maxsize=128)
+def _with_limit(statement: str, limit: int) -> str:
+    return sql.SQL(statement).format(limit=sql.Literal(limit)).as_string(None)

@@ -8,6 +8,7 @@ from django.db import IntegrityError
 
 from pgembed_django import database
 from pgembed_django.jobs.failing import SETTLE
+from pgembed_django.jobs.lanes import LANES
 from pgembed_django.models import Job
 
 BRIEFLY = "10ms"
@@ -16,14 +17,6 @@ MAX_BUSY = 20
 
 It may run in a transaction, and then other writers wait for what it has added.
 """
-
-# Writes and people first. A spec's own priority, -100 to 100, is added.
-LANES = {
-    Job.Kind.WRITE: 0,
-    Job.Kind.MANUAL_RETRY: 0,
-    Job.Kind.RECONCILER: -1000,
-    Job.Kind.BACKFILL: -2000,
-}
 
 # In key order, like every other writer of several jobs.
 ENQUEUE = """

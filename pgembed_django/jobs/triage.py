@@ -13,8 +13,8 @@ from typing import assert_never
 from pgembed_django import database, specs
 from pgembed_django.jobs.claims import claims, filled
 from pgembed_django.jobs.endings import reap_one
-from pgembed_django.jobs.entries import LANES
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
+from pgembed_django.jobs.lanes import LANES
 from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Ending, Job
 

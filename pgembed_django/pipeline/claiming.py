@@ -10,6 +10,7 @@ from pgembed_django.jobs import Claim, Lease
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.lanes import Lanes
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.patience import Patience
 from pgembed_django.pipeline.planning import Planning
@@ -18,6 +19,9 @@ from pgembed_django.pipeline.units import Unit
 
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
+
+EVERY_LANE_EVERY = 4
+"""One claim in so many begins at the heads of all lanes; the others go on, while there is more."""
 
 SUSPICIOUS_EVERY = 8
 """One claim in so many looks for suspicious jobs first; the others, where they find nothing."""
@@ -58,6 +62,7 @@ class Claiming:
         self._measured_from = 0
         self._units_per_second = 0.0
         self._claims = 0
+        self._lanes = Lanes()
         self._is_suspects_turn = False
         self._patience = Patience()
         self._had_suspicious = False
@@ -116,14 +121,7 @@ class Claiming:
             suspicious = self._claim_suspicious(up, held)
             if suspicious is not None:
                 return suspicious
-        self._claims += 1
-        claims = jobs.claim(
-            up,
-            limit=limit,
-            lease=self._lease,
-            lowest_first=self._claims % LOWEST_LANE_EVERY == 0,
-            using=using,
-        )
+        claims = self._claim_in_lanes(up, limit)
         if not claims and down:
             # Their provider is paused, but full-text search can have their text.
             claims = jobs.claim(
@@ -134,6 +132,27 @@ class Claiming:
                 using=using,
             )
         return claims or self._claim_suspicious(up, held) or []
+
+    def _claim_in_lanes(self, specs: list[str], limit: int) -> list[Claim]:
+        """Claim from where the last claim has ended, or else, and by turns, from the heads."""
+        using = self.holding.using
+        self._claims += 1
+        if self._claims % EVERY_LANE_EVERY == 0:
+            self._lanes.begin_anew()
+        claims = []
+        if lanes := self._lanes.to_go_on(self.live.specs[key] for key in specs):
+            claims = jobs.claim_on(lanes, limit=limit, lease=self._lease, using=using)
+        if not claims:
+            self._lanes.begin_anew()
+            claims = jobs.claim(
+                specs,
+                limit=limit,
+                lease=self._lease,
+                lowest_first=self._claims % LOWEST_LANE_EVERY == 0,
+                using=using,
+            )
+        self._lanes.note(claims, has_more=len(claims) >= limit)
+        return claims
 
     def _measure(self) -> None:
         """Note how fast units are completed: so much is claimed ahead."""

@@ -174,6 +174,20 @@ def test_claim(explain, options):
     assert_bounded(nodes, 2 * BATCH)
 
 
+def test_claim_that_goes_on(explain):
+    last = claim(limit=BATCH)[-1]
+    lane = jobs.Lane(last.spec, last.priority, last.run_at, last.id)
+    taken = []
+
+    def action() -> None:
+        taken.extend(jobs.claim_on([lane], limit=BATCH, lease=jobs.Lease(1, 60), using="default"))
+
+    nodes = explain(action)
+
+    assert len(taken) == BATCH
+    assert_bounded(nodes, 2 * BATCH)
+
+
 def test_claim_of_suspects(explain):
     keys = [spec.key for spec in specs.all()]
     assert_bounded(

@@ -103,7 +103,7 @@ def claim_of_another() -> jobs.Claim:
             [KEY],
         )
         [[job_id, started_at]] = cursor.fetchall()
-    return jobs.Claim(job_id, 1, started_at, KEY, "999", "write", 0, 0, 0)
+    return jobs.Claim(job_id, 1, started_at, KEY, "999", "write", 0, "now", 0, 0, 0)
 
 
 def test_a_new_model_with_the_former_name_keeps_its_own(article, run_jobs):

@@ -1,0 +1,87 @@
+"""Lanes: a spec's jobs of one priority. A claim walks each of them in the order of ``run_at``.
+
+At the head of a lane lie the index entries of what was done since the last VACUUM, and a claim that
+begins there reads over them. One that goes on where another has ended does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pgembed_django.models import Job
+
+# Writes and people first. A spec's own priority, -100 to 100, is added.
+LANES = {
+    Job.Kind.WRITE: 0,
+    Job.Kind.MANUAL_RETRY: 0,
+    Job.Kind.RECONCILER: -1000,
+    Job.Kind.BACKFILL: -2000,
+}
+
+# Found by jumping along the index, from one priority to the next. Each from its head.
+EVERY_LANE = """
+    WITH RECURSIVE found AS (
+        SELECT spec, priority
+        FROM unnest(%(specs)s::text[]) AS wanted(spec)
+        CROSS JOIN LATERAL (
+            SELECT priority
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = wanted.spec
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS highest
+      UNION ALL
+        SELECT found.spec, lower.priority
+        FROM found
+        CROSS JOIN LATERAL (
+            SELECT priority
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND pgembed_job.spec = found.spec
+              AND pgembed_job.priority < found.priority
+            ORDER BY priority DESC
+            LIMIT 1
+        ) AS lower
+    ),
+    lane AS (
+        SELECT spec, priority, '-infinity'::timestamptz AS after_run_at, 0 AS after_id
+        FROM found
+    )
+"""
+
+# Those that are given, each from where it is to be gone on with.
+GIVEN_LANES = """
+    WITH lane AS (
+        SELECT spec, priority, after_run_at, after_id
+        FROM unnest(
+            %(specs)s::text[],
+            %(priorities)s::smallint[],
+            %(run_ats)s::timestamptz[],
+            %(ids)s::bigint[]
+        ) AS given(spec, priority, after_run_at, after_id)
+    )
+"""
+
+
+class Lane(NamedTuple):
+    """A lane, and the last job in it that was claimed. By default none: from its head."""
+
+    spec: str
+    priority: int
+    run_at: str = "-infinity"
+    """As Postgres writes it: it is only handed back."""
+    id: int = 0
+
+
+def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:
+    """Return what ``GIVEN_LANES`` is sent with."""
+    lanes = list(lanes)
+    return {
+        "specs": [lane.spec for lane in lanes],
+        "priorities": [lane.priority for lane in lanes],
+        # As one literal, which is text to the driver.
+        "run_ats": "{" + ",".join(f'"{lane.run_at}"' for lane in lanes) + "}",
+        "ids": [lane.id for lane in lanes],
+    }
