@@ -190,8 +190,7 @@ def giving_way(
             send_prepared(using, GIVE_WAY_BY_GENERIC_PLANS if is_generic else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
-        # lock_not_available, deadlock_detected
-        if faults.sqlstate(error) in {"55P03", "40P01"}:
+        if faults.sqlstate(error) in {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED}:
             raise Busy from error
         raise
 

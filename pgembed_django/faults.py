@@ -20,6 +20,7 @@ LIMIT_EXCEEDED = "53400"
 READ_ONLY = "25006"
 CANCELED = "57014"
 LOCK_NOT_AVAILABLE = "55P03"
+DEADLOCK_DETECTED = "40P01"
 
 # The server tells a table's name in its sentence only, in the language it was set to: one in
 # quotes is taken as it is, and all other words as if they were names.

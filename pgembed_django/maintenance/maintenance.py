@@ -187,13 +187,13 @@ class Maintenance:
 
     def prune_spaces(self) -> int:
         """Delete the vectors of spaces that were retired long enough ago, in small batches."""
-        by_key = {spec.key: spec for spec in self.specs.values()}
         for space in spaces.prunable(
             retired_for_seconds=self.settings.retired_seconds, using=self.using
         ):
-            if space.spec in by_key and not self._builder.stopping.is_set():
-                with apart(by_key[space.spec], chore="prune_spaces", using=self.using):
-                    self.prune_space(by_key[space.spec], space)
+            spec = self.specs.get(space.spec)
+            if spec is not None and not self._builder.stopping.is_set():
+                with apart(spec, chore="prune_spaces", using=self.using):
+                    self.prune_space(spec, space)
         return 0
 
     def prune_space(self, spec: Spec, space: Space) -> bool:
