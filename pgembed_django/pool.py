@@ -15,6 +15,7 @@ from typing import Any
 
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.lost import LostProvider
 from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.text import clean
 
@@ -119,6 +120,11 @@ class Pool:
     def is_down(self) -> bool:
         """Whether no text has been embedded since an outage."""
         return self._pause_seconds > 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its provider is gone, so that waiting alone does not bring it back."""
+        return isinstance(self.provider, LostProvider)
 
     @property
     def is_to_be_probed(self) -> bool:

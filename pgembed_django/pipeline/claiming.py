@@ -78,7 +78,7 @@ class Claiming:
         is_full = self.embedding.queued >= round_of_batches
         if is_full or self.planning.has_more or self.storing.is_behind:
             return 0
-        if any(pool.is_down for pool in self.embedding.pools):
+        if any(pool.is_down and not pool.is_lost for pool in self.embedding.pools):
             return settings.batch_size  # enough for the first one after an outage
         ahead = int(self._units_per_second * CLAIM_AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, ahead))
@@ -196,7 +196,9 @@ class Claiming:
         for key, spec in self.live.specs.items():
             if key in self.live.paused.specs or spec in self.aside:
                 continue
-            active = self.live.of(spec)[:1]
-            is_down = any(self.embedding.pool(space).is_waiting for space in active)
+            pools = [self.embedding.pool(space) for space in self.live.of(spec)]
+            # Not one that is lost, while the next space is filled.
+            deciding = [pool for pool in pools if not pool.is_lost] or pools
+            is_down = any(pool.is_waiting for pool in deciding[:1])
             (down if is_down else up).append(key)
         return up, down

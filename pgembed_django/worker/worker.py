@@ -259,12 +259,12 @@ class Worker:
             return False
         if self.pipeline.step() or not self.pipeline.holding.is_empty:
             return False
-        if self._has_reconciled and (self.paused or self.aside):
-            return True  # what the reconciler finds again waits for the provider, or the tables
+        # What the reconciler finds again waits for a provider, or for tables.
+        is_last = self._has_reconciled and bool(self.paused or self.aside)
         self._has_reconciled = True
         # It reads whole tables, and is not being stuck meanwhile.
         self.liveness.end()
-        return not self.maintenance.once()
+        return not self.maintenance.once() or is_last
 
     def _report(self) -> None:
         self.presence.report(self.pipeline)

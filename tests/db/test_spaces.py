@@ -581,6 +581,22 @@ def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_w
 
 
 @pytest.mark.django_db
+def test_what_fills_the_next_space_does_not_wait_for_a_provider_that_is_gone(lost, make_worker):
+    Article.objects.filter(pk=lost.pk).update(title="Another trout")
+    with provider(model="another"):
+        worker = make_worker()
+        while worker.step():
+            pass
+        assert paused(worker)
+        # Given back once: of a provider that is down only what was never started is claimed.
+        fill = Job.objects.create(spec=KEY, source_pk="0", kind="reconciler", claims=1)
+
+        [claim] = worker.claiming.claim_up_to(9)
+
+    assert claim.id == fill.pk
+
+
+@pytest.mark.django_db
 def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maintain):
     with provider(model="another"):
         spaces.ensure(spec, using="default")
