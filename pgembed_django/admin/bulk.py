@@ -59,7 +59,7 @@ class Form:
                 taken=int(posted.get("taken", 0)),
                 counts=Counter({str(key): int(count) for key, count in counts.items()}),
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise BadRequest from error
         if not scope.is_end(end):
             raise BadRequest

@@ -34,6 +34,7 @@ urlpatterns = [path("admin/", admin.site.urls), path("editors/", editors.urls)]
 KEY = "app.ArticleEmbedding"
 NUL = ("%00", f"{KEY}%00 17")
 ODD = (*NUL, "%ED%A0%80", "%D9%A1", "%C2%B2", "9" * 30, "9" * 5000, "-1", "x", "[]", "")
+INFINITE = '{"a": Infinity}'
 LISTS = {
     "/admin/pgembed/job/": filters.PARAMETERS,
     "/admin/pgembed/space/": ("state__exact", "q"),
@@ -66,7 +67,7 @@ def read() -> Iterator[str]:
 
 
 def written() -> Iterator[tuple[str, dict[str, str]]]:
-    for odd in map(unquote, ODD):
+    for odd in (*map(unquote, ODD), INFINITE):
         for act in ACTS:
             for name in POSTED:
                 for given in ({"end": "10"}, {"scope": "rows", "spec": KEY}):
