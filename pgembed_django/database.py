@@ -59,8 +59,9 @@ def not_postgres(using: str, *, remedy: str) -> str:
 def any_postgres() -> BaseDatabaseWrapper:
     """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
     default = connections[DEFAULT_DB_ALIAS]
-    every = (default, *connections.all())
-    return next((one for one in every if one.vendor == "postgresql"), default)
+    if default.vendor == "postgresql":
+        return default
+    return next((one for one in connections.all() if one.vendor == "postgresql"), default)
 
 
 def quoted_name(name: str) -> str:

@@ -132,7 +132,7 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
 
 def _spec(model: type[Model], name: str | None) -> Spec:
     found = specs.of(model, name=name)
-    if len(found) > 1:
+    if name is None and len(found) > 1:
         names = ", ".join(spec.name for spec in found)
         raise SearchError(
             f"{model.__name__} is decorated {len(found)} times. Choose with name=, one of: {names}."
