@@ -25,7 +25,8 @@ WAIT = "SELECT current_setting('lock_timeout')"
 # sent so go by an index at any size, where scanning the whole table is not thought cheaper.
 GENERIC_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
-    set_config('enable_seqscan', 'off', true)
+    set_config('enable_seqscan', 'off', true),
+    set_config('enable_bitmapscan', 'off', true)
 """
 GIVE_WAY_BY_GENERIC_PLANS = f"{GIVE_WAY}, {GENERIC_PLANS}"
 GENERIC_PLANS_WITHOUT_FLUSH = (

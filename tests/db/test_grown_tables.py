@@ -186,3 +186,27 @@ def test_a_writer_does_not_keep_the_plans_of_a_small_table(
 
     assert count_read() - before < FEW
     assert Job.objects.count() > GROWN
+
+
+def add_due(count: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgembed_job (spec, source_pk) "
+            "SELECT %s, n::text FROM generate_series(1, %s) AS n ON CONFLICT DO NOTHING",
+            [SPEC, count],
+        )
+
+
+def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, count_read):
+    """Its plan was kept from when few jobs lay in many pages, where a bitmap is thought cheaper."""
+    wanted = {"limit": 256, "lease": jobs.Lease(1, 60), "using": "default"}
+    add_due(GROWN)
+    Job.objects.exclude(source_pk__in=["1", "2", "3", "4", "5"]).delete()
+    analyze()
+    jobs.claim([SPEC], **wanted)
+    add_due(GROWN)
+    before = count_read()
+
+    assert len(jobs.claim([SPEC], **wanted)) == 256
+
+    assert count_read() - before < 10 * 256
