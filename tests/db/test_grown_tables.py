@@ -188,23 +188,25 @@ def test_a_writer_does_not_keep_the_plans_of_a_small_table(
     assert Job.objects.count() > GROWN
 
 
-def add_due(count: int) -> None:
+def add_jobs(count: int, *, run_at: str = "now") -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO pgembed_job (spec, source_pk) "
-            "SELECT %s, n::text FROM generate_series(1, %s) AS n ON CONFLICT DO NOTHING",
-            [SPEC, count],
+            "INSERT INTO pgembed_job (spec, source_pk, run_at) "
+            "SELECT %s, n::text, %s FROM generate_series(1, %s) AS n ON CONFLICT DO NOTHING",
+            [SPEC, run_at, count],
         )
 
 
 def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, count_read):
     """Its plan was kept from when few jobs lay in many pages, where a bitmap is thought cheaper."""
     wanted = {"limit": 256, "lease": jobs.Lease(1, 60), "using": "default"}
-    add_due(GROWN)
-    Job.objects.exclude(source_pk__in=["1", "2", "3", "4", "5"]).delete()
+    add_jobs(5)
+    # Not due, or the claims would read over what is dead of them.
+    add_jobs(GROWN, run_at="2999-07-01")
+    Job.objects.filter(run_at__year=2999).delete()
     analyze()
     jobs.claim([SPEC], **wanted)
-    add_due(GROWN)
+    add_jobs(GROWN)
     before = count_read()
 
     assert len(jobs.claim([SPEC], **wanted)) == 256
