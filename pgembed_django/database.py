@@ -22,12 +22,15 @@ GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 WAIT = "SELECT current_setting('lock_timeout')"
 
 # A generic plan is kept: the table may have grown a thousandfold since. The statements that are
-# sent so go by an index at any size, where scanning the whole table is not thought cheaper.
+# sent so go by an index at any size, in its order: reading the whole table is not thought cheaper,
+# nor is sorting what is found. Nor are they compiled: what they are thought to cost is a guess.
 GENERIC_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
     set_config('enable_seqscan', 'off', true),
-    set_config('enable_bitmapscan', 'off', true)
+    set_config('enable_sort', 'off', true),
+    set_config('jit', 'off', true)
 """
+BY_GENERIC_PLANS = f"SELECT {GENERIC_PLANS}"
 GIVE_WAY_BY_GENERIC_PLANS = f"{GIVE_WAY}, {GENERIC_PLANS}"
 GENERIC_PLANS_WITHOUT_FLUSH = (
     f"SELECT set_config('synchronous_commit', 'off', true), {GENERIC_PLANS}"
@@ -100,11 +103,12 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     return send_prepared(using, statement, **parameters)()
 
 
-def without_flush(using: str, statement: str, **parameters: Any) -> list[Row]:
-    """Run a statement like ``prepared``, whose effect a crash of the server may take back.
+def planned_once(using: str, statement: str, *, flush: bool = True, **parameters: Any) -> list[Row]:
+    """Run a statement like ``prepared``, whose plan a worker's session keeps, too.
 
-    In a worker's session it does not wait for the disk (an asynchronous commit). And its plan
-    is kept: it has to be planned well at any size of its tables, see ``GENERIC_PLANS``.
+    It has to be planned well at any size of its tables: see ``GENERIC_PLANS``. Without
+    ``flush``, a worker does not wait for the disk (an asynchronous commit): a crash of the
+    server may take the effect back.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
@@ -112,9 +116,15 @@ def without_flush(using: str, statement: str, **parameters: Any) -> list[Row]:
         return prepared(using, statement, **parameters)
     with wrapper.wrap_database_errors, wrapper.connection.pipeline():
         # One round trip, and one transaction.
-        send(using, GENERIC_PLANS_WITHOUT_FLUSH)
+        send(using, BY_GENERIC_PLANS if flush else GENERIC_PLANS_WITHOUT_FLUSH)
         read = send(using, statement, **parameters)
     return read()
+
+
+def plan_once(using: str) -> None:
+    """Let a worker's session keep the plans of what follows in this transaction of ours."""
+    if _has_generic_plans(connections[using]):
+        send(using, BY_GENERIC_PLANS)
 
 
 def send_prepared(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
@@ -181,7 +191,7 @@ def giving_way(
     ``in_one_go``: statements without rows to fetch travel together with the next that has
     some. What is wrong with them is raised there, or at the end.
 
-    ``generic_plans``: all that is sent is planned well at any size: see ``GENERIC_PLANS``.
+    ``generic_plans``: all that is sent is planned well at any size: see ``planned_once``.
     """
     try:
         with (

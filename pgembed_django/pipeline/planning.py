@@ -195,8 +195,10 @@ class Planning:
         using = self.holding.using
         space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, in_one_go=True):
-            read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
             read_texts = self._reading(spec).ask(source_pks)
+            # After the user's own query, which is planned as they would expect.
+            database.plan_once(using)
+            read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
 
     def _reading(self, spec: Spec) -> sources.Reading:

@@ -32,6 +32,34 @@ SPEC = "app.ArticleEmbedding"
 TABLES = ["pgembed_job", "pgembed_staging", "app_articleembedding"]
 LONG = "What is long is cut into more than one chunk. " * 100
 
+ANALYZE = f"ANALYZE {', '.join(TABLES)}"
+
+# Not due, or claims would read over what is dead of it.
+BACKLOG = f"""
+    INSERT INTO pgembed_job (spec, source_pk, run_at)
+    SELECT '{SPEC}', n, '2999-07-01'
+    FROM generate_series({GROWN}, {2 * GROWN}) AS n
+"""
+EMBEDDINGS = f"""
+    SET LOCAL session_replication_role = replica;  -- no triggers, and no keys
+    INSERT INTO app_articleembedding (
+        source_id, space_id, position, start_offset, end_offset, chunk_digest, text_digest, was_cut
+    )
+    SELECT n, id, 0, 0, 1, '', '', false
+    FROM pgembed_space, generate_series({GROWN}, {2 * GROWN}) AS n
+    WHERE spec = '{SPEC}'
+"""
+NO_BACKLOG = "DELETE FROM pgembed_job WHERE run_at >= '2999-01-01'"
+NO_EMBEDDINGS = f"DELETE FROM app_articleembedding WHERE source_id >= {GROWN}"
+HISTORIES = {
+    "nothing": [],
+    "small": [ANALYZE],
+    "a backlog": [BACKLOG, NO_BACKLOG, ANALYZE],
+    "a backlog, vacuumed": [BACKLOG, NO_BACKLOG, "VACUUM pgembed_job"],
+    "many embeddings": [EMBEDDINGS, NO_EMBEDDINGS, ANALYZE],
+}
+"""What has become of the tables, and what Postgres knows of it."""
+
 # Nothing of it is in the spec's condition, or due.
 GROW = """
     INSERT INTO app_articleembedding (
@@ -91,7 +119,7 @@ def count_read(connect: Callable[..., psycopg.Connection]) -> Callable[[], int]:
 def analyze() -> None:
     """Let Postgres know how small the tables are."""
     with connection.cursor() as cursor:
-        cursor.execute(f"ANALYZE {', '.join(TABLES)}")
+        cursor.execute(ANALYZE)
 
 
 @pytest.fixture
@@ -122,19 +150,20 @@ def work(worker: Pipeline) -> None:
     jobs.next_due_seconds(known, using="default")
 
 
-@pytest.mark.parametrize("known", ["nothing", "small", "empty"])
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "not empty"])
+@pytest.mark.parametrize("history", HISTORIES)
 def test_the_plans_that_a_worker_keeps_serve_any_size(
-    known, worker_session, small_tables, count_read, grow, make_worker, make_article
+    history, is_empty, worker_session, small_tables, count_read, grow, make_worker, make_article
 ):
-    """Whether Postgres knows nothing of the tables, or that they are small, or empty."""
     worker = make_worker()
-    if known == "empty":
-        analyze()
-    articles = [make_article() for _ in range(5)]
-    if known == "small":
+    spaces.ensure(specs.get(SPEC), using="default")
+    articles = []
+    if not is_empty:
+        articles = [make_article() for _ in range(5)]
         work(worker)
-        rewrite(articles)
-        analyze()
+    for statement in HISTORIES[history]:
+        connection.cursor().execute(statement)
+    articles = articles or [make_article() for _ in range(5)]
     for _ in range(WARM):
         rewrite(articles[:2])
         articles.pop().delete()
@@ -154,20 +183,28 @@ SETTINGS = """
     SELECT
         current_setting('synchronous_commit'),
         current_setting('enable_seqscan'),
+        current_setting('enable_sort'),
+        current_setting('jit'),
         current_setting('plan_cache_mode')
 """
 
 
 def test_what_holds_for_a_claim_and_for_storing_does_not_outlive_them(worker_session):
     [before] = database.rows("default", SETTINGS)
+    planned = ("off", "off", "off", "force_generic_plan")
 
     with database.giving_way("default", in_one_go=True, generic_plans=True):
         stored = database.send_prepared("default", SETTINGS)
+    with database.giving_way("default", in_one_go=True):
+        database.plan_once("default")
+        read = database.send_prepared("default", SETTINGS)
 
-    assert database.without_flush("default", SETTINGS) == [("off", "off", "force_generic_plan")]
-    assert stored() == [(before[0], "off", "force_generic_plan")]
+    assert database.planned_once("default", SETTINGS, flush=False) == [("off", *planned)]
+    assert database.planned_once("default", SETTINGS) == [(before[0], *planned)]
+    assert stored() == read() == [(before[0], *planned)]
     assert database.rows("default", SETTINGS) == [before]
-    assert before[1:] == ("on", "force_custom_plan")
+    assert before[1:3] == ("on", "on")
+    assert before[4] == "force_custom_plan"
 
 
 def test_a_writer_does_not_keep_the_plans_of_a_small_table(
@@ -206,9 +243,12 @@ def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, cou
     Job.objects.filter(run_at__year=2999).delete()
     analyze()
     jobs.claim([SPEC], **wanted)
+    jobs.suspicious_due([SPEC], using="default")
     add_jobs(GROWN)
     before = count_read()
 
+    assert jobs.next_due_seconds([SPEC], using="default") <= 0
+    assert jobs.suspicious_due([SPEC], using="default") == (False, False)
     assert len(jobs.claim([SPEC], **wanted)) == 256
 
     assert count_read() - before < 10 * 256

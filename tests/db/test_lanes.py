@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from pgembed_django import jobs
+from pgembed_django import database, jobs
 from pgembed_django.jobs import Claim, Lane
 from pgembed_django.models import Job
 from tests.app.models import Note
@@ -77,6 +77,8 @@ class TestClaimOn:
     def test_does_not_read_over_what_is_done(self):
         make_jobs(*map(str, range(1000)))
         lane = end_of(claim(900))
+        with connection.cursor() as cursor:
+            cursor.execute(database.BY_GENERIC_PLANS)  # as in a worker's session
 
         before = entries_read()
         assert len(claim_on(lane, limit=10)) == 10
