@@ -43,7 +43,7 @@ class StateCollector(Collector):
             (
                 "held_jobs",
                 "Jobs it holds",
-                len(worker.pipeline.holding.units) if worker.is_running else 0,
+                worker.holds if worker.is_running else 0,
             ),
             ("stuck", "1 while its loop is stuck", worker.liveness.stuck() is not None),
             (

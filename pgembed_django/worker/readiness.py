@@ -26,7 +26,7 @@ class Readiness:
     def _missing(self) -> Iterator[str]:
         worker = self._worker
         if not worker.is_running:
-            yield "stopping" if worker.stops_asked else "starting"
+            yield "stopping" if worker.is_asked_to_stop else "starting"
             return
         if worker.liveness.stuck():
             yield "stuck"

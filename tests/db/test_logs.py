@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 
 from pgembed_django import events
-from pgembed_django.worker import worker
+from pgembed_django.worker import loop
 
 pytestmark = pytest.mark.django_db
 
@@ -63,7 +63,7 @@ def test_a_worker_tells_now_and_then_how_many_rows_it_has_done(
     caplog, provider, make_article, monkeypatch, settings
 ):
     settings.PGEMBED_CLAIM_LIMIT = 1
-    monkeypatch.setattr(worker, "REPORT_SECONDS", 1e-6)  # each round
+    monkeypatch.setattr(loop, "REPORT_SECONDS", 1e-6)  # each round
     for _ in range(3):
         make_article()
     with caplog.at_level(logging.INFO, logger="pgembed_django"):

@@ -1,0 +1,143 @@
+"""The loop's turns: take what has come back, claim, do what is due by the clock, and rest."""
+
+from __future__ import annotations
+
+import time
+
+from pgembed_django import conf, rollups
+from pgembed_django.listener import Listener
+from pgembed_django.maintenance import Maintenance
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.worker import configuring
+from pgembed_django.worker.outage import Outage
+from pgembed_django.worker.presence import Presence
+from pgembed_django.worker.rest import Rest
+from pgembed_django.worker.stopping import Stopping
+from pgembed_django.worker.timer import Timer
+
+RECRUIT_SECONDS = 5.0
+REPORT_SECONDS = 10.0
+LISTENER_SECONDS = 15.0
+
+
+class Loop:
+    """What a worker does over and over, from when it has started until it is stopped.
+
+    With ``drain`` it does not listen: it ends as soon as nothing is ready.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        maintenance: Maintenance,
+        presence: Presence,
+        listener: Listener,
+        *,
+        rest: Rest,
+        outage: Outage,
+        stopping: Stopping,
+        settings: conf.Settings,
+        drain: bool,
+    ) -> None:
+        self.pipeline = pipeline
+        self.maintenance = maintenance
+        self.presence = presence
+        self.listener = listener
+        self.settings = settings
+        self.drain = drain
+        self._rest = rest
+        self._outage = outage
+        self._stopping = stopping
+        self._recruited_at = 0.0
+        self._awaits_answer = False
+        now = time.monotonic()
+        self._heartbeat = Timer(settings.lease_seconds / 3, pipeline.holding.heartbeat, now)
+        listens = settings.notify and not drain
+        self._listening = Timer(LISTENER_SECONDS if listens else 0, self._tend_listener, now)
+        self._timers = [
+            Timer(REPORT_SECONDS, self.report, now),
+            Timer(rollups.FLUSH_SECONDS, self.add_up, now),
+            self._listening,
+        ]
+
+    def turn(self) -> None:
+        """Go round once. Waits where there is nothing to do."""
+        self.maintenance.check()
+        if self.listener.was_lost:
+            self._listening.due_at = 0.0  # just now: listen again at once
+        # Before anything else: what was lost while it was frozen is not worked on.
+        self._heartbeat.run(time.monotonic())
+        if self._outage:
+            # What is held, before more is claimed that could not be stored either.
+            self.pipeline.storing.finish()
+            self.step(claim=False)
+            self._awaits_answer = False
+        # With the last jobs on their way, what comes back is first: the row waits for that.
+        moved = self.step(claim=not self._awaits_answer)
+        self._outage.ended()
+        # Not sooner: a row that has just come waits for none of them.
+        now = time.monotonic()
+        for timer in self._timers:
+            timer.run(now)
+        if not moved and not (self.drain and self.pipeline.holding.is_empty):
+            moved = self._sleep()
+        is_waiting = self.pipeline.storing.is_at_work or self.pipeline.embedding.is_asking
+        has_more = self.pipeline.claiming.has_more or self.pipeline.planning.has_more
+        self._awaits_answer = moved and is_waiting and not has_more
+        if moved:
+            self._rest.moved(is_waiting=is_waiting)
+            self._recruit(now)
+
+    def step(self, *, claim: bool = True) -> bool:
+        """Let the pipeline go one step on. Tells whether anything has moved."""
+        return self.pipeline.step(claim=claim and not self._stopping.asked)
+
+    def report(self) -> None:
+        """Tell that the worker lives, and what it has done and holds."""
+        self.presence.report(self.pipeline)
+
+    def add_up(self) -> None:
+        """Add what was counted to the sums by the minute."""
+        self.pipeline.holding.tally.flush(using=self.pipeline.holding.using)
+
+    def _sleep(self) -> bool:
+        """Wait until something may have moved: an answer, a nudge, a timer, a signal.
+
+        Tells whether something has been moved already.
+        """
+        timeout = self._timeout()
+        if self._stopping.asked or not self.pipeline.claiming.wanted:
+            self._rest.wait(self.listener, timeout)
+            return False
+        return self._rest.sleep(self.pipeline, self.listener, step=self.step, timeout=timeout)
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        timers = [self._heartbeat, *self._timers]
+        waits = [timer.due_at - now for timer in timers if timer.seconds]
+        waits += [self.settings.poll_seconds or float("inf"), self._stopping.grace_left()]
+        waits += [
+            pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
+        ]
+        text_due = self.pipeline.early_text.due_seconds()
+        if text_due is not None:
+            # It is overdue where an open writer holds the job.
+            waits.append(text_due if text_due > 0 else self._rest.busy_look())
+        if self.pipeline.holding.is_blocked and not self.pipeline.storing.is_at_work:
+            waits.append(self._rest.busy_look())
+        return max(0.0, min(waits))
+
+    def _recruit(self, now: float) -> None:
+        """Call the workers that sleep, where there is more to do than one claim takes.
+
+        The reconciler and the reaper do not notify, nor do writers while a worker is awake.
+        """
+        if self.pipeline.claiming.has_more and now >= self._recruited_at + RECRUIT_SECONDS:
+            self._recruited_at = now
+            self.listener.recruit()
+
+    def _tend_listener(self) -> None:
+        if self.listener.is_up:
+            self.listener.probe()
+        elif self.listener.open():  # which counts as a nudge: the next turn looks for jobs
+            configuring.configure_sessions(self.pipeline.holding.using, is_direct=True)
