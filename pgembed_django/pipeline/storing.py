@@ -103,6 +103,11 @@ class Storing:
             futures.wait([self._future], timeout=STOP_SECONDS)
             self._collect()
 
+    def begin_anew(self) -> None:
+        """After an outage: whatever has met it, the next is stored by the loop itself."""
+        self.finish()
+        self._has_failed = True
+
     def close(self) -> None:
         """End the thread, and its connection with it."""
         if self._thread is None:

@@ -69,7 +69,7 @@ class Loop:
         self._heartbeat.run(time.monotonic())
         if self._outage:
             # What is held, before more is claimed that could not be stored either.
-            self.pipeline.storing.finish()
+            self.pipeline.storing.begin_anew()
             self.step(claim=False)
             self._awaits_answer = False
         # With the last jobs on their way, what comes back is first: the row waits for that.

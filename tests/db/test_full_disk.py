@@ -19,7 +19,7 @@ from django.db.models.expressions import RawSQL
 from pgembed_django import events, faults, specs
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job, StagedVector
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline import Pipeline, early_text
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -254,6 +254,29 @@ def test_a_worker_sits_a_full_disk_out_claims_nothing_and_goes_on(told, full, co
     }
     # Once it knows, it claims no more.
     assert all(one["jobs"] == other["jobs"] for one, other in itertools.pairwise(heard[1:]))
+
+
+def test_what_is_whole_after_an_outage_is_stored_before_more_is_claimed(
+    told, full, connect, monkeypatch
+):
+    """Its other thread has met none yet: a text that was stored early has."""
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(300))
+    monkeypatch.setattr(early_text, "LATE_SECONDS", 0.0)
+
+    def no_more_early_texts(**_: Any) -> None:
+        monkeypatch.setattr(early_text, "LATE_SECONDS", 60.0)
+        monkeypatch.setattr(early_text, "MAX_LATE_SECONDS", 60.0)
+
+    events.happened.connect(no_more_early_texts, sender=events.DATABASE_REFUSES, weak=False)
+    outside = connect(autocommit=True)
+    try:
+        with full("app_noteembedding"):
+            heard = told(5, lambda: outside.execute("DROP FUNCTION disk_full() CASCADE"))
+    finally:
+        events.happened.disconnect(no_more_early_texts, sender=events.DATABASE_REFUSES)
+
+    waits = [fields["seconds"] for fields in heard]
+    assert waits == [waits[0] * 2**number for number in range(5)]
 
 
 def test_a_worker_that_cannot_claim_for_lack_of_room_sits_it_out(notes, told, full, connect):
