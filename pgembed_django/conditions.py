@@ -18,7 +18,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable
 from psycopg import sql
 
-from pgembed_django import database
+from pgembed_django import postgres
 
 Row = Literal["old", "new", "inserted"]
 
@@ -49,7 +49,7 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
     alias = f'"{row}"'
     query.alias_map[alias] = BaseTable(concrete._meta.db_table, alias)
     query.alias_refcount[alias] = 1
-    compiler = query.get_compiler(connection=database.any_postgres())
+    compiler = query.get_compiler(connection=postgres.any_postgres())
     try:
         text, params = compiler.compile(query.build_where(_in_order(when)))
     except EmptyResultSet:
@@ -61,9 +61,9 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
 
 def changed(field: Any) -> str:
     """Return SQL that is true or false: does the new version differ in this column's content?"""
-    column = database.quoted_name(field.column)
+    column = postgres.quoted_name(field.column)
     old, new = f'"old".{column}', f'"new".{column}'
-    if field.db_type(database.any_postgres()) in SIMPLE_TYPES:
+    if field.db_type(postgres.any_postgres()) in SIMPLE_TYPES:
         return f"{old} IS DISTINCT FROM {new}"
     return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
 

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import router
 from django.db.models import Model, Q, QuerySet
 
-from pgembed_django import database
+from pgembed_django import database, postgres
 from pgembed_django import text as texts
 from pgembed_django.chunkers import Chunker
 
@@ -148,7 +148,7 @@ def on(using: str) -> list[Spec]:
     here = set(written_to(using))
     elsewhere = [spec for spec in known if spec not in here]
     if elsewhere:
-        names = {spec: database.quoted_table(spec.embedding_model) for spec in elsewhere}
+        names = {spec: postgres.quoted_table(spec.embedding_model) for spec in elsewhere}
         found = {name for [name] in database.rows(using, IS_HERE, names=list(names.values()))}
         here |= {spec for spec, name in names.items() if name in found}
     return [spec for spec in known if spec in here]
@@ -161,7 +161,7 @@ def written_to(using: str) -> list[Spec]:
 
 def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:
     """Return those of some specs whose table of vectors is not in a database."""
-    names = {spec: database.quoted_table(spec.embedding_model) for spec in declared}
+    names = {spec: postgres.quoted_table(spec.embedding_model) for spec in declared}
     found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
     return [spec for spec, name in names.items() if name not in found]
 

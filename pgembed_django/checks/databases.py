@@ -10,7 +10,7 @@ from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf, database, sql
+from pgembed_django import conf, database, postgres, sql
 from pgembed_django.checks.tables import check_tables
 from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
@@ -87,7 +87,7 @@ def _server(connection: Any) -> Iterator[CheckMessage]:
 
 
 def _encoding(connection: Any) -> Iterator[CheckMessage]:
-    encoding = database.encoding(connection.alias)
+    encoding = postgres.encoding(connection.alias)
     if encoding != "UTF8":
         # Not an error: it would keep migrations from running, and Django itself warns of nothing.
         yield Warning(

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.db import ProgrammingError, transaction
 
-from pgembed_django import database, specs, sql
+from pgembed_django import database, postgres, specs, sql
 from pgembed_django.maintenance import numbering
 
 IS_UNLOGGED = """
@@ -76,7 +76,7 @@ def _job_table(connection: Any) -> Iterator[CheckMessage]:
 def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
     if _asked(connection, "SELECT to_regclass('pgembed_job')") != [(None,)]:
         return
-    names = {database.quoted_table(spec.model): spec for spec in specs.written_to(connection.alias)}
+    names = {postgres.quoted_table(spec.model): spec for spec in specs.written_to(connection.alias)}
     if found := _asked(connection, specs.HAS_TABLE, names=list(names)):
         models = sorted(names[name].model._meta.label for [name] in found)
         yield Warning(
@@ -92,7 +92,7 @@ def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
     if not sql.is_in_one_schema():
         return  # a schema per tenant: the shared one's vectors are not this tenant's
     by_table = {
-        database.quoted_table(one.embedding_model): one
+        postgres.quoted_table(one.embedding_model): one
         for one in specs.written_to(connection.alias)
     }
     for table, schema, ours in _asked(connection, ELSEWHERE, names=list(by_table)):
@@ -109,7 +109,7 @@ def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
 
 def _partitioned(connection: Any) -> Iterator[CheckMessage]:
     names = {
-        database.quoted_table(spec.model): spec
+        postgres.quoted_table(spec.model): spec
         for spec in specs.written_to(connection.alias)
         if spec.trigger_level == "statement"
     }
@@ -124,12 +124,12 @@ def _partitioned(connection: Any) -> Iterator[CheckMessage]:
 
 def _keys(connection: Any) -> Iterator[CheckMessage]:
     written = specs.written_to(connection.alias)
-    by_table = {database.quoted_table(spec.embedding_model): spec for spec in written}
+    by_table = {postgres.quoted_table(spec.embedding_model): spec for spec in written}
     found = _asked(
         connection,
         OTHER_KEYS,
         vectors=list(by_table),
-        rows=[database.quoted_table(spec.model) for spec in written],
+        rows=[postgres.quoted_table(spec.model) for spec in written],
         keys=[spec.model._meta.pk.column for spec in written],
     )
     for table, stored, key in found:

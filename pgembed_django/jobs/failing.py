@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import IntegrityError
 from django.utils.text import Truncator
 
-from pgembed_django import database, signature, text
+from pgembed_django import database, postgres, signature, text
 from pgembed_django.jobs import history
 from pgembed_django.jobs.claims import Claim, filled
 from pgembed_django.models import Attempt, Ending
@@ -113,4 +113,4 @@ def bounded(error: str, *, using: str) -> str:
 
 def _encodable(said: str, *, using: str) -> str:
     """What cannot be stored of an error must not be another one, of whoever settles the job."""
-    return text.encodable(said, database.encoding(using))
+    return text.encodable(said, postgres.encoding(using))

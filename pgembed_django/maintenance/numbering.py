@@ -15,7 +15,7 @@ from django.db import connections
 from django.db.models import AutoField, Model
 from psycopg import sql
 
-from pgembed_django import database, events, specs
+from pgembed_django import database, events, postgres, specs
 from pgembed_django.models import Space
 
 READABLE = """
@@ -76,7 +76,7 @@ def after_migrate(sender: object, *, using: str, **_: Any) -> None:
 
 
 def _asked(statement: str, *, using: str) -> list[str]:
-    known = [database.quoted_table(model) for model in _models(using)]
+    known = [postgres.quoted_table(model) for model in _models(using)]
     here = [name for [name] in database.rows(using, READABLE, names=known)]
     if not here:
         return []

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
 
-from pgembed_django import conf, database, specs
+from pgembed_django import conf, postgres, specs
 
 CANNOT_START = 2
 """The exit status of a command that was called wrongly, or without its database."""
@@ -125,7 +125,7 @@ class EmbedCommand(StoppableCommand):
             raise CommandError(
                 f"{what}. There are: {', '.join(connections)}.", returncode=CANNOT_START
             )
-        if other := database.not_postgres(alias, remedy="--database"):
+        if other := postgres.not_postgres(alias, remedy="--database"):
             raise CommandError(other, returncode=CANNOT_START)
         try:
             with connections[alias].cursor() as cursor:

@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
 
-from pgembed_django import database, specs
+from pgembed_django import postgres, specs
 from pgembed_django.exceptions import SearchError
 from pgembed_django.specs import Spec
 
@@ -36,7 +36,7 @@ class Target(Generic[Row]):
     @property
     def table(self) -> str:
         """The quoted name of the table with the chunks."""
-        return database.quoted_table(self.spec.embedding_model)
+        return postgres.quoted_table(self.spec.embedding_model)
 
     @cached_property
     def rows(self) -> QuerySet[Row]:
@@ -70,7 +70,7 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
             is not PostgreSQL.
     """
     queryset = _queryset(where)
-    if other := database.not_postgres(queryset.db, remedy="using"):
+    if other := postgres.not_postgres(queryset.db, remedy="using"):
         raise ImproperlyConfigured(other)
     return Target(queryset, _spec(queryset.model, name))
 

@@ -15,7 +15,7 @@ import psycopg
 from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
-from pgembed_django import conf, database, events, faults
+from pgembed_django import conf, database, events, faults, postgres
 from pgembed_django.models import Space
 from pgembed_django.once import Told
 from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
@@ -248,10 +248,10 @@ def _run(using: str, statement: str | sql.Composed, **names: sql.Composable) -> 
 
 
 def _table(spec: Spec) -> sql.Composable:
-    return sql.SQL(database.quoted_table(spec.embedding_model))
+    return sql.SQL(postgres.quoted_table(spec.embedding_model))
 
 
 def _qualified(spec: Spec, name: str, *, using: str) -> sql.Composable:
     """Return an index's name in the schema of its table, which has to be there."""
-    [[schema]] = database.rows(using, SCHEMA, table=database.quoted_table(spec.embedding_model))
+    [[schema]] = database.rows(using, SCHEMA, table=postgres.quoted_table(spec.embedding_model))
     return sql.Identifier(schema, name)

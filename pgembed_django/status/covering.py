@@ -10,7 +10,7 @@ from django.db.models import Count, Exists, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
-from pgembed_django import database
+from pgembed_django import database, postgres
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, covering_chunk
 from pgembed_django.specs import Spec
@@ -82,8 +82,8 @@ def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Ta
         using,
         TABLES,
         specs=[spec.key for spec in specs],
-        sources=[database.quoted_table(spec.model) for spec in specs],
-        embeddings=[database.quoted_table(spec.embedding_model) for spec in specs],
+        sources=[postgres.quoted_table(spec.model) for spec in specs],
+        embeddings=[postgres.quoted_table(spec.embedding_model) for spec in specs],
     )
     now: datetime = found[0][1]
     return now, {
@@ -168,6 +168,6 @@ def _sample(spec: Spec, share: float) -> RawSQL:
     meta: Any = spec.model._meta
     statement = sql.SQL(SAMPLE).format(
         key=sql.Identifier(meta.pk.column),
-        table=sql.SQL(database.quoted_table(spec.model)),
+        table=sql.SQL(postgres.quoted_table(spec.model)),
     )
     return RawSQL(statement.as_string(None), [100 * share])  # noqa: S611 - quoted, bound

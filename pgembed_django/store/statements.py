@@ -9,7 +9,7 @@ from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import sql
 
-from pgembed_django import database
+from pgembed_django import postgres
 from pgembed_django.specs import Spec
 
 # Staged vectors are few, and looked for in the same round trip.
@@ -216,7 +216,7 @@ def of(spec: Spec, using: str) -> Statements:
     if key is None:
         raise ConnectionDoesNotExist(using)
     names = {
-        "table": sql.SQL(database.quoted_table(spec.embedding_model)),
+        "table": sql.SQL(postgres.quoted_table(spec.embedding_model)),
         "key": sql.SQL(key),
     }
     return Statements(

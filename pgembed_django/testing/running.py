@@ -7,7 +7,7 @@ import time
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
-from pgembed_django import conf, database, spaces, specs
+from pgembed_django import conf, postgres, spaces, specs
 from pgembed_django.pipeline import Pipeline
 
 
@@ -21,7 +21,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     Raises:
         ImproperlyConfigured: the database is not PostgreSQL.
     """
-    if other := database.not_postgres(using, remedy="using"):
+    if other := postgres.not_postgres(using, remedy="using"):
         raise ImproperlyConfigured(other)
     known = {spec.key: spec for spec in specs.on(using)}
     for spec in known.values():

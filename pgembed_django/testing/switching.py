@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 from django.db.models import Model
 
-from pgembed_django import database, specs
+from pgembed_django import database, postgres, specs
 from pgembed_django.triggers import SpecTrigger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +42,7 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         self._before: list[str] = []
 
     def __enter__(self) -> None:
-        if other := database.not_postgres(self._using, remedy="using"):
+        if other := postgres.not_postgres(self._using, remedy="using"):
             raise ImproperlyConfigured(other)
         [[before]] = database.rows(self._using, CURRENT)
         names = [name for name in before.strip("{}").split(",") if name]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pgtrigger import compiler
 from psycopg import sql as psycopg_sql
 
-from pgembed_django import database, sql
+from pgembed_django import postgres, sql
 
 
 class CompiledTrigger(compiler.Trigger):
@@ -86,7 +86,7 @@ class CompiledTrigger(compiler.Trigger):
     @property
     def install_sql(self) -> str:
         """Create the function and the trigger."""
-        table = literal(database.quoted_name(self.sql.table))
+        table = literal(postgres.quoted_name(self.sql.table))
         pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
         install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
         refuse = self.MISSING + (self.PARTITIONED if self.sql.kwargs.get("referencing") else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pgtrigger import registry
 
-from pgembed_django import database
+from pgembed_django import database, postgres
 from pgembed_django.triggers.kinds import SpecTrigger
 
 # Its comment is the hash of what was installed. It has none where a migration has given one of
@@ -69,7 +69,7 @@ def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int
         STATES,
         keys=[trigger.watch.key for _, trigger in wanted],
         names=[trigger.get_pgid(model) for model, trigger in wanted],
-        tables=[database.quoted_table(model) for model, _ in wanted],
+        tables=[postgres.quoted_table(model) for model, _ in wanted],
         hashes=[trigger.compile(model).hash for model, trigger in wanted],
     ):
         found[key][state] = count

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pgtrigger
 from django.db.models import Field, Model, Q
 
-from pgembed_django import conditions, database, sql
+from pgembed_django import conditions, postgres, sql
 from pgembed_django.triggers.compiled import CompiledTrigger, literal
 
 NAME_LENGTH = pgtrigger.core.MAX_NAME_LENGTH
@@ -75,7 +75,7 @@ class SpecTrigger(pgtrigger.Trigger):
         return _called("pgembed_forget_v1", *unit, literal(self.watch.priority), self._table())
 
     def _table(self) -> str:
-        return literal(database.quoted_name(self.watch.embedding_table))
+        return literal(postgres.quoted_name(self.watch.embedding_table))
 
 
 class Inserted(SpecTrigger):
@@ -206,7 +206,7 @@ def _pk_field(model: type[Model]) -> Field[Any, Any]:
 
 
 def _pk(model: type[Model], row: str) -> str:
-    return f"{row}.{database.quoted_name(str(_pk_field(model).column))}::text"
+    return f"{row}.{postgres.quoted_name(str(_pk_field(model).column))}::text"
 
 
 def _not(clause: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from django.db.models.functions import Now
 
-from pgembed_django import __version__, database, events
+from pgembed_django import __version__, events, postgres
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.text import clean, encodable
@@ -54,7 +54,7 @@ class Presence:
 
     def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
         """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
-        if database.encoding(self.using) == "UTF8":
+        if postgres.encoding(self.using) == "UTF8":
             return reasons
         return {what: encodable(why, "ascii") for what, why in reasons.items()}
 

@@ -10,7 +10,7 @@ from django.db.models import F, Q, Value
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
-from pgembed_django import conditions, database
+from pgembed_django import conditions, postgres
 from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
 
 pytestmark = pytest.mark.django_db
@@ -29,8 +29,8 @@ class Number(models.IntegerChoices):
 
 def matching(when: Q, model: type[models.Model]) -> set[object]:
     """Return the keys of the rows that match, as a trigger would find."""
-    table = database.quoted_table(model)
-    key = database.quoted_name(model._meta.pk.column)
+    table = postgres.quoted_table(model)
+    key = postgres.quoted_name(model._meta.pk.column)
     condition = conditions.compiled(when, model=model, row="new")
     with connection.cursor() as cursor:
         cursor.execute(f'SELECT "new".{key}, {condition} FROM {table} AS "new"')

@@ -15,7 +15,7 @@ from django.db import connections, models
 from django.db.models import Q
 
 import pgembed_django.checks
-from pgembed_django import database, embeddable
+from pgembed_django import embeddable, postgres
 from pgembed_django.checks import IDS, check_declarations, check_settings
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
@@ -184,9 +184,9 @@ def test_a_database_that_is_not_postgres_is_named():
 
 @pytest.mark.usefixtures("elsewhere")
 def test_triggers_are_compiled_for_postgres_where_the_default_is_another(monkeypatch):
-    monkeypatch.setattr(database, "DEFAULT_DB_ALIAS", "elsewhere")
+    monkeypatch.setattr(postgres, "DEFAULT_DB_ALIAS", "elsewhere")
 
-    assert database.any_postgres().vendor == "postgresql"
+    assert postgres.any_postgres().vendor == "postgresql"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,44 @@
+"""What a database is, and how it writes the names of ours. Running statements: ``database``."""
+
+from __future__ import annotations
+
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model
+
+
+def not_postgres(using: str, *, remedy: str) -> str:
+    """Return why a database cannot be used, and which ones can. Empty: it is PostgreSQL."""
+    if connections[using].vendor == "postgresql":
+        return ""
+    said = f"The database {using!r} is {connections[using].display_name}, not PostgreSQL"
+    others = [one.alias for one in connections.all() if one.vendor == "postgresql"]
+    if not others:
+        return f"{said}, and no other in DATABASES is."
+    return f"{said}. Name one that is with {remedy}: {', '.join(others)}."
+
+
+def any_postgres() -> BaseDatabaseWrapper:
+    """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
+    default = connections[DEFAULT_DB_ALIAS]
+    if default.vendor == "postgresql":
+        return default
+    return next((one for one in connections.all() if one.vendor == "postgresql"), default)
+
+
+def quoted_name(name: str) -> str:
+    """Return a table's or column's name as Django writes it in SQL."""
+    quoted: str = any_postgres().ops.quote_name(name)
+    return quoted
+
+
+def quoted_table(model: type[Model]) -> str:
+    """Return the name of a model's table as Django writes it in SQL."""
+    return quoted_name(model._meta.db_table)
+
+
+def encoding(using: str) -> str:
+    """Return in what a database keeps its texts, as Postgres calls it: UTF8, mostly."""
+    connections[using].ensure_connection()
+    info = connections[using].connection.info
+    return info.parameter_status("server_encoding") or "UTF8"
