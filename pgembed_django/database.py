@@ -35,6 +35,9 @@ GENERIC_PLANS_WITHOUT_FLUSH = (
     f"SELECT set_config('synchronous_commit', 'off', true), {GENERIC_PLANS}"
 )
 
+BRIEFLY = "10ms"
+"""How long what can be done later waits for a lock: who does it has other things to do."""
+
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 

@@ -5,14 +5,15 @@ Also of what goes with jobs: attempts that ended in an error, and pauses by hand
 
 from pgembed_django.jobs.claims import Claim, Lease, claim, claim_on, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
-from pgembed_django.jobs.entries import enqueue, fail_unknown, forget_dead_workers, prune
+from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.forgetting import forget
 from pgembed_django.jobs.history import prune_attempts
-from pgembed_django.jobs.lanes import LANES, Lane
+from pgembed_django.jobs.lanes import Lane, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
+from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
 from pgembed_django.jobs.renaming import rename, share
 from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.jobs.triage import (
@@ -27,7 +28,6 @@ from pgembed_django.jobs.triage import (
 
 __all__ = [
     "CHANNEL",
-    "LANES",
     "Claim",
     "Dismissed",
     "Held",
@@ -54,6 +54,7 @@ __all__ = [
     "nudge",
     "pause",
     "paused",
+    "priority_of",
     "prune",
     "prune_attempts",
     "reap",

@@ -1,19 +1,14 @@
-"""How jobs enter and leave other than by a trigger or a worker's hand."""
+"""How jobs enter other than by a trigger: the reconciler and a backfill add them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.db import IntegrityError
-
 from pgembed_django import database
-from pgembed_django.jobs.failing import SETTLE
-from pgembed_django.jobs.lanes import LANES
-from pgembed_django.models import Job
+from pgembed_django.jobs.lanes import priority_of
 
-BRIEFLY = "10ms"
 MAX_BUSY = 20
-"""After so many waits for open writers, of ``BRIEFLY`` each, ``enqueue`` leaves the rest.
+"""After so many brief waits for open writers ``enqueue`` leaves the rest.
 
 It may run in a transaction, and then other writers wait for what it has added.
 """
@@ -28,72 +23,6 @@ ENQUEUE = """
     DO NOTHING
 """
 
-# ARRAY, not IN: that may be planned as a join that runs its LIMIT again for each row.
-PRUNE = """
-    DELETE FROM pgembed_job
-    WHERE id = ANY(ARRAY(
-        SELECT id
-        FROM pgembed_job
-        WHERE (status = 'succeeded' OR settled_at IS NOT NULL)
-          AND finished_at < statement_timestamp() - %(keep)s * interval '1 second'
-        ORDER BY finished_at
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-"""
-
-# Their parking is over: the reconciler tries their units again.
-PRUNE_DISMISSED = """
-    DELETE FROM pgembed_job
-    WHERE id = ANY(ARRAY(
-        SELECT id
-        FROM pgembed_job
-        WHERE status = 'dismissed'
-          AND settled_at IS NULL
-          AND run_at < statement_timestamp()
-        ORDER BY run_at
-        LIMIT %(limit)s
-        FOR UPDATE SKIP LOCKED
-    ))
-"""
-
-# During a deploy another worker may know the spec: its jobs wait an hour first.
-UNKNOWN = """
-    SELECT job.id, older.id
-    FROM pgembed_job AS job
-    LEFT JOIN pgembed_job AS older
-      ON older.spec = job.spec
-     AND older.source_pk = job.source_pk
-     AND older.status IN ('failed', 'dismissed')
-     AND older.settled_at IS NULL
-    WHERE job.status = 'pending'
-      AND job.spec <> ALL(%(specs)s)
-      AND job.created_at < statement_timestamp() - interval '1 hour'
-      AND NOT EXISTS (
-          SELECT
-          FROM pgembed_worker AS worker
-          WHERE worker.specs ? job.spec
-      )
-    LIMIT 1000
-    FOR UPDATE OF job SKIP LOCKED
-"""
-
-FAIL_UNKNOWN = """
-    UPDATE pgembed_job
-    SET
-        status = 'failed',
-        finished_at = statement_timestamp(),
-        last_error = 'No spec named ' || spec || ': its model or its @embeddable is gone.',
-        signature = 'No such spec: its model or its @embeddable is gone.'
-    WHERE id = ANY(%(ids)s)
-      AND status = 'pending'
-"""
-
-FORGET_DEAD_WORKERS = """
-    DELETE FROM pgembed_worker
-    WHERE last_seen_at < statement_timestamp() - %(silent)s * interval '1 second'
-"""
-
 
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
     """Add jobs for units that have no pending one. Returns how many were added.
@@ -106,13 +35,13 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
     while pieces and busy < MAX_BUSY:
         piece = pieces.pop()
         try:
-            with database.giving_way(using, wait=BRIEFLY):
+            with database.giving_way(using, wait=database.BRIEFLY):
                 added += database.execute(
                     using,
                     ENQUEUE,
                     spec=spec,
                     kind=kind,
-                    priority=LANES[Job.Kind(kind)] + priority,
+                    priority=priority_of(kind, priority),
                     source_pks=piece,
                 )
         except database.Busy:
@@ -121,26 +50,3 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
             if middle:
                 pieces += [piece[middle:], piece[:middle]]
     return added
-
-
-def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
-    """Delete finished jobs that are old enough, a small batch of them. Not open failures."""
-    pruned = database.execute(using, PRUNE, keep=keep_seconds, limit=limit)
-    return pruned + database.execute(using, PRUNE_DISMISSED, limit=limit)
-
-
-def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
-    """Fail old jobs of specs that neither this process nor a live worker knows."""
-    try:
-        with database.giving_way(using):
-            found = database.rows(using, UNKNOWN, specs=list(known_specs))
-            # Each unit is listed once: an older failure gives way to this one.
-            database.execute(using, SETTLE, ids=[older for _, older in found if older])
-            return database.execute(using, FAIL_UNKNOWN, ids=[job_id for job_id, _ in found])
-    except (database.Busy, IntegrityError):
-        return 0  # somebody else is at one of them: next time
-
-
-def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
-    """Delete the rows of workers that have not been heard of for so long."""
-    return database.execute(using, FORGET_DEAD_WORKERS, silent=silent_seconds)

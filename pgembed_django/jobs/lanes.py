@@ -75,6 +75,11 @@ class Lane(NamedTuple):
     id: int = 0
 
 
+def priority_of(kind: str, own: int) -> int:
+    """Return the priority of jobs of a kind, where their spec has one of its own."""
+    return LANES[Job.Kind(kind)] + own
+
+
 def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:
     """Return what ``GIVEN_LANES`` is sent with."""
     lanes = list(lanes)

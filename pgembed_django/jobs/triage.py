@@ -14,7 +14,7 @@ from pgembed_django import database, specs
 from pgembed_django.jobs.claims import claims, filled
 from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
-from pgembed_django.jobs.lanes import LANES
+from pgembed_django.jobs.lanes import priority_of
 from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Ending, Job
 
@@ -145,7 +145,7 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
     known = specs.all()
     lanes = {
         "specs": [spec.key for spec in known],
-        "priorities": [LANES[Job.Kind.MANUAL_RETRY] + spec.priority for spec in known],
+        "priorities": [priority_of(Job.Kind.MANUAL_RETRY, spec.priority) for spec in known],
     }
     counts = Retried()
     for job_id in job_ids:
@@ -190,7 +190,7 @@ def enqueue_again(
         spec=spec.key,
         source_pks=list(source_pks),
         kind=kind,
-        priority=LANES[Job.Kind(kind)] + spec.priority,
+        priority=priority_of(kind, spec.priority),
     )
 
 

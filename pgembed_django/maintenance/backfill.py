@@ -14,16 +14,13 @@ from typing import Any, NamedTuple
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import jobs, lengths, providers, sources, spaces
+from pgembed_django import database, jobs, lengths, providers, sources, spaces
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.reembedding import Reembedded, reembed
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 500
-
-BRIEFLY = "10ms"
-"""How long ``force`` waits for an open writer: it comes back."""
 
 MAX_LEFT = 10_000
 """Rows that ``force`` leaves behind before it goes no further: it comes back to them first."""
@@ -118,7 +115,7 @@ class Backfill:
         """How many of its jobs wait, or are at work."""
         mine = Job.objects.using(self.using).filter(
             spec=self.spec.key,
-            priority=jobs.LANES[Job.Kind.BACKFILL] + self.spec.priority,
+            priority=jobs.priority_of(Job.Kind.BACKFILL, self.spec.priority),
         )
         # One statement, so that none is missed which is claimed just now. Not one condition on
         # two statuses: each has an index of its own.
@@ -195,7 +192,7 @@ class Backfill:
 
     def _reembed(self, source_pks: Iterable[str]) -> Reembedded:
         return reembed(
-            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=BRIEFLY
+            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=database.BRIEFLY
         )
 
     def estimates(self) -> Iterator[Estimate]:

@@ -154,7 +154,7 @@ def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> 
     waiting = Job.objects.using(using).filter(
         spec=spec.key,
         status=Job.Status.PENDING,
-        priority=jobs.LANES[kind] + spec.priority,
+        priority=jobs.priority_of(kind, spec.priority),
     )
     return waiting.order_by()[:MAX_BACKLOG].count()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pgembed_django import jobs
 from pgembed_django.jobs import Claim, Lane
+from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
 
@@ -23,7 +24,9 @@ class Lanes:
         """Return the lanes of some specs, each from where it was claimed. Empty: begin anew."""
         if not self._ended:
             return []
-        known = {(spec.key, spec.priority + lane) for spec in specs for lane in jobs.LANES.values()}
+        known = {
+            (spec.key, jobs.priority_of(kind, spec.priority)) for spec in specs for kind in Job.Kind
+        }
         return [self._ended.get(lane, Lane(*lane)) for lane in known]
 
     def note(self, claims: Sequence[Claim], *, has_more: bool) -> None:

@@ -20,9 +20,6 @@ from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
-BRIEFLY = "10ms"
-"""How long what can be done later waits for a lock: the loop has other things to do."""
-
 Parts = list[tuple[Unit, Part]]
 Write = Callable[[Spec, Parts], None]
 
@@ -108,7 +105,7 @@ class Staging:
         using = self.holding.using
         try:
             # Who waited for a table with jobs in hand would hold up their writers, or meet them.
-            with database.giving_way(using, wait=BRIEFLY):
+            with database.giving_way(using, wait=database.BRIEFLY):
                 held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
                 ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
                 if ours:
