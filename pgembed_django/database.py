@@ -20,23 +20,21 @@ GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
 WAIT = "SELECT current_setting('lock_timeout')"
 
-# A generic plan is kept: the table may have grown a thousandfold since. The statements that are
-# sent so go by an index at any size, in its order: reading the whole table is not thought cheaper,
-# nor is sorting what is found. Nor are they compiled: what they are thought to cost is a guess.
-GENERIC_PLANS = """
+# A plan that is kept is a generic one, and the tables may have grown a thousandfold since. So what
+# is sent with it has to find its rows by an index at any size. Sequential scans and sorts are
+# priced out; JIT is off, as the cost of a generic plan is a guess.
+KEPT_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
     set_config('enable_seqscan', 'off', true),
     set_config('enable_sort', 'off', true),
     set_config('jit', 'off', true)
 """
-BY_GENERIC_PLANS = f"SELECT {GENERIC_PLANS}"
-GIVE_WAY_BY_GENERIC_PLANS = f"{GIVE_WAY}, {GENERIC_PLANS}"
-GENERIC_PLANS_WITHOUT_FLUSH = (
-    f"SELECT set_config('synchronous_commit', 'off', true), {GENERIC_PLANS}"
-)
+BY_KEPT_PLANS = f"SELECT {KEPT_PLANS}"
+GIVE_WAY_BY_KEPT_PLANS = f"{GIVE_WAY}, {KEPT_PLANS}"
+WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT set_config('synchronous_commit', 'off', true), {KEPT_PLANS}"
 
 BRIEFLY = "10ms"
-"""How long what can be done later waits for a lock: who does it has other things to do."""
+"""The ``wait`` of what can as well be done later."""
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
@@ -68,28 +66,28 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     return send_prepared(using, statement, **parameters)()
 
 
-def planned_once(using: str, statement: str, *, flush: bool = True, **parameters: Any) -> list[Row]:
-    """Run a statement like ``prepared``, whose plan a worker's session keeps, too.
+def by_kept_plan(using: str, statement: str, *, flush: bool = True, **parameters: Any) -> list[Row]:
+    """Run a statement like ``prepared``. A worker's direct session keeps its plan as well.
 
-    It has to be planned well at any size of its tables: see ``GENERIC_PLANS``. Without
-    ``flush``, a worker does not wait for the disk (an asynchronous commit): a crash of the
-    server may take the effect back.
+    It has to be planned well at any size of its tables: see ``KEPT_PLANS``. Without ``flush``,
+    a worker does not wait for the disk (an asynchronous commit): a crash of the server may
+    take the effect back.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
-    if not _has_generic_plans(wrapper):
+    if not _keeps_plans(wrapper):
         return prepared(using, statement, **parameters)
     with wrapper.wrap_database_errors, wrapper.connection.pipeline():
         # One round trip, and one transaction.
-        send(using, BY_GENERIC_PLANS if flush else GENERIC_PLANS_WITHOUT_FLUSH)
+        send(using, BY_KEPT_PLANS if flush else WITHOUT_FLUSH_BY_KEPT_PLANS)
         read = send(using, statement, **parameters)
     return read()
 
 
-def plan_once(using: str) -> None:
-    """Let a worker's session keep the plans of what follows in this transaction of ours."""
-    if _has_generic_plans(connections[using]):
-        send(using, BY_GENERIC_PLANS)
+def keep_plans(using: str) -> None:
+    """Let a worker's session keep the plans of what follows in ``giving_way(in_one_go=True)``."""
+    if _keeps_plans(connections[using]):
+        send(using, BY_KEPT_PLANS)
 
 
 def send_prepared(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
@@ -149,22 +147,22 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 @contextmanager
 def giving_way(
-    using: str, *, wait: str = "100ms", in_one_go: bool = False, generic_plans: bool = False
+    using: str, *, wait: str = "100ms", in_one_go: bool = False, keep_plans: bool = False
 ) -> Iterator[None]:
     """Run a transaction that waits for no writer: raises ``Busy`` instead.
 
     ``in_one_go``: statements without rows to fetch travel together with the next that has
     some. What is wrong with them is raised there, or at the end.
 
-    ``generic_plans``: all that is sent is planned well at any size: see ``planned_once``.
+    ``keep_plans``: of all that is sent, as in ``by_kept_plan``.
     """
     try:
         with (
             _in_one_go(using) if in_one_go else transaction.atomic(using=using),
             _leaving_its_wait(using),
         ):
-            is_generic = generic_plans and _has_generic_plans(connections[using])
-            send_prepared(using, GIVE_WAY_BY_GENERIC_PLANS if is_generic else GIVE_WAY, wait=wait)
+            keeps = keep_plans and _keeps_plans(connections[using])
+            send_prepared(using, GIVE_WAY_BY_KEPT_PLANS if keeps else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
         if faults.sqlstate(error) in {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED}:
@@ -221,6 +219,6 @@ def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
     return not wrapper.in_atomic_block and psycopg.Pipeline.is_supported()
 
 
-def _has_generic_plans(wrapper: BaseDatabaseWrapper) -> bool:
+def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
     """Tell whether a plan may be kept: what is prepared outlives the transaction, our own."""
     return _prepares(wrapper) and _pipelines(wrapper)

@@ -1,4 +1,4 @@
-"""What a database is, and how it writes the names of ours. Running statements: ``database``."""
+"""Whether a database is PostgreSQL, how it quotes our names, and its encoding."""
 
 from __future__ import annotations
 

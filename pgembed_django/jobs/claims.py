@@ -213,7 +213,7 @@ def claim_on(lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str) -> 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     """Return the seconds until a pending job is due, at most zero where one is due already."""
-    [[seconds]] = database.planned_once(using, NEXT_DUE, specs=list(specs))
+    [[seconds]] = database.by_kept_plan(using, NEXT_DUE, specs=list(specs))
     return None if seconds is None else float(seconds)
 
 
@@ -226,7 +226,7 @@ def _claim(
     statement: str, wanted: dict[str, Any], *, limit: int, lease: Lease, using: str
 ) -> list[Claim]:
     # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
-    started = database.planned_once(
+    started = database.by_kept_plan(
         using,
         _with_limit(statement, limit),
         flush=False,

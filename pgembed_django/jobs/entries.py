@@ -1,4 +1,4 @@
-"""How jobs enter other than by a trigger: the reconciler and a backfill add them."""
+"""Add the jobs of gaps, for the reconciler and backfills. What a person asks for: ``triage``."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ class Lane(NamedTuple):
     id: int = 0
 
 
-def priority_of(kind: str, own: int) -> int:
-    """Return the priority of jobs of a kind, where their spec has one of its own."""
-    return LANES[Job.Kind(kind)] + own
+def priority_of(kind: str, of_spec: int) -> int:
+    """Return the priority of a kind's jobs: its lane's, and their spec's own added."""
+    return LANES[Job.Kind(kind)] + of_spec
 
 
 def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:

@@ -1,4 +1,4 @@
-"""How jobs leave with time: finished ones, those nobody knows, and the rows of dead workers."""
+"""What time takes away: finished jobs, jobs of specs that are gone, the rows of dead workers."""
 
 from __future__ import annotations
 

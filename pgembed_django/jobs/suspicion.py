@@ -68,7 +68,7 @@ DOUBTFUL = """
 """
 CLAIM_DOUBTFUL = START + DOUBTFUL + STARTED
 
-# In the order of the index that has these only, so that no other serves: the plan is kept.
+# The plan is kept, so: in the order of the partial index, which no other index has.
 SUSPICIOUS_DUE = """
     SELECT
         EXISTS (
@@ -127,7 +127,7 @@ def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Cl
 
 def suspicious_due(specs: Sequence[str], *, using: str) -> Suspicious:
     """Tell which kinds of suspicious jobs are due."""
-    [found] = database.planned_once(using, SUSPICIOUS_DUE, specs=list(specs))
+    [found] = database.by_kept_plan(using, SUSPICIOUS_DUE, specs=list(specs))
     return Suspicious(*found)
 
 

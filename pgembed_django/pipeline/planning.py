@@ -196,8 +196,9 @@ class Planning:
         space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, in_one_go=True):
             read_texts = self._reading(spec).ask(source_pks)
-            # After the user's own query, which is planned as they would expect.
-            database.plan_once(using)
+            # After the user's own query, which is planned as they would expect. What is stored
+            # may be read later than the text: the job is ours.
+            database.keep_plans(using)
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
 

@@ -53,7 +53,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, in_one_go=True, generic_plans=True):
+        with database.giving_way(using, in_one_go=True, keep_plans=True):
             read_live = spaces.ask_live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]

@@ -1,4 +1,4 @@
-"""The loop's turns: take what has come back, claim, do what is due by the clock, and rest."""
+"""The loop's rounds: take what has come back, claim, do what is due by the clock, and rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTENER_SECONDS = 15.0
 class Loop:
     """What a worker does over and over, from when it has started until it is stopped.
 
-    With ``drain`` it does not listen: it ends as soon as nothing is ready.
+    With ``drain`` it neither listens nor rests while nothing is held.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Loop:
         self.pipeline = pipeline
         self.maintenance = maintenance
         self.presence = presence
-        self.listener = listener
-        self.settings = settings
-        self.drain = drain
+        self._listener = listener
+        self._settings = settings
+        self._drain = drain
+        self._using = pipeline.holding.using
         self._rest = rest
         self._outage = outage
         self._stopping = stopping
@@ -55,15 +56,15 @@ class Loop:
         listens = settings.notify and not drain
         self._listening = Timer(LISTENER_SECONDS if listens else 0, self._tend_listener, now)
         self._timers = [
-            Timer(REPORT_SECONDS, self.report, now),
+            Timer(REPORT_SECONDS, self._report, now),
             Timer(rollups.FLUSH_SECONDS, self.add_up, now),
             self._listening,
         ]
 
-    def turn(self) -> None:
+    def round(self) -> None:
         """Go round once. Waits where there is nothing to do."""
         self.maintenance.check()
-        if self.listener.was_lost:
+        if self._listener.was_lost:
             self._listening.due_at = 0.0  # just now: listen again at once
         # Before anything else: what was lost while it was frozen is not worked on.
         self._heartbeat.run(time.monotonic())
@@ -74,12 +75,12 @@ class Loop:
             self._awaits_answer = False
         # With the last jobs on their way, what comes back is first: the row waits for that.
         moved = self.step(claim=not self._awaits_answer)
-        self._outage.ended()
+        self._outage.end()
         # Not sooner: a row that has just come waits for none of them.
         now = time.monotonic()
         for timer in self._timers:
             timer.run(now)
-        if not moved and not (self.drain and self.pipeline.holding.is_empty):
+        if not moved and not (self._drain and self.pipeline.holding.is_empty):
             moved = self._sleep()
         is_waiting = self.pipeline.storing.is_at_work or self.pipeline.embedding.is_asking
         has_more = self.pipeline.claiming.has_more or self.pipeline.planning.has_more
@@ -89,16 +90,15 @@ class Loop:
             self._recruit(now)
 
     def step(self, *, claim: bool = True) -> bool:
-        """Let the pipeline go one step on. Tells whether anything has moved."""
+        """Take the pipeline one step further. Tells whether anything has moved."""
         return self.pipeline.step(claim=claim and not self._stopping.asked)
-
-    def report(self) -> None:
-        """Tell that the worker lives, and what it has done and holds."""
-        self.presence.report(self.pipeline)
 
     def add_up(self) -> None:
         """Add what was counted to the sums by the minute."""
-        self.pipeline.holding.tally.flush(using=self.pipeline.holding.using)
+        self.pipeline.holding.tally.flush(using=self._using)
+
+    def _report(self) -> None:
+        self.presence.report(self.pipeline)
 
     def _sleep(self) -> bool:
         """Wait until something may have moved: an answer, a nudge, a timer, a signal.
@@ -107,15 +107,15 @@ class Loop:
         """
         timeout = self._timeout()
         if self._stopping.asked or not self.pipeline.claiming.wanted:
-            self._rest.wait(self.listener, timeout)
+            self._rest.wait(self._listener, timeout)
             return False
-        return self._rest.sleep(self.pipeline, self.listener, step=self.step, timeout=timeout)
+        return self._rest.sleep(self.pipeline, self._listener, step=self.step, timeout=timeout)
 
     def _timeout(self) -> float:
         now = time.monotonic()
         timers = [self._heartbeat, *self._timers]
         waits = [timer.due_at - now for timer in timers if timer.seconds]
-        waits += [self.settings.poll_seconds or float("inf"), self._stopping.grace_left()]
+        waits += [self._settings.poll_seconds or float("inf"), self._stopping.grace_left()]
         waits += [
             pool.paused_seconds for pool in self.pipeline.embedding.pools if pool.paused_seconds
         ]
@@ -134,10 +134,10 @@ class Loop:
         """
         if self.pipeline.claiming.has_more and now >= self._recruited_at + RECRUIT_SECONDS:
             self._recruited_at = now
-            self.listener.recruit()
+            self._listener.recruit()
 
     def _tend_listener(self) -> None:
-        if self.listener.is_up:
-            self.listener.probe()
-        elif self.listener.open():  # which counts as a nudge: the next turn looks for jobs
-            configuring.configure_sessions(self.pipeline.holding.using, is_direct=True)
+        if self._listener.is_up:
+            self._listener.probe()
+        elif self._listener.open():  # which counts as a nudge: the next round looks for jobs
+            configuring.configure_sessions(self._using, is_direct=True)

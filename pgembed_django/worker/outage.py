@@ -8,7 +8,7 @@ from pgembed_django import events, faults
 
 
 class Outage:
-    """Whether there is one, and for how long it is waited before the next look."""
+    """Whether there is one, and how long the wait before the next look is."""
 
     def __init__(self, *, using: str) -> None:
         self.using = using
@@ -18,8 +18,8 @@ class Outage:
     def __bool__(self) -> bool:
         return self.seconds > 0
 
-    def met(self, error: Exception) -> None:
-        """Note that the database is still away, or just now. The wait gets longer each time."""
+    def note(self, error: Exception) -> None:
+        """Note that the database is away. The wait gets longer each time."""
         self.seconds = faults.longer(self.seconds)
         if faults.is_of_the_server(error):
             reason = faults.said(error)
@@ -28,8 +28,8 @@ class Outage:
             events.tell(events.DATABASE_LOST, seconds=self.seconds, error=str(error))
         connections[self.using].close()
 
-    def ended(self) -> None:
-        """Note that the database has answered, and tell so where it had been away."""
+    def end(self) -> None:
+        """Note that the database has answered, and say so where it had been away."""
         if self:
             self.seconds = 0.0
             events.tell(events.DATABASE_BACK)

@@ -1,4 +1,4 @@
-"""That a worker is to end: after what is in flight, or at once."""
+"""Whether a worker is to end, and how soon."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import time
 
 
 class Stopping:
-    """How often the worker was asked to stop, and since when it does so."""
+    """How often the worker was asked to stop, and since when it has been stopping."""
 
     def __init__(self, *, grace_seconds: float) -> None:
         self.asked = 0
-        """Twice: at once. Written from other threads, and by signal handlers."""
+        """Once: after what is in flight. Twice: at once."""
         self._grace_seconds = grace_seconds
         self._since: float | None = None
+
+    def ask(self) -> None:
+        """Ask once more. May be called from any thread, or from a signal handler."""
+        self.asked += 1
 
     @property
     def has_begun(self) -> bool:
         return self._since is not None
 
     def begin(self) -> None:
-        """From now on what is in flight has its grace."""
+        """Start the grace of what is in flight."""
         self._since = time.monotonic()
 
     def grace_left(self) -> float:
-        """Return for how many seconds what is in flight is still waited for."""
+        """Return how many seconds of it are left. Before it has begun: infinitely many."""
         if self._since is None:
             return float("inf")
         return self._since + self._grace_seconds - time.monotonic()

@@ -108,11 +108,12 @@ class Worker:
 
     @property
     def is_asked_to_stop(self) -> bool:
+        """Whether a person, a signal or a limit has it end."""
         return self._stopping.asked > 0
 
     def stop(self) -> None:
         """Stop after what is in flight; asked twice, at once."""
-        self._stopping.asked += 1
+        self._stopping.ask()
         self.wake()
 
     def wake(self) -> None:
@@ -171,7 +172,7 @@ class Worker:
             try:
                 if self._is_done(loop):
                     return
-                loop.turn()
+                loop.round()
             except (DatabaseError, InterfaceError) as error:
                 match faults.of(error):
                     case Fault.OUTAGE:
@@ -185,7 +186,7 @@ class Worker:
         if not self.is_asked_to_stop and (reason := self.limits.reached(loop.pipeline.completed)):
             self.recycled_for = reason
             events.tell(events.WORKER_RECYCLED, reason=reason)
-            self._stopping.asked = 1
+            self._stopping.ask()
         if not self.is_asked_to_stop:
             return self.drain and self._is_drained(loop)
         if not self._stopping.has_begun:
@@ -203,7 +204,7 @@ class Worker:
         """Whether nothing is left that can be done now."""
         if not loop.pipeline.holding.is_empty:
             return False
-        if loop.step() or not loop.pipeline.holding.is_empty:
+        if loop.step() or self.is_asked_to_stop or not loop.pipeline.holding.is_empty:
             return False
         # What the reconciler finds again waits for a provider, or for tables.
         is_last = self._has_reconciled and bool(self.paused or self.aside)
@@ -213,7 +214,8 @@ class Worker:
         return not loop.maintenance.once() or is_last
 
     def _sit_out(self, error: Exception) -> None:
-        self._outage.met(error)
+        """Wait, ever longer. Whoever stops the worker need not wait for that."""
+        self._outage.note(error)
         seconds = BUSY_LOOK_SECONDS if self._stopping.has_begun else self._outage.seconds
         until, asked = time.monotonic() + seconds, self._stopping.asked
         # Writers nudge on, where only our tables have no room.

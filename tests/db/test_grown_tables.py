@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import psycopg
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from pgembed_django import database, jobs, spaces, specs
 from pgembed_django.models import Job, Space
@@ -41,7 +41,7 @@ BACKLOG = f"""
     FROM generate_series({GROWN}, {2 * GROWN}) AS n
 """
 EMBEDDINGS = f"""
-    SET LOCAL session_replication_role = replica;  -- no triggers, and no keys
+    SET LOCAL session_replication_role = replica;  -- nothing is checked at the commit
     INSERT INTO app_articleembedding (
         source_id, space_id, position, start_offset, end_offset, chunk_digest, text_digest, was_cut
     )
@@ -75,6 +75,18 @@ GROW = """
     INSERT INTO pgembed_job (spec, source_pk, run_at)
     SELECT 'app.ArticleEmbedding', -n, now() + interval '1 hour'
     FROM generate_series(1, {rows}) AS n;
+"""
+
+FAILED_AND_AT_WORK = f"""
+    INSERT INTO pgembed_job (spec, source_pk, status, finished_at, last_error)
+    SELECT '{SPEC}', n, 'failed', now(), 'no'
+    FROM generate_series({GROWN}, {2 * GROWN}) AS n;
+
+    INSERT INTO pgembed_job (
+        spec, source_pk, status, worker_id, lease_expires_at, started_at, claims
+    )
+    SELECT '{SPEC}', n, 'running', 2, now(), now(), 1
+    FROM generate_series({GROWN}, {2 * GROWN}) AS n
 """
 
 READ = """
@@ -189,18 +201,22 @@ SETTINGS = """
 """
 
 
-def test_what_holds_for_a_claim_and_for_storing_does_not_outlive_them(worker_session):
+def test_what_plans_are_kept_by_does_not_outlive_its_transaction(worker_session):
     [before] = database.rows("default", SETTINGS)
     planned = ("off", "off", "off", "force_generic_plan")
 
-    with database.giving_way("default", in_one_go=True, generic_plans=True):
+    with database.giving_way("default", in_one_go=True, keep_plans=True):
         stored = database.send_prepared("default", SETTINGS)
     with database.giving_way("default", in_one_go=True):
-        database.plan_once("default")
+        database.keep_plans("default")
         read = database.send_prepared("default", SETTINGS)
 
-    assert database.planned_once("default", SETTINGS, flush=False) == [("off", *planned)]
-    assert database.planned_once("default", SETTINGS) == [(before[0], *planned)]
+    with transaction.atomic():  # the application's: its own plans are not ours to change
+        database.keep_plans("default")
+        assert database.rows("default", SETTINGS) == [before]
+
+    assert database.by_kept_plan("default", SETTINGS, flush=False) == [("off", *planned)]
+    assert database.by_kept_plan("default", SETTINGS) == [(before[0], *planned)]
     assert stored() == read() == [(before[0], *planned)]
     assert database.rows("default", SETTINGS) == [before]
     assert before[1:3] == ("on", "on")
@@ -252,3 +268,36 @@ def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, cou
     assert len(jobs.claim([SPEC], **wanted)) == 256
 
     assert count_read() - before < 10 * 256
+
+
+@pytest.mark.parametrize("known", ["at work", "empty"])
+def test_storing_does_not_read_all_that_is_at_work_or_has_failed(
+    known, worker_session, small_tables, count_read
+):
+    """Its plans were kept from when the index of these was nearly empty."""
+
+    def store(claims: Sequence[jobs.Claim]) -> None:
+        with database.giving_way("default", in_one_go=True, keep_plans=True):
+            assert len(jobs.hold(claims, using="default").ours) == len(claims)
+            jobs.complete(dict.fromkeys(ids(claims), 1), keep_seconds=0, using="default")
+
+    wanted = {"limit": 5, "lease": jobs.Lease(1, 60), "using": "default"}
+    if known == "empty":
+        analyze()
+    add_jobs(50)
+    claims = jobs.claim([SPEC], **wanted)
+    if known == "at work":
+        analyze()
+    store(claims)
+    claims = jobs.claim([SPEC], **wanted)
+    with connection.cursor() as cursor:
+        cursor.execute(FAILED_AND_AT_WORK)
+    before = count_read()
+
+    store(claims)
+
+    assert count_read() - before < FEW
+
+
+def ids(claims: Sequence[jobs.Claim]) -> list[int]:
+    return [claim.id for claim in claims]

@@ -78,7 +78,7 @@ class TestClaimOn:
         make_jobs(*map(str, range(1000)))
         lane = end_of(claim(900))
         with connection.cursor() as cursor:
-            cursor.execute(database.BY_GENERIC_PLANS)  # as in a worker's session
+            cursor.execute(database.BY_KEPT_PLANS)  # as for a worker's claim
 
         before = entries_read()
         assert len(claim_on(lane, limit=10)) == 10

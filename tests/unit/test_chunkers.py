@@ -239,7 +239,7 @@ MEGABYTES = {
 
 
 def seconds_to_split(text: str, *, unit: str) -> float:
-    """Return the CPU seconds of the better one of two."""
+    """Return the CPU seconds of the better of two runs."""
 
     def once() -> float:
         began = time.process_time()
