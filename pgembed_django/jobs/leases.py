@@ -15,7 +15,7 @@ from pgembed_django.jobs.claims import Claim
 
 # One by one, each by its id, whatever is thought cheaper: the plan is kept. Who has a lease is
 # running; said so, the index of all that run is none to be walked.
-OURS = """
+FENCED = """
     SELECT held.id
     FROM unnest(
         %(ids)s::bigint[], %(tokens)s::int[], %(started_at)s::timestamptz[]
@@ -31,8 +31,8 @@ OURS = """
         {locked}
     ) AS job
 """
-HOLD = OURS.format(locked="FOR UPDATE SKIP LOCKED")
-STILL_OURS = OURS.format(locked="")
+HOLD = FENCED.format(locked="FOR UPDATE SKIP LOCKED")
+STILL_OURS = FENCED.format(locked="")
 
 HEARTBEAT = """
     UPDATE pgembed_job

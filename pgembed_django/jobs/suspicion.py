@@ -69,37 +69,23 @@ DOUBTFUL = """
 CLAIM_DOUBTFUL = START + DOUBTFUL + STARTED
 
 # The plan is kept, so: in the order of the partial index, which no other index has.
-SUSPICIOUS_DUE = """
-    SELECT
-        EXISTS (
+DUE = """
+    EXISTS (
+        SELECT
+        FROM unnest(%(specs)s::text[]) AS wanted(spec)
+        CROSS JOIN LATERAL (
             SELECT
-            FROM unnest(%(specs)s::text[]) AS wanted(spec)
-            CROSS JOIN LATERAL (
-                SELECT
-                FROM pgembed_job
-                WHERE status = 'pending'
-                  AND crashes > 0
-                  AND pgembed_job.spec = wanted.spec
-                  AND run_at <= statement_timestamp()
-                ORDER BY run_at
-                LIMIT 1
-            ) AS due
-        ),
-        EXISTS (
-            SELECT
-            FROM unnest(%(specs)s::text[]) AS wanted(spec)
-            CROSS JOIN LATERAL (
-                SELECT
-                FROM pgembed_job
-                WHERE status = 'pending'
-                  AND outages > 0
-                  AND pgembed_job.spec = wanted.spec
-                  AND run_at <= statement_timestamp()
-                ORDER BY run_at
-                LIMIT 1
-            ) AS due
-        )
+            FROM pgembed_job
+            WHERE status = 'pending'
+              AND {count} > 0
+              AND pgembed_job.spec = wanted.spec
+              AND run_at <= statement_timestamp()
+            ORDER BY run_at
+            LIMIT 1
+        ) AS due
+    )
 """
+SUSPICIOUS_DUE = f"SELECT {DUE.format(count='crashes')}, {DUE.format(count='outages')}"
 
 
 class Suspicious(NamedTuple):
