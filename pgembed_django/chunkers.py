@@ -53,8 +53,7 @@ def estimate_tokens(text: str) -> int:
     return len(TOKEN.findall(text))
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A piece of a text: ``text == whole[start:end]``, with its digest."""
 
     position: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pgembed_django.chunkers import Chunk
 from pgembed_django.text import digest
@@ -12,8 +12,7 @@ EMPTY = Chunk(position=0, start=0, end=0, text="", digest=digest(""))
 """An empty text is a row without a vector, not a gap for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
+class StoredChunk(NamedTuple):
     """A chunk as one row of the generated table holds it."""
 
     id: int
@@ -30,8 +29,7 @@ class StoredChunk:
         return self.has_vector or self.start == self.end
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What has to happen to one unit's rows in one space.
 
     ``embed`` holds each new digest once. ``insert`` holds the chunks that need a row:

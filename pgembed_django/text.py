@@ -48,10 +48,14 @@ def clean(text: str) -> str:
     NUL is removed, a surrogate without its partner becomes U+FFFD, every line ends
     with LF, the form is NFC, and there is no white space around the whole.
     """
-    text = re.sub("\r\n?", "\n", text.replace("\0", ""))
-    if SURROGATE.search(text):
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return unicodedata.normalize("NFC", text).strip()
+    text = text.replace("\0", "")
+    if "\r" in text:
+        text = re.sub("\r\n?", "\n", text)
+    if not text.isascii():  # which has no surrogates, and one form only
+        if SURROGATE.search(text):
+            text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        text = unicodedata.normalize("NFC", text)
+    return text.strip()
 
 
 def encodable(text: str, encoding: str) -> str:
@@ -175,6 +179,8 @@ def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
 
 def trim(text: str, start: int, end: int) -> tuple[int, int]:
     """Return the span without its outer white space, except a space that carries a mark."""
+    if start == end or not (text[start].isspace() or text[end - 1].isspace()):
+        return start, end
     leading = SPACES.match(text, start, end)
     if leading:
         start = leading.end() - (not is_boundary(text, leading.end(), start=start))

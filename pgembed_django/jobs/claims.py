@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from psycopg import sql
@@ -159,8 +158,7 @@ class Lease(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A job that a worker holds. ``token`` is its count of claims: a later one has a higher one.
 
     ``started_at`` fences too: a table that was truncated may number its jobs anew, and give a

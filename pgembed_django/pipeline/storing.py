@@ -198,7 +198,10 @@ class Storing:
         if not done.units:
             return
         self.completed += len(done.units)
+        embedded = reused = 0
         for unit in done.units:
+            embedded += unit.embedded
+            reused += unit.reused
             self.holding.tally.completed(
                 unit.spec.key,
                 embedded=unit.embedded,
@@ -209,7 +212,7 @@ class Storing:
             events.JOBS_COMPLETED,
             about=done,
             count=len(done.units),
-            embedded=sum(unit.embedded for unit in done.units),
-            reused=sum(unit.reused for unit in done.units),
+            embedded=embedded,
+            reused=reused,
             milliseconds=done.seconds * 1000,
         )

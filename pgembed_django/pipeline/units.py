@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pgembed_django.chunkers import Chunk
 from pgembed_django.exceptions import ProviderError
@@ -89,8 +90,7 @@ class Unit:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Request(NamedTuple):
     """One chunk to be embedded, for one part of one unit."""
 
     unit: Unit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -216,7 +216,7 @@ def held(full_table: None, db: None) -> list[jobs.Claim]:
     return [jobs.Claim(*values) for values in rows.values_list(*columns)]
 
 
-FIELDS = jobs.Claim.__dataclass_fields__
+FIELDS = jobs.Claim._fields
 
 
 def test_heartbeat(explain, held):
@@ -226,7 +226,7 @@ def test_heartbeat(explain, held):
 
 
 def test_heartbeat_that_has_lost_a_job(explain, held):
-    lost = replace(held[0], id=1, token=99)
+    lost = held[0]._replace(id=1, token=99)
 
     nodes = explain(lambda: jobs.heartbeat([*held, lost], lease_seconds=60, using="default"))
 
