@@ -6,9 +6,9 @@ word: if that fails too, the trouble is the server's, otherwise the batch is bis
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from math import ceil, log2
 from typing import TYPE_CHECKING, Final
 
 from pgembed_django.exceptions import (
@@ -44,7 +44,7 @@ class Sift:
         self._asked_plainly = False
         self._in_doubt: set[int] = set()
         # Bisecting one culprit out of n takes log2(n) failures, and two to be sure of it.
-        self._unclear_left = 4 * ceil(log2(len(texts) + 1)) + 4
+        self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
 
     def run(self, *, ask_first: bool = False) -> list[Embedded | ProviderError]:
@@ -113,7 +113,9 @@ class Sift:
     def _fitting(self, group: list[int]) -> int:
         """Return how many of the group one request may hold: at least one."""
         provider = self._provider
-        room = min(provider.token_pace.limit or 2**63, provider.max_tokens_per_batch or 2**63)
+        room = min(provider.token_pace.limit or math.inf, provider.max_tokens_per_batch or math.inf)
+        if room == math.inf:  # weighing each text is not for nothing
+            return min(len(group), provider.texts_per_request)
         for count, index in enumerate(group[: provider.texts_per_request]):
             room -= provider.weigh(self._texts[index])
             if room < 0 and count:
