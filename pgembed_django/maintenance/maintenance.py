@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import backfill, reconcile
@@ -20,6 +21,9 @@ BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
 PRUNE_CHUNKS = 2000
 PROBES_BEFORE_SWITCH = 3
+
+QUIET_SECONDS = 0.2
+"""So much of every second is for laps that find no gap: saved rows do not wait for these."""
 
 
 class Maintenance:
@@ -41,6 +45,7 @@ class Maintenance:
         self.using = using
         self.settings = settings
         self._failed_probes: dict[int, int] = {}
+        self._quiet_seconds = math.inf
         self._filling = Filling(using=using, reconcile_seconds=settings.reconcile_seconds)
         is_reconciling = settings.reconcile_seconds > 0
         self._keeper = Chores(
@@ -69,6 +74,7 @@ class Maintenance:
 
     def start(self) -> None:
         """Start both threads. Their first rounds begin at once."""
+        self._quiet_seconds = QUIET_SECONDS / max(len(self.specs), 1)
         self._keeper.start()
         self._builder.start()
 
@@ -125,16 +131,19 @@ class Maintenance:
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="reconcile", using=self.using):
-                enqueued += reconcile.reconcile_once(spec, using=self.using)
+                enqueued += self._go_over(spec, reconcile.CHEAP_SWEEPS)
         return enqueued
 
     def refill(self) -> int:
-        """Go on with laps that had filled the backlog, as soon as there is room again."""
+        """Go on with laps that have not come to their end: they take turns with the work.
+
+        Or they had filled the backlog, and there is room again.
+        """
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="refill", using=self.using):
                 sweeps = reconcile.open_sweeps(spec, using=self.using)
-                enqueued += reconcile.reconcile_once(spec, using=self.using, sweeps=sweeps)
+                enqueued += self._go_over(spec, sweeps)
         return enqueued
 
     def look_for_stale_rows(self) -> int:
@@ -210,6 +219,11 @@ class Maintenance:
             spaces.mark_pruned(space, using=self.using)
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
         return last is None
+
+    def _go_over(self, spec: Spec, sweeps: Sequence[str]) -> int:
+        return reconcile.reconcile_once(
+            spec, using=self.using, sweeps=sweeps, quiet_seconds=self._quiet_seconds
+        )
 
     def _build(self, spec: Spec, space: Space) -> int:
         if space.state == Space.State.ACTIVE:

@@ -7,6 +7,8 @@ transaction, which keeps TRUNCATE out between the two.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -50,18 +52,30 @@ class Refreshing(NamedTuple):
         return self.rows - self.compared + self.waiting
 
 
-def reconcile_once(spec: Spec, *, using: str, sweeps: Sequence[str] = CHEAP_SWEEPS) -> int:
+def reconcile_once(
+    spec: Spec,
+    *,
+    using: str,
+    sweeps: Sequence[str] = CHEAP_SWEEPS,
+    quiet_seconds: float = math.inf,
+) -> int:
     """Go once over the spec's rows. Returns how many jobs were added.
 
-    Ends early where the backlog would grow past its bound: the next call goes on there.
+    Ends early where the backlog would grow past its bound, and after ``quiet_seconds`` of pages
+    without a gap, at least one of each sweep: the next call goes on there.
     ``ALL_SWEEPS`` read every text too, and find what was written past the triggers.
     """
     enqueued = 0
+    quiet = 0.0
     for sweep in sweeps:
         while True:
+            started = time.monotonic()
             page = reconcile_page(spec, sweep, using=using)
-            enqueued += page.enqueued if page else 0
-            if page is None or page.is_last:
+            if page is None:
+                break
+            enqueued += page.enqueued
+            quiet += 0 if page.enqueued else time.monotonic() - started
+            if page.is_last or (not page.enqueued and quiet >= quiet_seconds):
                 break
     if enqueued:
         events.tell(events.GAPS_FOUND, spec=spec.key, count=enqueued)

@@ -12,6 +12,7 @@ from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import Maintenance, gaps, reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Note, NoteEmbedding, Product
+from tests.conftest import wait_until
 from tests.db.conftest import make_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -200,6 +201,47 @@ def test_the_lowest_lane_gets_its_share_while_writes_never_stop(make_worker):
     assert 2 < rounds <= 20
     assert Job.objects.filter(status="pending", kind="write").exists()
     worker.release()
+
+
+def test_a_lap_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
+    Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
+    run_jobs()
+    last = Note.objects.order_by("pk").last()
+    NoteEmbedding.objects.filter(source=last).delete()
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
+
+    assert find_gaps(quiet_seconds=0) == 0
+
+    assert reconcile.open_sweeps(spec(), using="default") == ["missing", "orphaned"]
+    found = []
+    while sweeps := reconcile.open_sweeps(spec(), using="default"):
+        found.append(find_gaps(sweeps=sweeps, quiet_seconds=0))
+    assert sum(found) == 1
+    assert len(found) <= 3
+    assert Job.objects.get(status="pending").source_pk == str(last.pk)
+
+
+def test_a_lap_that_finds_gaps_goes_on_at_once(monkeypatch):
+    add_old_notes(6)
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
+
+    assert find_gaps(quiet_seconds=0) == 6
+
+
+def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
+    Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
+    run_jobs()
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
+    monkeypatch.setattr("pgembed_django.maintenance.maintenance.QUIET_SECONDS", 0)
+    keeping = Maintenance(
+        {KEY: spec()}, using="default", settings=conf.current(), wake=lambda: None
+    )
+
+    keeping.start()
+    wait_until(lambda: Lap.objects.filter(sweep="orphaned", cursor__isnull=False).exists())
+    keeping.stop()
+
+    assert Lap.objects.filter(cursor__isnull=False).count() == 2
 
 
 def test_jobs_of_a_removed_spec_are_settled_and_shown():
