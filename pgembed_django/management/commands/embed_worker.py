@@ -38,6 +38,10 @@ INSTEAD = {
 RECYCLED = 3
 """The exit status of a worker that ends to be started again."""
 
+GARBAGE_THRESHOLD = 10_000
+"""What is held of a row is a dozen objects for a second: they are not to be looked through, again
+and again, for cycles that they do not have (``gc.set_threshold``)."""
+
 
 class Command(EmbedCommand):
     help = (
@@ -123,6 +127,8 @@ class Command(EmbedCommand):
                 # Django and its models stay: no collection needs to look at them again.
                 gc.collect()
                 gc.freeze()
+                stack.callback(gc.set_threshold, *gc.get_threshold())
+                gc.set_threshold(GARBAGE_THRESHOLD)
                 stored = worker.run()
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
