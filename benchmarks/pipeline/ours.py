@@ -1,6 +1,6 @@
 """Ours: a decorated model, and ``embed_worker`` with twelve requests in flight.
 
-Otherwise at its defaults, with the extra orjson. The server works on four requests at once;
+Otherwise at its defaults, with the extra simdjson. The server works on four requests at once;
 those that wait there are why it never does.
 """
 

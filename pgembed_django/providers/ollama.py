@@ -126,7 +126,7 @@ class OllamaProvider(ServerProvider):
         version = self._server_version()
         if version is None:
             try:
-                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), list)
+                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), vectors.ROW)
             except ModelMissing:
                 raise
             except ProviderError:

@@ -18,6 +18,10 @@ Vectors = npt.NDArray[np.float32]
 """Shape: ``(number of texts, dimensions)``."""
 
 
+ROW = (list, np.ndarray)
+"""What a vector is in an answer: see ``parsing.loads``."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
     """A text's vector, and whether the text did not fit the model as a whole."""
@@ -34,7 +38,7 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     Raises:
         ProviderError: rows of different widths, or something else than numbers in them.
     """
-    widths = {len(row) for row in rows if isinstance(row, (list, np.ndarray)) and len(row)}
+    widths = {len(row) for row in rows if isinstance(row, ROW) and len(row)}
     if len(widths) > 1:
         raise ProviderError(f"One answer holds vectors of the widths {sorted(widths)}.")
     width = widths.pop() if widths else dimensions
@@ -42,9 +46,9 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
     with np.errstate(over="ignore"):
         for position, row in enumerate(rows):
-            if row is None or (isinstance(row, (list, np.ndarray)) and not len(row)):
+            if row is None or (isinstance(row, ROW) and not len(row)):
                 continue
-            if not isinstance(row, (list, np.ndarray)):
+            if not isinstance(row, ROW):
                 raise ProviderError("The answer holds something else than lists of numbers.")
             try:
                 matrix[position] = row

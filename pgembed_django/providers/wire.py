@@ -21,11 +21,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-
-try:
-    import orjson
-except ImportError:
-    orjson = None  # type: ignore[assignment]
+from pgembed_django.providers import parsing
 
 MAX_REDIRECTS: Final = 3
 READ_BYTES: Final = 65536
@@ -44,24 +40,11 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Return the body's value, or None when it is not JSON."""
+        """Return the body's value, or None when it is not JSON. See ``parsing.loads``."""
         try:
-            return _loads(self.body)
+            return parsing.loads(self.body)
         except (ValueError, RecursionError):
             return None
-
-
-def _loads(body: bytes) -> Any:
-    """Read JSON with orjson, where it is installed: an answer is nearly all numbers.
-
-    What it refuses and others write, ``NaN`` for instance, is left to Python's own.
-    """
-    if orjson is not None:
-        try:
-            return orjson.loads(body)
-        except ValueError:
-            pass
-    return json.loads(body)
 
 
 class Wire:

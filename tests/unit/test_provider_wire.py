@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pgembed_django.exceptions import (
@@ -18,7 +19,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import wire
+from pgembed_django.providers import parsing, wire
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -256,6 +257,17 @@ def test_a_forked_child_does_not_share_its_parents_connection(make_provider: Mak
 
 BODIES = {
     "numbers": (b'{"embeddings": [[0.1, -2e-05, 3]]}', {"embeddings": [[0.1, -2e-05, 3]]}),
+    "by index": (
+        b'{"data": [{"index": 0, "embedding": [0.5, 1]}], "usage": {"tokens": 3}}',
+        {"data": [{"index": 0, "embedding": [0.5, 1]}], "usage": {"tokens": 3}},
+    ),
+    "one number each": (b"[[1], [2]]", [[1], [2]]),
+    "lists among numbers": (b"[[1, [2]], [3, 4]]", [[1, [2]], [3, 4]]),
+    "a null among numbers": (b"[[1, null], [2, 3], null]", [[1, None], [2, 3], None]),
+    "truth among numbers": (b"[1, true]", [1, True]),
+    "lists of nothing": (b'{"a": [], "b": [[]]}', {"a": [], "b": [[]]}),
+    "a bracket in a string": (b'{"model": "a[b", "v": [1]}', {"model": "a[b", "v": [1]}),
+    "strings": (b'["a", "\\u00e9", 1]', ["a", "\u00e9", 1]),
     "what is no JSON by the book": (b"[Infinity]", [float("inf")]),
     "a number beyond float64": (b"[1e999]", [float("inf")]),
     "a page": (b"<html>", None),
@@ -266,11 +278,28 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("is_installed", [True, False], ids=["orjson", "json"])
-def test_an_answer_is_read_alike_with_orjson_and_without(name, is_installed, monkeypatch):
-    assert wire.orjson is not None
+@pytest.mark.parametrize("is_installed", [True, False], ids=["simdjson", "json"])
+def test_an_answer_is_read_alike_with_simdjson_and_without(name, is_installed, monkeypatch):
+    assert parsing.simdjson is not None
     if not is_installed:
-        monkeypatch.setattr(wire, "orjson", None)
+        monkeypatch.setattr(parsing, "simdjson", None)
     body, value = BODIES[name]
 
-    assert wire.Answer(200, {}, body).json() == value
+    assert as_lists(wire.Answer(200, {}, body).json()) == value
+
+
+def test_simdjson_makes_arrays_of_numbers():
+    value = wire.Answer(200, {}, b'{"embeddings": [[0.5, 2], [1, -1e3]], "seconds": [3]}').json()
+
+    one, other = value["embeddings"]
+    assert one.dtype == other.dtype == value["seconds"].dtype == np.float64
+    assert (one.tolist(), other.tolist()) == ([0.5, 2.0], [1.0, -1000.0])
+
+
+def as_lists(value: object) -> object:
+    """Return a value with lists for its arrays."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: as_lists(one) for key, one in value.items()}
+    return [as_lists(one) for one in value] if isinstance(value, list) else value
