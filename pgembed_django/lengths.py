@@ -33,6 +33,12 @@ def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
     return keys
 
 
+def total(spec: Spec, rows: models.QuerySet[Any]) -> models.Subquery:
+    """Return an expression for about how many bytes are read of rows together."""
+    summed = models.Func(length_of(spec), function="sum", output_field=models.BigIntegerField())
+    return models.Subquery(rows.values_list(summed))
+
+
 def length_of(spec: Spec) -> Any:
     """Return an expression for about how many bytes are read of a row.
 

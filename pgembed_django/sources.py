@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,15 @@ Row = tuple[str, models.Model]
 
 UNITS: Final[list[str]] = []
 """Stands for the units that are asked for, in a statement that is compiled once."""
+
+ROOM: Final = object()
+"""Stands for how many bytes they may have together."""
+
+ANY_BYTES: Final = 2**62
+
+
+class TooMuch(Exception):
+    """There is not room for so many texts, or none of the units has one: ask for the lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +48,11 @@ class Reading:
     def __init__(self, spec: Spec, *, using: str) -> None:
         self.spec = spec
         self.using = using
-        rows = _rows(spec, UNITS, using=using)
-        self._compiler: Any = rows.query.get_compiler(using)
         plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
-        sized = plain.filter(_is_among(spec, UNITS, using=using)).values_list(
-            Cast("pk", models.TextField()), lengths.length_of(spec)
-        )
+        among = plain.filter(_is_among(spec, UNITS, using=using))
+        rows = _rows(spec, UNITS, using=using).filter(_fits(lengths.total(spec, among)))
+        self._compiler: Any = rows.query.get_compiler(using)
+        sized = among.values_list(Cast("pk", models.TextField()), lengths.length_of(spec))
         self._lengths, self._lengths_given = sized.query.get_compiler(using).as_sql()
         self._statement = ""
         # Another base manager may join, prefetch, or make other instances. And where no row
@@ -57,20 +66,24 @@ class Reading:
     def lengths(self, source_pks: Sequence[str]) -> dict[str, int]:
         """Return about how many bytes are read of each unit's row."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self._lengths, _given(self._lengths_given, list(source_pks)))
+            cursor.execute(self._lengths, _given(self._lengths_given, source_pks))
             return dict(cursor.fetchall())
 
-    def ask(self, source_pks: Sequence[str]) -> database.Read[Loaded]:
+    def ask(self, source_pks: Sequence[str], *, room: float = math.inf) -> database.Read[Loaded]:
         """Ask for units, and return what reads their texts: see ``database.send``.
 
         To be asked after the claim has committed, and where a writer is given way: the whole
         table may be locked (TRUNCATE, ALTER TABLE). What reads raises ``Busy`` then, too.
+
+        Raises:
+            TooMuch: they may have more than ``room`` bytes together. So may what reads.
         """
         if not self._statement:
+            if room < math.inf:
+                raise TooMuch
             return lambda: _give_way_and_read(self.spec, source_pks, using=self.using)
-        units = list(source_pks)
         cursor = connections[self.using].cursor()
-        cursor.execute(self._statement, _given(self._parameters, units))
+        cursor.execute(self._statement, _given(self._parameters, source_pks, room=room))
 
         def texts() -> Loaded:
             try:
@@ -78,6 +91,8 @@ class Reading:
                     found = list(self._instances(cursor.fetchall()))
             except faults.Unreadable:
                 return _give_way_and_read(self.spec, source_pks, using=self.using)
+            if room < math.inf and not found:
+                raise TooMuch
             return _texts(self.spec, found, {}, using=self.using)
 
         return texts
@@ -197,8 +212,21 @@ def _is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
     )
 
 
-def _given(parameters: Sequence[Any], units: list[str]) -> list[Any]:
-    return [units if given is UNITS else given for given in parameters]
+def _fits(total: models.Subquery) -> models.Func:
+    return models.Func(
+        total,
+        models.Value(ROOM),
+        arg_joiner=" <= ",
+        template="%(expressions)s",
+        output_field=models.BooleanField(),
+    )
+
+
+def _given(
+    parameters: Sequence[Any], source_pks: Sequence[str], *, room: float = math.inf
+) -> list[Any]:
+    units, most = list(source_pks), int(min(room, ANY_BYTES))
+    return [units if given is UNITS else most if given is ROOM else given for given in parameters]
 
 
 def _with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:

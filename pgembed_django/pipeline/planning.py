@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,6 +41,8 @@ class Planning:
         self._readings: dict[Spec, sources.Reading] = {}
         # The providers' answers are looked at again after each, whatever the texts' lengths.
         self._slices = Slices()
+        self._asks_lengths = False
+        """Whether the last texts were too long to be read at once."""
         self._made_lengths: dict[Spec, float] = {}
         """Of the texts that a method has made: their rows do not tell."""
 
@@ -63,9 +66,10 @@ class Planning:
         few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         try:
-            few = self._fitting(few)
-            for spec, units in self._by_spec(few).items():
-                self._plan_or_give_back(spec, units)
+            few = self._plan_fitting(few)
+        except sources.TooMuch:
+            self._asks_lengths = True
+            return self.step()
         except DatabaseError as error:
             if faults.of(error) is not Fault.TOO_SLOW:
                 raise
@@ -105,19 +109,35 @@ class Planning:
                 by_spec[unit.spec].append(unit)
         return by_spec
 
+    def _plan_fitting(self, units: list[Unit]) -> list[Unit]:
+        """Plan the first of them, whose texts can be read at once. Returns these: one at least.
+
+        Raises:
+            sources.TooMuch: not all of them can, as it turned out. Some may be planned.
+        """
+        room: float = math.inf
+        if self._asks_lengths:
+            fitting = self._fitting(units)
+            self._asks_lengths = len(fitting) < len(units)
+            units = fitting
+        elif len(units) > UNASKED:
+            room = lengths.READ_BYTES
+        for spec, of_spec in self._by_spec(units).items():
+            self._plan_or_give_back(spec, of_spec, room=room)
+            room -= sum(unit.characters for unit in of_spec)
+        return units
+
     def _fitting(self, units: list[Unit]) -> list[Unit]:
         """Return the first of them, whose texts can be read at once: one at least."""
-        if len(units) <= UNASKED:
-            return units
         by_unit: dict[Unit, float] = {}
         for spec, of_spec in self._by_spec(units).items():
             stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
-            made = self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
+            made = self._made_length(spec)
             for unit in of_spec:
                 by_unit[unit] = max(stored.get(unit.claim.source_pk, 0), made)
         total = 0.0
         for number, unit in enumerate(units):
-            total += by_unit.get(unit, 0)
+            total += by_unit.get(unit, unit.characters)
             if total > lengths.READ_BYTES:
                 return units[: max(number, 1)]
         return units
@@ -135,13 +155,16 @@ class Planning:
                 raise
             return {}  # what is wrong is found when they are read
 
-    def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit]) -> None:
+    def _made_length(self, spec: Spec) -> float:
+        return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
+
+    def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         """Plan units, but for those that the database does not let us read."""
         if spec in self.aside:
             self.aside.give_back(units)
             return
         try:
-            self._plan(spec, units)
+            self._plan(spec, units, room=room)
         except DatabaseError as error:
             match faults.of(error):
                 case Fault.TOO_SLOW | Fault.OUTAGE | Fault.OURS:
@@ -154,20 +177,21 @@ class Planning:
                     self.holding.retry(units[0], f"{type(error).__name__}: {error}")
                 case _:
                     middle = len(units) // 2
-                    self._plan_or_give_back(spec, units[:middle])
-                    self._plan_or_give_back(spec, units[middle:])
+                    self._plan_or_give_back(spec, units[:middle], room=room)
+                    self._plan_or_give_back(spec, units[middle:], room=room)
 
     def _give_back(self, units: Iterable[Unit]) -> None:
         for unit in units:
             self.holding.give_back(unit, delay_seconds=GIVEN_BACK_SECONDS)
 
-    def _plan(self, spec: Spec, units: Sequence[Unit]) -> None:
+    def _plan(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         live = self.live.of(spec)
         if not live:
             self._give_back(units)
             return
         try:
-            loaded, stored = self._ask(spec, [unit.claim.source_pk for unit in units])
+            source_pks = [unit.claim.source_pk for unit in units]
+            loaded, stored = self._ask(spec, source_pks, room=room)
         except database.Busy:
             self._give_back(units)
             return
@@ -191,11 +215,16 @@ class Planning:
                 unit.characters = len(loaded.texts[source_pk])
                 self._plan_unit(unit, chunks, text_digest, live, stored)
 
-    def _ask(self, spec: Spec, source_pks: Sequence[str]) -> tuple[sources.Loaded, store.Stored]:
+    def _ask(
+        self, spec: Spec, source_pks: Sequence[str], *, room: float = math.inf
+    ) -> tuple[sources.Loaded, store.Stored]:
         using = self.holding.using
+        room -= len(source_pks) * self._made_length(spec)
+        if room < 0:
+            raise sources.TooMuch
         space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, in_one_go=True):
-            read_texts = self._reading(spec).ask(source_pks)
+            read_texts = self._reading(spec).ask(source_pks, room=room)
             # After the user's own query, which is planned as they would expect. What is stored
             # may be read later than the text: the job is ours.
             database.keep_plans(using)

@@ -21,7 +21,7 @@ from pgembed_django.pipeline import Pipeline, planning
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.specs import Spec
-from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
+from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding
 
 pytestmark = pytest.mark.django_db
 
@@ -151,6 +151,34 @@ def test_what_does_not_fit_at_once_is_planned_in_its_turn(make_worker, monkeypat
     assert 0 < most <= 3000
     assert Job.objects.filter(status="succeeded").count() == 40
     assert NoteEmbedding.objects.exclude(embedding=None).count() == 40
+
+
+def test_the_texts_of_two_specs_share_what_is_read_at_once(make_worker, monkeypatch):
+    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
+    for number in range(3):
+        Note.objects.create(body=f"{number} {'word ' * 60}")
+        Page.objects.create(slug=f"{number}", body="word " * 60)
+    worker = make_worker()
+
+    worker.step()
+
+    assert len(worker.holding.units) == 6
+    assert 600 < held(worker) <= 1000
+
+
+def test_rows_that_are_gone_when_they_are_read_are_not_taken_for_long_ones(run_jobs):
+    Note.objects.bulk_create(Note(body=f"{number}") for number in range(planning.UNASKED + 2))
+    run_jobs()
+    Note.objects.update(body="new")
+    with connection.cursor() as cursor:
+        cursor.execute("SET session_replication_role = replica")
+        cursor.execute("DELETE FROM app_note")
+        cursor.execute("RESET session_replication_role")
+
+    run_jobs()
+
+    assert not NoteEmbedding.objects.exists()
+    assert not Job.objects.exclude(status="succeeded").exists()
 
 
 def held(worker: Pipeline) -> int:
