@@ -24,7 +24,8 @@ UNITS: Final[list[str]] = []
 ROOM: Final = object()
 """Stands for how many bytes they may have together."""
 
-ANY_BYTES: Final = 2**62
+Compiled = tuple[str, Sequence[Any]]
+"""A statement, and its parameters."""
 
 
 class TooMuch(Exception):
@@ -40,9 +41,9 @@ class Loaded:
 
 
 class Reading:
-    """Reads units of one spec, over one connection, with a statement that is compiled once.
+    """Reads units of one spec, over one connection, with statements that are compiled once.
 
-    Django takes longer to compile it than Postgres to answer it.
+    Django takes longer to compile one than Postgres to answer it.
     """
 
     def __init__(self, spec: Spec, *, using: str) -> None:
@@ -50,23 +51,28 @@ class Reading:
         self.using = using
         plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
         among = plain.filter(_is_among(spec, UNITS, using=using))
-        rows = _rows(spec, UNITS, using=using).filter(_fits(lengths.total(spec, among)))
-        self._compiler: Any = rows.query.get_compiler(using)
         sized = among.values_list(Cast("pk", models.TextField()), lengths.length_of(spec))
-        self._lengths, self._lengths_given = sized.query.get_compiler(using).as_sql()
-        self._statement = ""
+        self._lengths: Compiled = sized.query.get_compiler(using).as_sql()
+        rows = _rows(spec, UNITS, using=using)
+        self._compiler: Any = rows.query.get_compiler(using)
+        self._any: Compiled | None = None
+        """Reads them however long they are."""
+        self._fitting: Compiled | None = None
+        """Reads them, or none of them where there is not room for all."""
         # Another base manager may join, prefetch, or make other instances. And where no row
         # can be in the condition, there is no statement.
         if type(spec.model._base_manager) is models.Manager:
             with suppress(EmptyResultSet):
-                statement, self._parameters = self._compiler.as_sql()
-                if any(given is UNITS for given in self._parameters):
-                    self._statement = statement
+                statement, parameters = self._compiler.as_sql()
+                if any(given is UNITS for given in parameters):
+                    self._any = statement, parameters
+                    fitting = rows.filter(_fits(lengths.total(spec, among)))
+                    self._fitting = fitting.query.get_compiler(using).as_sql()
 
     def lengths(self, source_pks: Sequence[str]) -> dict[str, int]:
         """Return about how many bytes are read of each unit's row."""
         with connections[self.using].cursor() as cursor:
-            cursor.execute(self._lengths, _given(self._lengths_given, source_pks))
+            cursor.execute(*_given(self._lengths, source_pks))
             return dict(cursor.fetchall())
 
     def ask(self, source_pks: Sequence[str], *, room: float = math.inf) -> database.Read[Loaded]:
@@ -78,12 +84,14 @@ class Reading:
         Raises:
             TooMuch: they may have more than ``room`` bytes together. So may what reads.
         """
-        if not self._statement:
-            if room < math.inf:
+        is_bounded = room < math.inf
+        statement = self._fitting if is_bounded else self._any
+        if statement is None:
+            if is_bounded:
                 raise TooMuch
             return lambda: _give_way_and_read(self.spec, source_pks, using=self.using)
         cursor = connections[self.using].cursor()
-        cursor.execute(self._statement, _given(self._parameters, source_pks, room=room))
+        cursor.execute(*_given(statement, source_pks, room=room))
 
         def texts() -> Loaded:
             try:
@@ -91,7 +99,7 @@ class Reading:
                     found = list(self._instances(cursor.fetchall()))
             except faults.Unreadable:
                 return _give_way_and_read(self.spec, source_pks, using=self.using)
-            if room < math.inf and not found:
+            if is_bounded and not found:
                 raise TooMuch
             return _texts(self.spec, found, {}, using=self.using)
 
@@ -222,11 +230,13 @@ def _fits(total: models.Subquery) -> models.Func:
     )
 
 
-def _given(
-    parameters: Sequence[Any], source_pks: Sequence[str], *, room: float = math.inf
-) -> list[Any]:
-    units, most = list(source_pks), int(min(room, ANY_BYTES))
-    return [units if given is UNITS else most if given is ROOM else given for given in parameters]
+def _given(compiled: Compiled, source_pks: Sequence[str], *, room: float = 0) -> Compiled:
+    """Return a statement with its parameters for these units."""
+    statement, parameters = compiled
+    units = list(source_pks)
+    return statement, [
+        units if one is UNITS else int(room) if one is ROOM else one for one in parameters
+    ]
 
 
 def _with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
