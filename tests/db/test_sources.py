@@ -58,9 +58,12 @@ def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
         found = [reading.ask(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
 
         by_queryset = {str(one.pk): spec.text_of(one) for one in spec.rows()}
-        assert reading._statement
         assert [each.texts for each in found] == [{}, by_queryset, by_queryset]
         assert len(by_queryset) == 1
+        # With room for so much, it would raise TooMuch where no statement is compiled.
+        assert reading.ask([str(row.pk)], room=10_000)().texts == by_queryset
+        with pytest.raises(sources.TooMuch):
+            reading.ask([str(row.pk)], room=0)()
 
 
 def test_a_row_out_of_the_condition_is_not_read():
