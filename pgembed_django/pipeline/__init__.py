@@ -122,8 +122,9 @@ class Pipeline:
 
     def _look_after_the_late(self, *, answered: bool) -> None:
         """Store the text of units whose vectors take long. Give back what a pause keeps waiting."""
-        if answered:
-            self.early_text.answered()  # only now: all of this may have taken a while
+        # All of this may have taken a while: it was not the provider that was slow.
+        if answered or self.embedding.is_answered:
+            self.early_text.answered()
         self.early_text.step()
         stranded = self.embedding.stranded()
         if stranded:

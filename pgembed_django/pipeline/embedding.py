@@ -65,6 +65,11 @@ class Embedding:
         return any(pool.in_flight for pool in self._queues)
 
     @property
+    def is_answered(self) -> bool:
+        """Whether an answer has come that is not handed out yet."""
+        return any(batch.future.done() for batch in self._batches)
+
+    @property
     def wait_seconds(self) -> float:
         """How long what is queued waits at the least, for a quota or for a provider."""
         waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]
