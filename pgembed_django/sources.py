@@ -50,7 +50,7 @@ class Reading:
         self.spec = spec
         self.using = using
         plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
-        among = plain.filter(_is_among(spec, UNITS, using=using))
+        among = plain.filter(_is_among(spec, UNITS, using=using)).order_by()
         sized = among.values_list(Cast("pk", models.TextField()), lengths.length_of(spec))
         self._lengths: Compiled = sized.query.get_compiler(using).as_sql()
         rows = _rows(spec, UNITS, using=using)

@@ -77,8 +77,11 @@ class Spec:
         return texts.digest(self.recipe, text)
 
     def rows(self, *, using: str | None = None) -> QuerySet[Any]:
-        """Return the rows that are to be embedded: of all, whatever the default manager hides."""
-        rows = self.model._base_manager.using(using)
+        """Return the rows that are to be embedded: of all, whatever the default manager hides.
+
+        Without the model's own order, which may join other tables.
+        """
+        rows = self.model._base_manager.using(using).order_by()
         if self.when:
             rows = rows.filter(self.when)
         if self.text:

@@ -25,13 +25,16 @@ class Category(models.Model):
 
 @embeddable(fields=["title", "contents"], when=Q(published_time__isnull=False))
 class Article(models.Model):
-    """The everyday shape: an integer key, two fields, a condition."""
+    """The everyday shape: an integer key, two fields, a condition, an order."""
 
     title = models.CharField(max_length=200)
     contents = models.TextField(blank=True, default="")
     author = models.CharField(max_length=100, blank=True, default="")
     category = models.ForeignKey(Category, null=True, blank=True, on_delete=models.CASCADE)
     published_time = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["category__name", "-title"]
 
     def __str__(self) -> str:
         return self.title

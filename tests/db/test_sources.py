@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
         assert reading.ask([str(row.pk)], room=10_000)().texts == by_queryset
         with pytest.raises(sources.TooMuch):
             reading.ask([str(row.pk)], room=0)()
+
+
+@pytest.mark.parametrize("room", [math.inf, 10_000], ids=["any", "fitting"])
+def test_the_order_of_a_model_joins_and_sorts_nothing(room):
+    articles = [Article.objects.create(title=title, published_time=now()) for title in "abcdef"]
+    [spec] = specs.of(Article)
+
+    with CaptureQueriesContext(connection) as queries:
+        read = sources.Reading(spec, using="default").ask(
+            [str(one.pk) for one in articles], room=room
+        )
+
+    assert sorted(read().texts.values()) == ["a", "b", "c", "d", "e", "f"]
+    [query] = [query["sql"] for query in queries if "app_article" in query["sql"]]
+    assert "ORDER BY" not in query
+    assert "app_category" not in query
 
 
 def test_a_row_out_of_the_condition_is_not_read():

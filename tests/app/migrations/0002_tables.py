@@ -64,6 +64,9 @@ class Migration(migrations.Migration):
                 ('author', models.CharField(blank=True, default='', max_length=100)),
                 ('published_time', models.DateTimeField(blank=True, null=True)),
             ],
+            options={
+                'ordering': ['category__name', '-title'],
+            },
         ),
         migrations.CreateModel(
             name='ArticleComment',
