@@ -66,7 +66,8 @@ class Planning:
         few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         try:
-            few = self._plan_fitting(few)
+            few, room = self._fitting(few)
+            self._plan_by_spec(few, room=room)
         except sources.TooMuch:
             self._asks_lengths = True
             return self.step()
@@ -100,7 +101,7 @@ class Planning:
                 self.aside.take_up(spec)
 
     def _held(self) -> int:
-        return sum(unit.characters for unit in self.holding.units.values())
+        return _characters(self.holding.units.values())
 
     def _by_spec(self, units: Iterable[Unit]) -> Mapping[Spec, Sequence[Unit]]:
         by_spec = defaultdict(list)
@@ -109,25 +110,15 @@ class Planning:
                 by_spec[unit.spec].append(unit)
         return by_spec
 
-    def _plan_fitting(self, units: list[Unit]) -> list[Unit]:
-        """Plan the first of them, whose texts can be read at once. Returns these: one at least.
+    def _fitting(self, units: list[Unit]) -> tuple[list[Unit], float]:
+        """Return the first of them, one at least, and how much room their texts have."""
+        if not self._asks_lengths:
+            return units, lengths.READ_BYTES if len(units) > UNASKED else math.inf
+        fitting = self._known_to_fit(units)
+        self._asks_lengths = len(fitting) < len(units)
+        return fitting, math.inf
 
-        Raises:
-            sources.TooMuch: not all of them can, as it turned out. Some may be planned.
-        """
-        room: float = math.inf
-        if self._asks_lengths:
-            fitting = self._fitting(units)
-            self._asks_lengths = len(fitting) < len(units)
-            units = fitting
-        elif len(units) > UNASKED:
-            room = lengths.READ_BYTES
-        for spec, of_spec in self._by_spec(units).items():
-            self._plan_or_give_back(spec, of_spec, room=room)
-            room -= sum(unit.characters for unit in of_spec)
-        return units
-
-    def _fitting(self, units: list[Unit]) -> list[Unit]:
+    def _known_to_fit(self, units: list[Unit]) -> list[Unit]:
         """Return the first of them, whose texts can be read at once: one at least."""
         by_unit: dict[Unit, float] = {}
         for spec, of_spec in self._by_spec(units).items():
@@ -158,6 +149,16 @@ class Planning:
     def _made_length(self, spec: Spec) -> float:
         return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
 
+    def _plan_by_spec(self, units: Sequence[Unit], *, room: float) -> None:
+        """Plan units, with so much room for their texts together.
+
+        Raises:
+            sources.TooMuch: they have not, as it turned out. Some may be planned.
+        """
+        for spec, of_spec in self._by_spec(units).items():
+            self._plan_or_give_back(spec, of_spec, room=room)
+            room -= _characters(of_spec)
+
     def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         """Plan units, but for those that the database does not let us read."""
         if spec in self.aside:
@@ -176,9 +177,9 @@ class Planning:
                     # A key of another type, a damaged value: it must not take the others along.
                     self.holding.retry(units[0], f"{type(error).__name__}: {error}")
                 case _:
-                    middle = len(units) // 2
-                    self._plan_or_give_back(spec, units[:middle], room=room)
-                    self._plan_or_give_back(spec, units[middle:], room=room)
+                    first, others = units[: len(units) // 2], units[len(units) // 2 :]
+                    self._plan_or_give_back(spec, first, room=room)
+                    self._plan_or_give_back(spec, others, room=room - _characters(first))
 
     def _give_back(self, units: Iterable[Unit]) -> None:
         for unit in units:
@@ -257,3 +258,7 @@ class Planning:
             unit.has_staged |= bool(staged)
             self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
         self.holding.look_at(unit)
+
+
+def _characters(units: Iterable[Unit]) -> int:
+    return sum(unit.characters for unit in units)

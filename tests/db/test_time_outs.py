@@ -16,7 +16,7 @@ from django.db import DatabaseError, OperationalError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import faults, spaces, specs
+from pgembed_django import faults, lengths, spaces, specs
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, attempt
@@ -138,6 +138,28 @@ def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work)
     work(worker)
 
     assert_that_the_slow_one_failed_alone(notes)
+
+
+def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, monkeypatch):
+    """It was to be read alone: the others that wait are none of its company."""
+    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
+    for body in ("slow " * 1000, "one", "two", "three", "four"):
+        Note.objects.create(body=body)
+    worker = make_worker(max_attempts=1)
+    [spec] = specs.of(Note)
+    slowly_read = RawSQL(SLOWLY_READ.replace("= 'slow'", "LIKE 'slow%%'"), [], BooleanField())
+    worker.live.specs = {spec.key: dataclasses.replace(spec, when=Q(slowly_read))}
+    run("SET statement_timeout = '200ms'")
+    try:
+        worker.step()
+    finally:
+        run("RESET statement_timeout")
+
+    worker.step()
+    assert Job.objects.filter(status=Job.Status.FAILED).count() == 1
+    while worker.step():
+        pass
+    assert Job.objects.filter(status=Job.Status.SUCCEEDED).count() == 4
 
 
 def test_many_rows_are_stored_in_several_transactions(
