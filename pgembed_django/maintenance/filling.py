@@ -115,14 +115,20 @@ class Filling:
             events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
-        """Go over the rows again, where no job is about the gap: the last lap was too early."""
-        is_due = self.reconcile_seconds > 0 and self._clock() >= seen.lap_at
-        if not is_due or Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using):
+        """Go over the rows at once, where no job is about the gap.
+
+        The last lap was too early. Or one is under way, and takes its time.
+        """
+        if self.reconcile_seconds <= 0 or reconcile.is_full(spec, using=self.using):
+            return 0
+        is_under_way = Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using)
+        if not is_under_way and self._clock() < seen.lap_at:
             return 0
         with database.giving_way(self.using):
             is_gap = gaps.missing(spec, [space], Q(pk=seen.gap), using=self.using)
         if not is_gap:
             return 0
-        seen.lap_at = self._clock() + seen.lap_seconds
-        seen.lap_seconds = min(seen.lap_seconds * 2, self.reconcile_seconds)
+        if not is_under_way:
+            seen.lap_at = self._clock() + seen.lap_seconds
+            seen.lap_seconds = min(seen.lap_seconds * 2, self.reconcile_seconds)
         return reconcile.reconcile_once(spec, using=self.using, sweeps=[Lap.Sweep.MISSING])

@@ -74,7 +74,7 @@ class Maintenance:
 
     def start(self) -> None:
         """Start both threads. Their first rounds begin at once."""
-        self._quiet_seconds = QUIET_SECONDS / max(len(self.specs), 1)
+        self._quiet_seconds = QUIET_SECONDS
         self._keeper.start()
         self._builder.start()
 
@@ -128,23 +128,21 @@ class Maintenance:
         unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
-        enqueued = 0
-        for spec in self.specs.values():
-            with apart(spec, chore="reconcile", using=self.using):
-                enqueued += self._go_over(spec, reconcile.CHEAP_SWEEPS)
-        return enqueued
+        return self._go_over(
+            dict.fromkeys(self.specs.values(), reconcile.CHEAP_SWEEPS), chore="reconcile"
+        )
 
     def refill(self) -> int:
         """Go on with laps that have not come to their end: they take turns with the work.
 
         Or they had filled the backlog, and there is room again.
         """
-        enqueued = 0
+        under_way = {}
         for spec in self.specs.values():
-            with apart(spec, chore="refill", using=self.using):
-                sweeps = reconcile.open_sweeps(spec, using=self.using)
-                enqueued += self._go_over(spec, sweeps)
-        return enqueued
+            with apart(spec, chore="open_sweeps", using=self.using):
+                if sweeps := reconcile.open_sweeps(spec, using=self.using):
+                    under_way[spec] = sweeps
+        return self._go_over(under_way, chore="refill")
 
     def look_for_stale_rows(self) -> int:
         """Read the next page of texts of each spec, round and round."""
@@ -220,10 +218,17 @@ class Maintenance:
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
         return last is None
 
-    def _go_over(self, spec: Spec, sweeps: Sequence[str]) -> int:
-        return reconcile.reconcile_once(
-            spec, using=self.using, sweeps=sweeps, quiet_seconds=self._quiet_seconds
-        )
+    def _go_over(self, sweeps: Mapping[Spec, Sequence[str]], *, chore: str) -> int:
+        enqueued = 0
+        for spec, of_spec in sweeps.items():
+            with apart(spec, chore=chore, using=self.using):
+                enqueued += reconcile.reconcile_once(
+                    spec,
+                    using=self.using,
+                    sweeps=of_spec,
+                    quiet_seconds=self._quiet_seconds / len(sweeps),
+                )
+        return enqueued
 
     def _build(self, spec: Spec, space: Space) -> int:
         if space.state == Space.State.ACTIVE:

@@ -189,6 +189,18 @@ def test_what_a_lap_has_passed_over_is_found_without_waiting_for_the_next(
     assert filling.look(spec, swap) == 1
 
 
+def test_a_lap_that_takes_turns_with_the_work_is_brought_to_its_end_at_once(
+    spec, swap, run_jobs, filling, monkeypatch
+):
+    fill(spec, run_jobs)
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
+    reconcile.reconcile_once(spec, using="default", sweeps=["missing"], quiet_seconds=0)
+    ArticleEmbedding.objects.filter(source=Article.objects.order_by("pk").last()).delete()
+    Job.objects.filter(status="pending").delete()
+
+    assert filling.look(spec, swap) == 1
+
+
 def test_no_lap_is_begun_while_a_job_is_on_its_way(spec, swap, filling, clock):
     filling.look(spec, swap)
     clock.now += RECONCILE_SECONDS
