@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ def loads(body: bytes) -> Any:
         RecursionError: it is too deep.
     """
     if simdjson is not None:
-        try:
+        with suppress(ValueError, KeyError, RuntimeError):  # all that it refuses with
             return _Document(body).value()
-        except ValueError:
-            pass
     return json.loads(body)
 
 
@@ -44,7 +43,8 @@ class _Document:
         """Return its value.
 
         Raises:
-            ValueError: a list within a list of numbers, which simdjson reads as one.
+            ValueError: a list within a list of numbers, which simdjson reads as one; a key that
+                is there twice, of which it takes the first.
         """
         value = self._value(self._root)
         if self._lists != self._body.count(b"["):
@@ -53,7 +53,10 @@ class _Document:
 
     def _value(self, part: Any) -> Any:
         if isinstance(part, simdjson.Object):
-            return {key: self._value(part[key]) for key in part}
+            found = {key: self._value(part[key]) for key in part}
+            if len(found) != len(part):
+                raise ValueError("A key is there twice.")
+            return found
         if not isinstance(part, simdjson.Array):
             return part
         self._lists += 1

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers import quoting, refusals
+from pgembed_django.providers import quoting, refusals, vectors
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.providers.wire import Answer, Wire
@@ -89,13 +89,14 @@ class ServerProvider(Provider):
         return answer
 
     def value_of(self, answer: Answer, *, texts: Iterable[str]) -> dict[str, Any]:
-        """Return the JSON object of a success.
+        """Return the JSON object of a success. Its lists of numbers may be arrays.
 
         Raises:
             ProviderError: what the status and the body stand for.
         """
-        value = answer.json()
-        if answer.status != 200 or (isinstance(value, dict) and value.get("error")):
+        value = answer.numbers() if answer.status == 200 else None
+        error = value.get("error") if isinstance(value, dict) else None
+        if answer.status != 200 or isinstance(error, vectors.ROW) or error:
             raise self.error_of(answer, texts=texts)
         if isinstance(value, dict):
             return value

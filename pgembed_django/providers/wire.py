@@ -40,9 +40,16 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Return the body's value, or None when it is not JSON. See ``parsing.loads``."""
+        """Return the body's value, or None when it is not JSON."""
+        return self._value(json.loads)
+
+    def numbers(self) -> Any:
+        """Return the body's value like ``json``. A list of numbers may be an array."""
+        return self._value(parsing.loads)
+
+    def _value(self, loads: Callable[[bytes], Any]) -> Any:
         try:
-            return parsing.loads(self.body)
+            return loads(self.body)
         except (ValueError, RecursionError):
             return None
 

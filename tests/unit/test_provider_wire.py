@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -92,6 +93,7 @@ def test_a_server_that_hangs_up_on_everything_is_down(make_provider: Make):
         (played.reply({"data": [{"embedding": 0.5, "index": 0}]}), "else than lists"),
         (played.reply({"data": [{"embedding": ["x"], "index": 0}]}), "else than lists"),
         (played.reply({"data": []}), "0 vectors for 1 texts"),
+        (played.reply({"error": [1, 2]}), "no reason given"),
     ],
 )
 def test_a_broken_answer_has_an_error_of_its_own_and_may_pass(
@@ -264,7 +266,10 @@ BODIES = {
     "one number each": (b"[[1], [2]]", [[1], [2]]),
     "lists among numbers": (b"[[1, [2]], [3, 4]]", [[1, [2]], [3, 4]]),
     "a null among numbers": (b"[[1, null], [2, 3], null]", [[1, None], [2, 3], None]),
-    "truth among numbers": (b"[1, true]", [1, True]),
+    "the least number of 64 bits": (b"[-%d]" % 2**63, [-(2**63)]),
+    "a whole number beyond 64 bits": (b"[-%d]" % 2**70, [-(2**70)]),
+    "a key with a NUL": (b'{"a\\u0000": [1]}', {"a\0": [1]}),
+    "a key that is there twice": (b'{"a": [1], "a": [2, 3]}', {"a": [2, 3]}),
     "lists of nothing": (b'{"a": [], "b": [[]]}', {"a": [], "b": [[]]}),
     "a bracket in a string": (b'{"model": "a[b", "v": [1]}', {"model": "a[b", "v": [1]}),
     "strings": (b'["a", "\\u00e9", 1]', ["a", "\u00e9", 1]),
@@ -285,11 +290,29 @@ def test_an_answer_is_read_alike_with_simdjson_and_without(name, is_installed, m
         monkeypatch.setattr(parsing, "simdjson", None)
     body, value = BODIES[name]
 
-    assert as_lists(wire.Answer(200, {}, body).json()) == value
+    assert as_lists(wire.Answer(200, {}, body).numbers()) == value
+
+
+@pytest.mark.parametrize("depth", [900, 1100, 2000, 100_000])
+def test_an_answer_that_is_too_deep_is_none(depth: int):
+    body = b"[" * depth + b"]" * depth
+
+    try:
+        json.loads(body)
+    except RecursionError:
+        assert wire.Answer(200, {}, body).numbers() is None
+    else:
+        assert isinstance(wire.Answer(200, {}, body).numbers(), list)
+
+
+def test_truth_is_no_number():
+    for body in (b"[1, true]", b"[true, 1]", b"[true]"):
+        assert any(one is True for one in wire.Answer(200, {}, body).numbers())
 
 
 def test_simdjson_makes_arrays_of_numbers():
-    value = wire.Answer(200, {}, b'{"embeddings": [[0.5, 2], [1, -1e3]], "seconds": [3]}').json()
+    body = b'{"embeddings": [[0.5, 2], [1, -1e3]], "seconds": [3]}'
+    value = wire.Answer(200, {}, body).numbers()
 
     one, other = value["embeddings"]
     assert one.dtype == other.dtype == value["seconds"].dtype == np.float64
