@@ -61,7 +61,8 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
     if not queries:
         return {}
     rows = queries[0].union(*queries[1:], all=True) if queries[1:] else queries[0]
-    return {(key, source_pk): size for key, source_pk, size in rows}
+    # The first model's own order would be the union's.
+    return {(key, source_pk): size for key, source_pk, size in rows.order_by()}
 
 
 def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:

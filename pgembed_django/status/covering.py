@@ -121,6 +121,7 @@ def coverage(
     if not queries:
         return {}
     rows = queries[0].union(*queries[1:], all=True) if len(queries) > 1 else queries[0]
+    rows = rows.order_by()  # the first model's own would be the union's
     found: dict[int, Coverage] = {}
     for row in rows:
         key, looked_at = row["pgembed_spec"], row["pgembed_all"]

@@ -282,6 +282,19 @@ def test_the_filters_find_by_status_and_spec(
     assert len(shown("status=nonsense&spec=nobody")) == 4
 
 
+def test_one_list_shows_jobs_of_models_with_an_order_and_of_others(
+    viewer: Client, make_article: Callable[..., Article]
+) -> None:
+    assert Article._meta.ordering
+    Page.objects.create(slug="page", body="y" * 5678)
+    make_article(contents="x" * 1234)  # the latest is first
+
+    shown = viewer.get(f"{LIST}?status=pending").content.decode()
+
+    assert re.search("1,?2[0-9]{2}", shown)
+    assert re.search("5,?6[0-9]{2}", shown)
+
+
 def test_the_newest_failure_comes_first(viewer: Client, make_failure: Callable[..., Job]) -> None:
     made = [make_failure() for _ in range(3)]
 

@@ -12,7 +12,7 @@ from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.status import covering
 from pgembed_django.worker.presence import Presence
-from tests.app.models import Article
+from tests.app.models import Article, Note
 from tests.db.conftest import claim
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
@@ -84,6 +84,19 @@ def test_an_embedded_spec_with_a_worker_is_fresh(look, make_article, run_jobs, l
     assert found.verdict.state == "fresh"
     assert found.active.coverage == status.Coverage(rows=1, covered=1, is_estimated=False)
     assert (found.eta_seconds, found.oldest_change_seconds, found.workers) == (0.0, None, 1)
+
+
+def test_models_that_have_an_order_are_counted_together_with_others(make_article, run_jobs):
+    assert Article._meta.ordering
+    make_article()
+    Note.objects.create(body="has none")
+    run_jobs()
+    Space.objects.filter(spec__lt=KEY).delete()  # it is the first
+
+    found = {one.key: one.active for one in status.overview(using="default").specs}
+
+    assert found["app.ArticleEmbedding"].coverage.covered == 1
+    assert found["app.NoteEmbedding"].coverage.covered == 1
 
 
 def test_without_a_worker_it_is_degraded_and_stalled_once_something_waits(
