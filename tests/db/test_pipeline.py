@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pgembed_django import search, similar_to
-from tests.app.models import Article, ArticleEmbedding
+from tests.app.models import Article, ArticleEmbedding, Product, ProductEmbedding
 from tests.conftest import embedded_text
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +38,24 @@ def test_an_unpublished_row_is_neither_embedded_nor_found(make_article, run_jobs
 
     assert embedded_text(draft) is None
     assert draft not in search(Article, "trout")
+
+
+def test_a_text_is_not_stored_early_where_the_worker_itself_was_held_up(
+    make_worker, clock, monkeypatch
+):
+    def pitch(product: Product) -> str:
+        clock.now += 0.9  # as a busy machine would
+        return product.title
+
+    monkeypatch.setattr(Product, "pitch", pitch)
+    product = Product.objects.create(title="Pen")
+    worker = make_worker()
+
+    worker.step()
+
+    assert not ProductEmbedding.objects.exists()  # its answer has come
+    worker.step()
+    assert ProductEmbedding.objects.get(source=product).embedding is not None
 
 
 def test_a_row_without_text_is_settled_without_a_vector(make_article, run_jobs):
