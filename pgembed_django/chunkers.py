@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
@@ -122,11 +122,16 @@ class Chunker:
         ``size``. Where there are several equal breaks, the text around them decides, not
         the distance from the beginning: behind an edit the old breaks are soon found again.
         """
-        cutter = _Cutter(text, self._counter(), self.size, self.overlap)
         return [
             Chunk(position, start, end, text[start:end], digest(text[start:end]))
-            for position, (start, end) in enumerate(cutter.spans())
+            for position, (start, end) in enumerate(self._spans(text))
         ]
+
+    def _spans(self, text: str) -> Iterable[tuple[int, int]]:
+        if self.count is None and len(text) <= self.size:  # no character counts more than one
+            start, end = trim(text, 0, len(text))
+            return [(start, end)] if start < end else []
+        return _Cutter(text, self._counter(), self.size, self.overlap).spans()
 
     def _counter(self) -> Count:
         if self.count is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
@@ -39,7 +40,7 @@ HAS_TABLE = """
 _registry: dict[str, Spec] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Spec:
     """One declaration. ``key`` is what jobs carry: ``<app_label>.<name of the table's model>``."""
 
@@ -66,7 +67,7 @@ class Spec:
         """The name of the generated model, which tells several declarations of a model apart."""
         return self.embedding_model.__name__
 
-    @property
+    @cached_property
     def recipe(self) -> str:
         """How a row becomes chunks. Without the model's name, so that it may be renamed."""
         source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from psycopg import sql
@@ -217,7 +218,7 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
 
 def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
     """Run a statement that returns the columns of a claim."""
-    return [Claim(*row) for row in database.prepared(using, statement, **parameters)]
+    return [*starmap(Claim, database.prepared(using, statement, **parameters))]
 
 
 def _claim(
@@ -232,7 +233,7 @@ def _claim(
         lease=lease.seconds,
         **wanted,
     )
-    return [Claim(*row) for row in started]
+    return [*starmap(Claim, started)]
 
 
 @functools.lru_cache(maxsize=128)

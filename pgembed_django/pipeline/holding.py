@@ -45,22 +45,22 @@ class Holding:
         return bool(self._endings) or any(not unit.is_being_stored for unit in self.whole.values())
 
     def add(self, units: Iterable[Unit]) -> None:
-        """Take newly claimed units in."""
+        """Take newly claimed units in, which have yet to be planned."""
         for unit in units:
             self.drop([unit.claim.id])  # another one by that number, where the table was reset
             self.units[unit.claim.id] = unit
-            self.look_at(unit)
 
     def look_at(self, unit: Unit) -> None:
         """Note whether a unit is whole by now, and whether its text is stored."""
-        if unit not in self:
+        job_id = unit.claim.id
+        if self.units.get(job_id) is not unit:
             return
         if unit.is_whole:
-            self.whole[unit.claim.id] = unit
+            self.whole[job_id] = unit
         if unit.lacks_text:
-            self.without_text[unit.claim.id] = unit
+            self.without_text[job_id] = unit
         else:
-            self.without_text.pop(unit.claim.id, None)
+            self.without_text.pop(job_id, None)
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have succeeded or are lost."""

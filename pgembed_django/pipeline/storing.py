@@ -200,12 +200,13 @@ class Storing:
         self.completed += len(done.units)
         embedded = reused = 0
         for unit in done.units:
-            embedded += unit.embedded
-            reused += unit.reused
+            asked, had = unit.embedded, unit.reused
+            embedded += asked
+            reused += had
             self.holding.tally.completed(
                 unit.spec.key,
-                embedded=unit.embedded,
-                reused=unit.reused,
+                embedded=asked,
+                reused=had,
                 waited=done.waited.get(unit.claim.id),
             )
         events.tell(

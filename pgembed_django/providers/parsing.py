@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,12 @@ try:
     import simdjson
 except ImportError:
     simdjson = None  # type: ignore[assignment]
+
+KEPT_BYTES: Final = 2**20
+"""Who has read a document so long keeps its parser, which holds about twice as much."""
+
+_own = threading.local()
+"""Each thread's own parser. To take its memory anew takes twice as long as the parsing."""
 
 
 def loads(body: bytes) -> Any:
@@ -27,6 +34,7 @@ def loads(body: bytes) -> Any:
     if simdjson is not None:
         with suppress(ValueError, KeyError, RuntimeError):  # all that it refuses with
             return _Document(body).value()
+        vars(_own).clear()  # a part of the document may be held by what was raised
     return json.loads(body)
 
 
@@ -35,8 +43,7 @@ class _Document:
 
     def __init__(self, body: bytes) -> None:
         self._body = body
-        # One for each: it takes no other document while somebody holds a part of this one.
-        self._root = simdjson.Parser().parse(body)
+        self._root = _parser(len(body)).parse(body)
         self._lists = 0
 
     def value(self) -> Any:
@@ -62,6 +69,15 @@ class _Document:
         self._lists += 1
         numbers = _numbers(part)
         return [self._value(one) for one in part] if numbers is None else numbers
+
+
+def _parser(length: int) -> Any:
+    """Return a parser, which takes no other document while somebody holds a part of one."""
+    if length > KEPT_BYTES:
+        return simdjson.Parser()
+    if not hasattr(_own, "parser"):
+        _own.parser = simdjson.Parser()
+    return _own.parser
 
 
 def _numbers(part: Any) -> npt.NDArray[np.float64] | None:

@@ -155,8 +155,9 @@ class Sift:
             if fault:
                 self._outcomes[index] = InputRefused(f"{self._provider} answered {fault}.")
                 continue
-            self._outcomes[index] = Embedded(vector, was_cut=self._cuts[index] > 0)
-            if self._cuts[index]:
+            was_cut = index in self._cuts
+            self._outcomes[index] = Embedded(vector, was_cut=was_cut)
+            if was_cut:
                 self._provider.learnt_characters = len(self._texts[index])
         return []
 
