@@ -131,6 +131,14 @@ class Settings:
     worker_database: str | None = None
     """The alias that workers use where the application's goes through a pooler."""
 
+    def provider_name(self, alias: str, model: str) -> str:
+        """Return what people call a provider: its alias.
+
+        With its model where that is declared under the alias no more: the two may be two servers.
+        """
+        is_declared = self.providers.get(alias, {}).get("MODEL") == model
+        return alias if is_declared else f"{alias} ({model})"
+
 
 _instead: dict[str, Any] = {}
 

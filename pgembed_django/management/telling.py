@@ -92,7 +92,7 @@ def _worker(worker: status.WorkerStatus) -> str:
 
 
 def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
-    text = f"  {provider.alias}  {', '.join(provider.models)}"
+    text = f"  {provider.alias}  {provider.model}"
     if provider.paused_by:
         text += f", paused by {provider.paused_by}"
     if provider.out_of_reach_of:

@@ -133,7 +133,7 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
             "provider_paused",
             "1 where no worker may ask the provider: it is down, or paused by hand",
             ["provider"],
-            (([one.alias], float(one.is_down or bool(one.paused_by))) for one in seen.providers),
+            (([one.name], float(one.is_down or bool(one.paused_by))) for one in seen.providers),
         ),
     ):
         family = GaugeMetricFamily(f"pgembed_{name}", text, labels=labels)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 
 from pgembed_django import conf, jobs, rollups
 from pgembed_django import specs as declared
@@ -102,8 +104,8 @@ def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]
                 held=tuple(held.pop(row.pk, ())),
                 paused=dict(row.paused),
                 retries_at={
-                    alias: after(row.last_seen_at, seconds)
-                    for alias, seconds in row.paused_seconds.items()
+                    name: after(row.last_seen_at, seconds)
+                    for name, seconds in row.paused_seconds.items()
                 },
                 aside=dict(row.aside),
             )
@@ -133,28 +135,36 @@ def _workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]
 def _providers(
     live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], paused: jobs.Paused
 ) -> dict[str, ProviderStatus]:
-    spaces = [space for some in live.values() for space in some]
     settings = conf.current().providers
+    models = {alias: (alias, str(one.get("MODEL", ""))) for alias, one in settings.items()}
+    needed_by: defaultdict[str, set[str]] = defaultdict(set)
+    for space in chain.from_iterable(live.values()):
+        models[_name(space)] = space.provider, space.model
+        needed_by[_name(space)].add(space.spec)
     found = {}
-    for alias in sorted({*settings, *(space.provider for space in spaces)}):
-        specs = sorted({space.spec for space in spaces if space.provider == alias})
-        models = [space.model for space in spaces if space.provider == alias]
-        asking = [one for one in workers if one.is_live and not set(specs).isdisjoint(one.specs)]
+    for name, (alias, model) in sorted(models.items()):
+        specs = needed_by[name]
+        asking = [one for one in workers if one.is_live and not specs.isdisjoint(one.specs)]
         # What is only paused by hand is not tried again.
-        pausing = [worker for worker in asking if alias in worker.retries_at]
-        times = [worker.retries_at[alias] for worker in pausing]
-        found[alias] = ProviderStatus(
+        pausing = [worker for worker in asking if name in worker.retries_at]
+        times = [worker.retries_at[name] for worker in pausing]
+        found[name] = ProviderStatus(
+            name=name,
             alias=alias,
-            models=tuple(dict.fromkeys(models or [str(settings[alias].get("MODEL", ""))])),
-            specs=tuple(specs),
-            is_declared=alias in settings,
+            model=model,
+            specs=tuple(sorted(specs)),
+            is_declared=name in settings,
             out_of_reach_of=tuple(worker.name for worker in pausing),
             is_down=bool(pausing) and len(pausing) == len(asking),
-            reason=pausing[0].paused[alias] if pausing else "",
+            reason=pausing[0].paused[name] if pausing else "",
             retries_at=min(times, default=None),
             paused_by=paused.providers.get(alias, ""),
         )
     return found
+
+
+def _name(space: Space) -> str:
+    return conf.current().provider_name(space.provider, space.model)
 
 
 def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
@@ -169,7 +179,8 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     changes = sum((one.waiting for one in backlog if one.kind in queue.CHANGES), NONE)
     eta = waiting.value / rate if rate else (None if waiting else 0.0)
     workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
-    provider = seen.providers.get(active.provider) if active else None
+    searched = by_state.get(Space.State.ACTIVE)
+    provider = seen.providers.get(_name(searched)) if searched else None
     oldest = seen.queue.oldest_change.get(key)
     failures = seen.queue.failures.get(key, NONE)
     paused_by = seen.paused.specs.get(key, "")

@@ -149,8 +149,10 @@ class ProviderStatus:
     ``is_down`` where all live workers that need it have paused it: it is down.
     """
 
+    name: str
+    """Its alias. And its model, where another one is declared under that by now."""
     alias: str
-    models: tuple[str, ...]
+    model: str
     specs: tuple[str, ...]
     """Whose live spaces need it."""
     is_declared: bool

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 
 from django.db.models.functions import Now
 
-from pgembed_django import __version__, events, postgres
+from pgembed_django import __version__, conf, events, postgres
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.pool import Pool
 from pgembed_django.text import clean, encodable
 
 
@@ -36,7 +37,7 @@ class Presence:
             "holds": len(pipeline.holding.units),
             "paused": self._encodable(paused(pipeline)),
             "paused_seconds": {
-                pool.provider.alias: pool.paused_seconds
+                _name(pool): pool.paused_seconds
                 for pool in pipeline.embedding.pools
                 if pool.is_down
             },
@@ -69,13 +70,15 @@ class Presence:
 def paused(pipeline: Pipeline) -> dict[str, str]:
     """Return the providers that are down or paused by hand, and why."""
     pools = pipeline.embedding.pools
-    down = {pool.provider.alias: pool.reason for pool in pools if pool.is_down}
+    down = {_name(pool): pool.reason for pool in pools if pool.is_down}
     by_hand = {
-        pool.provider.alias: f"Paused by {pool.paused_by}"
-        for pool in pools
-        if pool.paused_by is not None
+        _name(pool): f"Paused by {pool.paused_by}" for pool in pools if pool.paused_by is not None
     }
-    return {alias: clean(why) for alias, why in (by_hand | down).items()}
+    return {name: clean(why) for name, why in (by_hand | down).items()}
+
+
+def _name(pool: Pool) -> str:
+    return conf.current().provider_name(pool.provider.alias, pool.provider.model)
 
 
 def aside(pipeline: Pipeline) -> dict[str, str]:

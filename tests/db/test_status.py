@@ -189,6 +189,29 @@ def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_
     assert (provider.retries_at - live_worker.last_seen_at).total_seconds() == 30
 
 
+def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
+    make_article, run_jobs, make_worker
+):
+    run_jobs()
+    Space.objects.filter(spec=KEY).update(model="former", backend="no.longer.Here")
+    make_article()
+    Note.objects.create(body="needs the one that is declared now")
+    worker = make_worker()
+    for _ in range(3):
+        worker.step()
+    Presence([KEY, "app.NoteEmbedding"], using="default").report(worker)
+
+    found = status.overview(using="default")
+
+    declared, former = found.providers
+    assert (declared.name, declared.is_declared, declared.is_down) == ("default", True, False)
+    assert (former.name, former.is_declared, former.is_down) == ("default (former)", False, True)
+    assert former.specs == (KEY,)
+    reasons = {one.key: one.verdict.reason for one in found.specs}
+    assert "The provider is down" in reasons[KEY]
+    assert "down" not in reasons["app.NoteEmbedding"]
+
+
 def test_a_spec_that_all_workers_have_set_aside_stalls(look, make_article, run_jobs, live_worker):
     run_jobs()
     aside = {KEY: "ProgrammingError: no column"}
