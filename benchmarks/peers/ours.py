@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from typing import TYPE_CHECKING
@@ -46,8 +47,13 @@ def drain(url: str, handler: Handler) -> None:
     """Work."""
     spec = _set_up()
     from benchmarks.queue.stub import HandlingPipeline
+    from pgembed_django.management.commands import embed_worker
     from pgembed_django.worker import worker
 
+    # As the command does.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(embed_worker.GARBAGE_THRESHOLD)
     HandlingPipeline.handler = handler
     worker.Pipeline = HandlingPipeline
     worker.Worker({spec.key: spec}, using="default").run()

@@ -178,7 +178,9 @@ def test_a_completion_whose_reply_was_lost_is_settled_by_the_fence(
     rename("new", article)
     run_jobs()
 
-    worker.holding.add([unit])  # as a worker does that cannot know whether its commit arrived
+    # As a worker does that cannot know whether its commit arrived.
+    worker.holding.add([unit])
+    worker.holding.look_at(unit)
     worker.step(claim=False)
 
     assert worker.holding.is_empty

@@ -575,7 +575,7 @@ def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_w
         [job] = Job.objects.filter(status="pending")
         assert job.attempts == 0
         assert "has lost its provider" in job.last_error
-        assert "has lost its provider" in paused(worker)["default"]
+        assert "has lost its provider" in paused(worker)["default (bag-of-words)"]
         found = search(Article, "trout")
         assert (found.ranking, found.degraded, list(found)) == ("lexical", True, [lost])
 
