@@ -45,7 +45,7 @@ def length_of(spec: Spec) -> Any:
     It reads none of them: a long value lies apart, and its length in the row.
     """
     fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
-    if spec.text:  # which may read any column
+    if spec.reads_whole_rows:
         concrete = spec.model._meta.concrete_model or spec.model
         fields = list(concrete._meta.local_concrete_fields)
     lengths = [

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import router
 from django.db.models import Model, Q, QuerySet
+from django.db.models.signals import post_init
 
 from pgembed_django import database, postgres
 from pgembed_django import text as texts
@@ -73,6 +74,20 @@ class Spec:
         source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"
         return f"{source}; {self.chunker.recipe}"
 
+    @cached_property
+    def reads_whole_rows(self) -> bool:
+        """Whether no column is deferred: its text, or the model as it is made, may read any.
+
+        A model that remembers its fields when it is made would ask for each that is deferred.
+        """
+        made = Model.__init__, Model.from_db.__func__  # type: ignore[attr-defined]
+        of_model: Any = self.model
+        return (
+            self.text is not None
+            or (of_model.__init__, of_model.from_db.__func__) != made
+            or post_init.has_listeners(self.model)
+        )
+
     def text_digest(self, text: str) -> bytes:
         """Return the SHA-256 of the text with its recipe: a row is stale if it differs."""
         return texts.digest(self.recipe, text)
@@ -87,7 +102,8 @@ class Spec:
             rows = rows.filter(self.when)
         if self.text:
             return rows  # a text method may read any column, and what its manager joins
-        return rows.select_related(None).prefetch_related(None).only("pk", *self.fields)
+        rows = rows.select_related(None).prefetch_related(None)
+        return rows if self.reads_whole_rows else rows.only("pk", *self.fields)
 
     def text_of(self, instance: Model) -> str:
         """Return the row's text, clean. Empty means: nothing to embed.

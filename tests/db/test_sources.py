@@ -124,6 +124,28 @@ def test_what_a_base_manager_joins_is_there_for_the_text():
     assert texts(dataclasses.replace(spec, model=Told), article) == {str(article.pk): "Joins"}
 
 
+def test_a_model_that_remembers_its_fields_is_read_as_a_whole():
+    with isolate_apps("tests.app"):
+
+        class Remembering(Article):
+            class Meta:
+                proxy = True
+                app_label = "app"
+
+            def __init__(self, *values: Any, **named: Any) -> None:
+                super().__init__(*values, **named)
+                self.was = self.title, self.author, self.contents
+
+    [spec] = specs.of(Article)
+    spec = dataclasses.replace(spec, model=Remembering)
+    article = Article.objects.create(title="Was", author="Ada", published_time=now())
+
+    with CaptureQueriesContext(connection) as queries:
+        assert texts(spec, article) == {str(article.pk): "Was"}
+    assert len([query for query in queries if "app_article" in query["sql"]]) == 1
+    assert sources.read(spec, spec.rows()).texts == {str(article.pk): "Was"}
+
+
 class TestAValueThatPythonCannotRead:
     """A number with too many digits: for Django in one column, for psycopg in the other."""
 
