@@ -34,6 +34,7 @@ IDS = {
     "pgembed.E015": "PGEMBED_TEXT_SEARCH_CONFIG is unknown to the database.",
     "pgembed.E016": "The SQL functions that triggers call write to another schema.",
     "pgembed.E017": "A table with a trigger for each statement is partitioned.",
+    "pgembed.E018": "A model has taken the place of the one that holds vectors.",
     "pgembed.E020": "A provider cannot be reached. Only looked at with --deploy.",
     "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",

@@ -33,13 +33,35 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return what is wrong with any of them."""
-    checks = (_provider_of, _database_of, _routers_of, _condition_of, _key_of, _migrations_of)
+    checks = (
+        _model_of,
+        _provider_of,
+        _database_of,
+        _routers_of,
+        _condition_of,
+        _key_of,
+        _migrations_of,
+    )
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
 def _error(spec: Spec, what: str, *, hint: str, id: str) -> Error:  # noqa: A002
     message = f"@embeddable on {spec.model.__name__}: {what}"
     return Error(message, hint=hint, obj=spec.model, id=id)
+
+
+def _model_of(spec: Spec) -> Iterator[CheckMessage]:
+    options = spec.embedding_model._meta
+    known = options.apps.all_models[options.app_label].get(spec.name.lower())
+    if known is not spec.embedding_model:
+        yield _error(
+            spec,
+            f"another model {spec.key!r} is defined below it, and has taken the place of the one "
+            "that holds its vectors.",
+            hint="Give the declaration a name of its own: "
+            f"name={spec.model.__name__ + 'Vectors'!r}.",
+            id="pgembed.E018",
+        )
 
 
 def _provider_of(spec: Spec) -> Iterator[CheckMessage]:

@@ -228,6 +228,19 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
 
 
+def test_a_model_that_takes_the_place_of_ours_is_told():
+    model = make_model(title=models.TextField())
+    embeddable(fields=["title"])(model)
+    with pytest.warns(RuntimeWarning, match="was already registered"):
+        make_model("ThingEmbedding", title=models.TextField())
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E018"
+    assert "another model 'app.ThingEmbedding' is defined below it" in message.msg
+    assert message.hint == "Give the declaration a name of its own: name='ThingVectors'."
+
+
 @pytest.fixture
 def theirs(monkeypatch: pytest.MonkeyPatch) -> type[models.Model]:
     """A model of an installed package, decorated in the project."""
