@@ -6,11 +6,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from django.db import DatabaseError
+
 from pgembed_django import conf, database
 from pgembed_django.retrieval import highlights, statements
 from pgembed_django.retrieval.highlights import Marks
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
+from pgembed_django.specs import Spec
 
 LONGEST_BEGINNING = 500
 """What is shown of a row whose best chunk has just been replaced."""
@@ -43,14 +46,16 @@ def of(
     for key, row in rows.items():
         if chunks[key] not in stored:
             # A worker has replaced it since: the row is still the answer.
-            text = spec.text_of(row)[:LONGEST_BEGINNING]
+            text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
             cut[key] = text, 0, len(text)
             continue
         text, start, end, digest, waits, headline = stored[chunks[key]]
-        if waits and spec.stale == "hide" and spec.text_digest(spec.text_of(row)) != bytes(digest):
-            continue
+        if waits and spec.stale == "hide":
+            now = _text_now(spec, row)
+            if now is None or spec.text_digest(now) != bytes(digest):
+                continue
         if text is None:
-            cut[key] = spec.text_of(row)[start:end], start, end
+            cut[key] = (_text_now(spec, row) or "")[start:end], start, end
         else:
             marks = highlights.marks_in(headline or "", passage=text, mark=mark)
             found[key] = Passage(text, start, end, marks)
@@ -59,6 +64,16 @@ def of(
         for key, marks in zip(cut, marked, strict=True):
             found[key] = Passage(*cut[key], marks)
     return found
+
+
+def _text_now(spec: Spec, row: Any) -> str | None:
+    """Return the row's text. None where its method raises: the others are found all the same."""
+    try:
+        return spec.text_of(row)
+    except DatabaseError:
+        raise  # the transaction that it broke may be the caller's
+    except Exception:  # noqa: BLE001 - the user's method: its job tells of it
+        return None
 
 
 def _stored(

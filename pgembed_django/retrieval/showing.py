@@ -41,17 +41,15 @@ def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) 
         for one in ranked
         if (passage := found.get(one.key))
     ]
-    _annotate(target, hits)
+    for hit in hits:
+        _annotate(hit)
     return hits
 
 
-def _annotate(target: Target[Any], hits: Sequence[Hit[Any]]) -> None:
-    """Put what was found on the instances, unless they have something of that name."""
-    taken = set(target.queryset.query.annotations) | set(target.queryset.query.extra)
-    names = [
-        name
-        for name in ("score", "similarity", "passage", "highlight")
-        if name not in taken and not hasattr(target.queryset.model, name)
-    ]
-    for hit in hits:
-        vars(hit.instance).update({name: getattr(hit, name) for name in names})
+def _annotate(hit: Hit[Any]) -> None:
+    """Put what was found on the instance, unless it has something of that name."""
+    own = vars(hit.instance)
+    for name in ("score", "similarity", "passage", "highlight"):
+        # Looked for in its class: it may be of another than the queryset's.
+        if name not in own and not hasattr(type(hit.instance), name):
+            own[name] = getattr(hit, name)

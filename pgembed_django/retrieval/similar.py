@@ -36,19 +36,19 @@ def similar_to(
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
-    everything = type(instance)._default_manager.using(instance._state.db)  # noqa: SLF001
+    everything = instance.__class__._default_manager.using(instance._state.db)  # noqa: SLF001
     target = targets.of(everything if among is None else among, name=name)
-    if target.spec is not targets.of(type(instance), name=name).spec:
+    if target.spec is not targets.of(instance.__class__, name=name).spec:
         raise SearchError(
-            f"Cannot compare a {type(instance).__name__} with rows of "
+            f"Cannot compare a {instance.__class__.__name__} with rows of "
             f"{target.queryset.model.__name__}: their vectors are of different spaces."
         )
     survey = surveying.survey(target, "")
     vector = survey and _mean(target, survey.space, instance)
     if survey is None or vector is None:
         raise SearchError(
-            f"{instance!r} has no vectors yet. Save it, and see that manage.py embed_worker runs "
-            "and that its text is not empty."
+            f"{instance.__class__.__name__} {instance.pk} has no vectors yet. Save it, and see "
+            "that manage.py embed_worker runs and that its text is not empty."
         )
     question = Question(
         target=Target(target.queryset.exclude(pk=instance.pk), target.spec),

@@ -122,7 +122,7 @@ class _Unit:
 
 def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
     alias = using or instance._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001
-    return [_unit(spec, instance, using=alias) for spec in specs.of(type(instance), name=name)]
+    return [_unit(spec, instance, using=alias) for spec in specs.of(instance.__class__, name=name)]
 
 
 def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from django.db.models import Count, F, Value
+from django.db.models import Count, F, Prefetch, Value
 
 from pgembed_django import Results, SearchQuerySet, search, similar_to
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import passages, queries
+from pgembed_django.specs import Spec
 from tests.app.models import (
     Archived,
     Article,
@@ -254,6 +255,39 @@ def test_a_text_that_is_not_stored_is_cut_from_the_row_and_marked(run_jobs):
 
     assert hit.passage == "A trout"
     assert hit.highlight == "A <mark>trout</mark>"
+
+
+@pytest.mark.parametrize("fails_at", ["stored", "replaced"])
+def test_a_text_method_that_raises_takes_no_other_row_along(run_jobs, monkeypatch, fails_at):
+    for title in ("A good trout", "A bad trout"):
+        Product.objects.create(title=title, price=3)
+    run_jobs()
+
+    def text_of(spec: Spec, row: Product) -> str:
+        if "bad" in row.title:
+            raise AttributeError("its category is gone")
+        return row.title
+
+    monkeypatch.setattr(Spec, "text_of", text_of)
+    if fails_at == "replaced":
+        monkeypatch.setattr(passages, "_stored", lambda *_, **__: {})
+    results = search(Product, "trout", name="ProductTitle")
+
+    assert {row.title: row.passage for row in results} == {
+        "A good trout": "A good trout",
+        "A bad trout": "",
+    }
+
+
+def test_nothing_that_an_instance_has_is_written_over(make_article, run_jobs):
+    make_article(title="trout")
+    run_jobs()
+    prefetched = Prefetch("articlecomment_set", to_attr="passage")
+
+    [found] = search(Article.objects.prefetch_related(prefetched), "trout")
+    assert found.passage == []
+    [found] = search(Article.objects.alias(score=Value(-1)), "trout")
+    assert found.score > 0
 
 
 # Stale rows

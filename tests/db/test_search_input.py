@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
+from django.utils.functional import SimpleLazyObject
 
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
@@ -248,6 +249,21 @@ def test_a_row_without_vectors_has_no_similar_ones(trout, make_article):
     for article in (make_article(title="new"), Article(title="unsaved")):
         with pytest.raises(SearchError, match="has no vectors yet"):
             similar_to(article)
+
+
+def test_a_row_that_is_loaded_when_it_is_looked_at_has_similar_ones(trout, make_article, run_jobs):
+    other = make_article(title="another trout")
+    run_jobs()
+
+    assert list(similar_to(SimpleLazyObject(lambda: trout))) == [other]
+
+
+def test_a_row_that_cannot_say_what_it_is_has_no_similar_ones(make_article, monkeypatch):
+    article = make_article(title="new")
+    monkeypatch.setattr(Article, "__str__", lambda _: None)
+
+    with pytest.raises(SearchError, match=f"Article {article.pk} has no vectors yet"):
+        similar_to(article)
 
 
 def test_a_row_is_compared_with_rows_of_its_own_spec_only(trout):
