@@ -73,7 +73,8 @@ class VectorsMixin(ModelAdmin):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.actions = [*(self.actions or ()), "pgembed_retry"]
+        if self.actions is not None:  # which stands for none at all
+            self.actions = [*self.actions, "pgembed_retry"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows with the state of their vectors."""
@@ -142,7 +143,7 @@ class VectorsMixin(ModelAdmin):
 
         @admin.display(description=gettext_lazy("vectors"))
         def vectors_field(row: Any) -> SafeString | str:
-            if row is None or row.pk is None:
+            if row is None or row._state.adding:  # noqa: SLF001
                 return "-"
             state = self.vectors(row)
             if getattr(row, "pgembed_state", "") not in ("failed", "pending"):

@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.db import connection
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
@@ -19,7 +19,7 @@ from pgembed_django import jobs, specs
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.admin import vectors as pages
 from pgembed_django.models import Job
-from tests.app.models import Article, Page, Product
+from tests.app.models import Article, Note, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim
 
@@ -40,7 +40,7 @@ class OwnFieldsAdmin(VectorsMixin, admin.ModelAdmin):
 
 
 editors = AdminSite(name="editors")
-editors.register([Article, Product], RowAdmin)
+editors.register([Article, Note, Product], RowAdmin)
 editors.register(Page, OwnFieldsAdmin)
 
 urlpatterns = [path("admin/", admin.site.urls), path("editors/", editors.urls)]
@@ -73,6 +73,21 @@ def text(client: Client, where: str) -> str:
     response = client.get(where)
     assert response.status_code == 200
     return response.content.decode()
+
+
+def test_an_admin_without_actions_gets_none(rf: RequestFactory, admin_user: User) -> None:
+    class Bare(RowAdmin):
+        actions = None
+
+    request = rf.get("/")
+    request.user = admin_user
+
+    assert Bare(Article, editors).get_actions(request) == {}
+
+
+def test_a_row_that_is_being_added_has_no_state(admin_client: Client) -> None:
+    assert Note().pk is not None
+    assert "pgembed-state" not in text(admin_client, "/editors/app/note/add/")
 
 
 def test_the_list_shows_and_filters_the_state_of_each_row(
