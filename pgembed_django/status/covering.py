@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Exists, Q, QuerySet, TextField, Value
+from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
@@ -145,6 +145,8 @@ def _query(
     spec: Spec, spaces: Sequence[Space], share: float, *, using: str
 ) -> QuerySet[Any, dict[str, Any]]:
     rows = spec.model._base_manager.using(using).order_by()
+    if type(spec.model._base_manager) is not Manager:  # what it joins would be counted
+        rows = QuerySet(spec.model, using=using).filter(pk__in=rows.values("pk")).order_by()
     if share < 1:
         rows = rows.filter(pk__in=_sample(spec, share))
     when = spec.when or Q()

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
-from django.test.utils import CaptureQueriesContext
+from django.db import connection, models, transaction
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from pgembed_django import conf, jobs, rollups, spaces, specs, status
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.status import covering
 from pgembed_django.worker.presence import Presence
-from tests.app.models import Article, Note
+from tests.app.models import Article, ArticleComment, Note
 from tests.db.conftest import claim
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
@@ -187,6 +188,32 @@ def test_a_paused_provider_stalls_what_waits(look, make_article, run_jobs, live_
     assert provider.out_of_reach_of == ("here:7",)
     live_worker.refresh_from_db()
     assert (provider.retries_at - live_worker.last_seen_at).total_seconds() == 30
+
+
+def test_what_a_base_manager_joins_is_not_counted(make_article, run_jobs):
+    class Joining(models.Manager[Article]):
+        def get_queryset(self) -> models.QuerySet[Article]:
+            return super().get_queryset().annotate(comments=models.Count("articlecomment"))
+
+    with isolate_apps("tests.app"):
+
+        class Joined(Article):
+            objects = Joining()
+
+            class Meta:
+                proxy = True
+                app_label = "app"
+                base_manager_name = "objects"
+
+    article = make_article()
+    ArticleComment.objects.create(article=article, text="one")
+    ArticleComment.objects.create(article=article, text="two")
+    run_jobs()
+    spec = dataclasses.replace(specs.get(KEY), model=Joined)
+
+    [found] = status.overview(using="default", specs=[spec]).specs
+
+    assert found.active.coverage == status.Coverage(rows=1, covered=1, is_estimated=False)
 
 
 def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
