@@ -148,14 +148,14 @@ class Backfill:
         if is_last:
             self._lap.cursor = None
         # Only now: a kill before this queues the page again, which changes nothing.
-        Lap.objects.using(self.using).update_or_create(
-            **self._is,
-            defaults={
-                "cursor": self._lap.cursor,
-                "passed": self._lap.passed,
-                "finished_at": Now() if is_last else None,
-            },
-        )
+        state = {
+            "cursor": self._lap.cursor,
+            "passed": self._lap.passed,
+            "finished_at": Now() if is_last else None,
+        }
+        laps = Lap.objects.using(self.using)
+        if not laps.filter(**self._is).update(**state):
+            laps.bulk_create([Lap(**self._is, **state)], ignore_conflicts=True)
         return Step(len(page), enqueued, is_last)
 
     def _keys(self) -> QuerySet[Model, Any]:

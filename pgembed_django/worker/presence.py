@@ -21,9 +21,11 @@ class Presence:
 
     def __init__(self, specs: Iterable[str], *, using: str) -> None:
         self.using = using
-        self.row = WorkerRow.objects.using(using).create(
+        row = WorkerRow(
             host=socket.gethostname(), pid=os.getpid(), version=__version__, specs=list(specs)
         )
+        # Without signals: what their receivers do is not to end the worker.
+        [self.row] = WorkerRow.objects.using(using).bulk_create([row])
         self._told = 0
         self._told_at = time.monotonic()
 
@@ -46,7 +48,7 @@ class Presence:
         rows = WorkerRow.objects.using(self.using)
         if not rows.filter(pk=self.row.pk).update(**state):
             # Another worker took this one for dead: it was frozen, or cut off.
-            self.row.save(using=self.using, force_insert=True)
+            WorkerRow.objects.using(self.using).bulk_create([self.row])
         self._tell(pipeline.completed, holds=len(pipeline.holding.units))
 
     def end(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
 from django.db.models import Q
+from django.db.models.signals import post_save
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import Maintenance, gaps, reconcile
@@ -226,6 +228,19 @@ def test_a_lap_that_finds_gaps_goes_on_at_once(monkeypatch):
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
 
     assert find_gaps(quiet_seconds=0) == 6
+
+
+def test_a_receiver_of_all_that_is_saved_does_not_end_a_lap():
+    def audit(**_: Any) -> None:
+        raise ValueError("no user is logged in")
+
+    post_save.connect(audit)
+    try:
+        add_old_notes(1)
+        assert find_gaps() == 1
+        assert find_gaps() == 0
+    finally:
+        post_save.disconnect(audit)
 
 
 def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
