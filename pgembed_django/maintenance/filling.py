@@ -117,11 +117,14 @@ class Filling:
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Go over the rows at once, where no job is about the gap.
 
-        The last lap was too early. Or one is under way, and takes its time.
+        The last lap was too early. Or one is under way, and takes its time: not while it has
+        brought more than the workers have done yet.
         """
-        if self.reconcile_seconds <= 0 or reconcile.is_full(spec, using=self.using):
+        if self.reconcile_seconds <= 0:
             return 0
         is_under_way = Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using)
+        if is_under_way and reconcile.backlog(spec, using=self.using):
+            return 0
         if not is_under_way and self._clock() < seen.lap_at:
             return 0
         with database.giving_way(self.using):
