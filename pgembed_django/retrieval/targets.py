@@ -127,6 +127,14 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
         raise SearchError(
             "Cannot search in a queryset of values(). Leave values() out: results are instances."
         )
+    query = queryset.query
+    expressions: list[Any] = [query.where, *query.annotations.values()]
+    if any(expression.contains_over_clause for expression in expressions):
+        # Whatever a search adds to its conditions, Django puts inside the window.
+        raise SearchError(
+            "Cannot search in a queryset with window functions. Search in one of the rows that "
+            'it has: filter(pk__in=that.values("pk")).'
+        )
     return queryset
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
 from django.utils.functional import SimpleLazyObject
 
 from pgembed_django import search, similar_to
@@ -198,6 +200,28 @@ def test_distinct_on_fields_is_refused(trout):
     with pytest.raises(SearchError, match="distinct"):
         search(Article.objects.distinct("title"), "trout")
     assert list(search(Article.objects.distinct(), "trout")) == [trout]
+
+
+def test_window_functions_are_refused_and_the_rows_they_choose_are_searched(
+    trout, make_article, run_jobs
+):
+    other = make_article(title="Another trout", category=Category.objects.create())
+    newest = make_article(title="A trout, the second edition", category=trout.category)
+    Article.objects.create(title="A draft of a trout", category=other.category)
+    run_jobs()
+    place = Window(RowNumber(), partition_by="category", order_by=F("pk").desc())
+    numbered = Article.objects.filter(published_time__isnull=False).annotate(place=place)
+    first = numbered.filter(place=1)
+
+    for rows in (numbered, first):
+        with pytest.raises(SearchError, match=r'window functions.*filter\(pk__in=that.values\("pk'):
+            search(rows, "trout")
+        with pytest.raises(SearchError, match="window functions"):
+            similar_to(trout, among=rows)
+
+    chosen = Article.objects.filter(pk__in=first.values("pk"))
+    assert set(search(chosen, "trout")) == {newest, other}
+    assert list(similar_to(newest, among=chosen)) == [other]
 
 
 @pytest.mark.parametrize("where", [None, "Article", 5, object()])
