@@ -89,9 +89,8 @@ def _may_view(model: type[Model], source_pk: str, *, request: HttpRequest, site:
     """Tell whether the viewer would see the row on its own page, or could but for a page."""
     if site.is_registered(model):
         model_admin = site.get_model_admin(model)
-        if not model_admin.has_view_permission(request):
-            return False
-        return model_admin.get_object(request, source_pk) is not None
+        row = model_admin.get_object(request, source_pk)
+        return row is not None and model_admin.has_view_permission(request, row)
     actions = ("view", "change")
     codenames = (get_permission_codename(action, model._meta) for action in actions)
     return any(request.user.has_perm(f"{model._meta.app_label}.{name}") for name in codenames)

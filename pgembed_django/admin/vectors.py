@@ -174,6 +174,8 @@ class VectorsMixin(ModelAdmin):
         row = self.get_object(request, unquote(object_id))
         if row is None:
             raise Http404
+        if not self.has_view_permission(request, row):
+            raise PermissionDenied
         _retry_rows(self, request, [row.pk])
         return HttpResponseRedirect(request.path.removesuffix("pgembed-retry/") + "change/")
 

@@ -37,7 +37,26 @@ operators.register(Job, JobAdmin)
 operators.register(Article)
 operators.register(Page)
 
-urlpatterns = [path("admin/", admin.site.urls), path("operators/", operators.urls)]
+
+class OwnArticleAdmin(admin.ModelAdmin):
+    """Shows each author their own rows."""
+
+    def has_view_permission(self, request, obj=None):
+        return obj is None or obj.author == request.user.get_username()
+
+    has_change_permission = has_view_permission
+
+
+# One where who may view a row depends on the row.
+authors = AdminSite(name="authors")
+authors.register(Job, JobAdmin)
+authors.register(Article, OwnArticleAdmin)
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("operators/", operators.urls),
+    path("authors/", authors.urls),
+]
 
 
 @pytest.fixture
@@ -607,6 +626,19 @@ def test_the_text_is_shown_only_to_those_who_may_view_the_row(
     for where in (detail(job), on_own_site):
         assert contents not in text(make_client("pgembed.view_job"), where)
         assert contents in text(make_client("pgembed.view_job", "app.view_article"), where)
+
+
+def test_the_text_is_not_shown_where_the_rows_own_page_is_refused(
+    viewer: Client, make_article: Callable[..., Article], make_failure: Callable[..., Job]
+) -> None:
+    viewers_name = viewer.get("/authors/").context["user"].username
+    for author, is_shown in ((viewers_name, True), ("another", False)):
+        article = make_article(author=author)
+        job = make_failure(of=article)
+
+        page = text(viewer, reverse("authors:pgembed_job_change", args=[job.pk]))
+
+        assert (article.contents in page) == is_shown
 
 
 # Spaces and workers

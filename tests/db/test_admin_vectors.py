@@ -39,11 +39,22 @@ class OwnFieldsAdmin(VectorsMixin, admin.ModelAdmin):
         pass
 
 
+class OwnRowsAdmin(RowAdmin):
+    def has_view_permission(self, request, obj=None):
+        return obj is None or obj.author == request.user.get_username()
+
+
 editors = AdminSite(name="editors")
 editors.register([Article, Note, Product], RowAdmin)
 editors.register(Page, OwnFieldsAdmin)
+authors = AdminSite(name="authors")
+authors.register(Article, OwnRowsAdmin)
 
-urlpatterns = [path("admin/", admin.site.urls), path("editors/", editors.urls)]
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("editors/", editors.urls),
+    path("authors/", authors.urls),
+]
 LIST = "/editors/app/article/"
 
 
@@ -178,6 +189,17 @@ def test_the_button_needs_the_permission_to_retry_and_to_see_the_row(
     assert editor.post(button).status_code == 403
     assert button not in text(editor, f"{LIST}{article.pk}/change/")
     assert "pgembed_retry" not in text(editor, LIST)
+
+
+def test_a_row_whose_page_is_refused_is_not_retried(
+    editor: Client, make_article: Callable[..., Article]
+) -> None:
+    for author, status in (("editor", 302), ("another", 403)):
+        article = make_article(author=author)
+        fail(article)
+        button = reverse("authors:app_article_pgembed_retry", args=[article.pk])
+
+        assert editor.post(button).status_code == status
 
 
 def test_selected_rows_are_retried_up_to_a_bound(
