@@ -70,6 +70,8 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
             is not PostgreSQL.
     """
     queryset = _queryset(where)
+    # Asked again, a router may name another replica.
+    queryset = queryset.using(queryset.db)
     if other := postgres.not_postgres(queryset.db, remedy="using"):
         raise ImproperlyConfigured(other)
     return Target(queryset, _spec(queryset.model, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.db import InternalError, connection, connections
-from django.test.utils import override_settings
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from pgembed_django import asearch, search, similar_to, specs, status
 from pgembed_django.retrieval.results import Mode
@@ -28,6 +29,16 @@ from tests.db.test_surroundings import binary
 pytestmark = pytest.mark.django_db(databases=["default", "replica"], transaction=True)
 
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "lexical")
+
+
+class InTurns:
+    """Each read goes to another one, like ``random.choice`` in Django's documentation."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = itertools.cycle(names)
+
+    def db_for_read(self, model: Any, **hints: Any) -> str:
+        return next(self._names)
 
 
 class Replicas:
@@ -79,6 +90,17 @@ def test_every_mode_of_search_reads_only(wool, mode):
 def test_similar_rows_of_one_that_was_written_just_now_or_read_from_a_replica(wool):
     for instance in (wool[0], Article.objects.get(pk=wool[0].pk)):
         assert [hit.pk for hit in similar_to(instance)] == [wool[1].pk]
+
+
+@pytest.mark.parametrize("names", [("default", "replica"), ("replica", "default")])
+def test_a_search_stays_with_the_database_that_the_router_named_first(wool, names):
+    for ask in (lambda: search(Article, "red wool"), lambda: similar_to(Article(pk=wool[0].pk))):
+        first, other = (CaptureQueriesContext(connections[name]) for name in names)
+        with override_settings(DATABASE_ROUTERS=[InTurns(*names)]), first, other:
+            assert len(ask()) > 0
+
+        assert len(first) > 0
+        assert len(other) == 0
 
 
 def test_async_searches_and_those_that_hide_what_is_stale_read_only():
