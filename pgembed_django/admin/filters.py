@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ERROR_FLAG, IGNORED_PARAMS, PAGE_VAR
 from django.db.models import BigIntegerField, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.text import Truncator
@@ -108,8 +109,17 @@ PARAMETERS = ("status", "spec", "signature", "worker", "q")
 
 
 def asked(given: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the parameters that are set."""
-    return {name: given[name] for name in PARAMETERS if given.get(name)}
+    """Return those of the parameters that are set, and that the list does not pass over."""
+    found = {name: given[name] for name in PARAMETERS if given.get(name)}
+    if found.get("status") not in STATUSES:
+        found.pop("status", None)
+    return found
+
+
+def others(given: Mapping[str, str]) -> list[str]:
+    """Return what else a link has the list look up: Django takes any field of the model."""
+    known = {*PARAMETERS, *IGNORED_PARAMS, PAGE_VAR, ERROR_FLAG}
+    return [name for name in given if name not in known]
 
 
 def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet[Job]:

@@ -173,7 +173,7 @@ class JobAdmin(columns.JobColumns):
 
     def _act(self, name: str, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         if request.POST.get("select_across") == "1":
-            return HttpResponseRedirect(bulk.url(self, name, request.GET.dict()))
+            return self._ask_about_all(name, request)
         act = acts.ACTS[name]
         found = {job.pk: job for job in queryset}
         concerned = list(queryset.filter(act.condition).values_list("pk", flat=True))
@@ -186,6 +186,14 @@ class JobAdmin(columns.JobColumns):
         level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
         self.message_user(request, said, level)
         return None
+
+    def _ask_about_all(self, name: str, request: HttpRequest) -> HttpResponse | None:
+        if others := filters.others(request.GET):
+            # The page that asks would be about more than is listed.
+            said = _("Nothing was done: all that match cannot be told by %s. Select jobs.")
+            self.message_user(request, said % ", ".join(others), messages.ERROR)
+            return None
+        return HttpResponseRedirect(bulk.url(self, name, request.GET.dict()))
 
     def _wrapped(self, view: Any) -> Any:
         def wrapped(request: HttpRequest, **kwargs: Any) -> HttpResponse:

@@ -473,6 +473,33 @@ def test_all_that_match_are_asked_about_with_their_number_then_taken_in_batches(
     ]
 
 
+def test_all_that_a_look_up_of_the_links_own_finds_are_not_acted_on(
+    operator: Client, make_failure: Callable[..., Job]
+) -> None:
+    listed, _other = make_failure("timed out"), make_failure()
+    where = f"{LIST}?status=failed&p=1&last_error__contains=timed"
+
+    refused = act(operator, "dismiss", listed.pk, where=where, select_across="1")
+
+    assert refused.startswith("Nothing was done")
+    assert "last_error__contains." in refused
+    assert Job.objects.filter(status="failed", settled_at=None).count() == 2
+    assert act(operator, "dismiss", listed.pk, where=where) == "Dismissed 1."
+
+
+def test_a_status_that_there_is_not_stands_for_the_failed_as_none_does(
+    admin_client: Client, make_failure: Callable[..., Job], make_article: Callable[..., Article]
+) -> None:
+    make_failure()
+    make_article()
+
+    for query in ({}, {"status": "garbage"}):
+        asked = admin_client.get(reverse("admin:pgembed_job_all", args=["reembed"]), query)
+
+        assert asked.context["count"] == 1
+        assert "garbage" not in asked.content.decode()
+
+
 @pytest.mark.parametrize("act_name", ["retry", "dismiss", "reembed", "release"])
 def test_a_viewer_may_neither_ask_about_all_nor_do_it(viewer: Client, act_name: str) -> None:
     where = reverse("admin:pgembed_job_all", args=[act_name])
