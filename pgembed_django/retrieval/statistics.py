@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from pgembed_django import database
 
 KEPT_SECONDS = 300.0
+MOST_KEPT = 128
+"""Of how many tables. With a schema per tenant there may be thousands."""
 
 # n_distinct is a share of the table where it is negative, and 0 where nothing is known.
 STATISTICS = """
@@ -26,7 +29,7 @@ STATISTICS = """
     JOIN pg_stats AS stats ON stats.schemaname = namespace.nspname
         AND stats.tablename = class.relname
         AND stats.attname IN ('fulltext', 'source_id')
-    WHERE class.oid = to_regclass(%(table)s)
+    WHERE class.oid = %(table_oid)s::oid
 """
 
 
@@ -41,25 +44,24 @@ class Statistics(NamedTuple):
     chunks_per_row: float
 
 
-_kept: dict[tuple[str, str], tuple[float, Statistics]] = {}
+def of(using: str, table_oid: int) -> Statistics:
+    """Return the statistics of a table with chunks.
 
-
-def of(using: str, table: str) -> Statistics:
-    """Return the statistics of a table with chunks."""
-    read_at, known = _kept.get((using, table), (-math.inf, None))
-    if known is None or time.monotonic() - read_at > KEPT_SECONDS:
-        known = _read(using, table)
-        _kept[using, table] = time.monotonic(), known
-    return known
+    By its oid: whose table a name means may change with each request's ``search_path``.
+    """
+    return _read(using, table_oid, int(time.monotonic() // KEPT_SECONDS))
 
 
 def forget() -> None:
     """Read them anew when they are needed."""
-    _kept.clear()
+    _read.cache_clear()
 
 
-def _read(using: str, table: str) -> Statistics:
-    columns = {column: told for column, *told in database.rows(using, STATISTICS, table=table)}
+@lru_cache(maxsize=MOST_KEPT)
+def _read(using: str, table_oid: int, moment: int) -> Statistics:
+    # The moment is there to be another one after a while, which makes this be read anew.
+    found = database.rows(using, STATISTICS, table_oid=table_oid)
+    columns = {column: told for column, *told in found}
     _, words, shares = columns.get("fulltext", (None, None, None))
     chunks_per_row, _, _ = columns.get("source_id", (None, None, None))
     # The frequencies end with those of no word: the least, the most, and of none at all.

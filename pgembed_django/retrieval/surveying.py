@@ -31,15 +31,17 @@ SURVEY = """
         tsvector_to_array(to_tsvector(%(language)s::regconfig, %(text)s)) AS query_lexemes,
         websearch_to_tsquery(%(language)s::regconfig, %(text)s)::text AS query_written,
         querytree(websearch_to_tsquery(%(language)s::regconfig, %(text)s)) AS query_tree,
-        (SELECT reltuples FROM pg_class WHERE oid = to_regclass(%(table)s)) AS stored_chunks,
+        stored.oid AS table_oid,
+        stored.reltuples AS stored_chunks,
         ARRAY(
             SELECT named.relname::text
             FROM pg_index
             JOIN pg_class AS named ON named.oid = indexrelid
-            WHERE indrelid = to_regclass(%(table)s)
+            WHERE indrelid = stored.oid
               AND indisvalid
         ) AS valid_indexes
     FROM pgembed_space AS space
+    LEFT JOIN pg_class AS stored ON stored.oid = to_regclass(%(table)s)
     WHERE space.spec = %(spec)s
       AND space.state = 'active'
 """
@@ -65,6 +67,7 @@ class _Row(NamedTuple):
     lexemes: list[str]
     written: str
     tree: str
+    table_oid: int
     chunks: float
     valid_indexes: list[str]
 
@@ -82,7 +85,7 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     for values in database.rows(target.using, _survey(), **parameters):
         space = _space(target.using, values[:width])
         row = _Row(*values[width:])
-        known = statistics.of(target.using, target.table)
+        known = statistics.of(target.using, row.table_oid)
         words = words_of.of(
             read,
             lexemes=row.lexemes,

@@ -19,6 +19,7 @@ from pgembed_django import search, specs, sql
 from pgembed_django.checks import check_databases
 from pgembed_django.listener import KEYS
 from pgembed_django.models import Job, Space
+from pgembed_django.retrieval import statistics, words
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_fresh, run_jobs
 from pgembed_django.triggers import triggers
@@ -181,6 +182,23 @@ def test_rows_that_are_enqueued_together_have_their_jobs_beside_them():
     finally:
         with connections["acme"].schema_editor() as editor:
             editor.execute(by_row.compile(Note).install_sql, params=None)
+
+
+def test_words_that_are_common_in_one_tenant_are_none_in_another(request_of, monkeypatch):
+    monkeypatch.setattr(words, "MOST_MATCHES", 50)
+    for tenant, common in zip(TENANTS, ("wool", "granite"), strict=True):
+        notes = [Note(body=f"{common} {number}") for number in range(60)]
+        Note.objects.using(tenant).bulk_create(notes)
+    Note.objects.using("umbra").create(body="wool of umbra")
+    for tenant in TENANTS:
+        run_jobs(using=tenant)
+        execute(tenant, "ANALYZE app_noteembedding")
+    statistics.forget()
+
+    for tenant, bodies in (("acme", []), ("umbra", ["wool of umbra"])):
+        notes = Note.objects.using(request_of(tenant))
+        hits = search(notes, "wool xylophone", mode="lexical")
+        assert [hit.body for hit in hits] == bodies
 
 
 def test_a_worker_drains_its_tenant_and_no_other():
