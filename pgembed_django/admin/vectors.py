@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin, messages
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
-from django.db import router
 from django.db.models import Case, CharField, Model, OuterRef, Q, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast
 from django.http import (
@@ -148,7 +147,8 @@ class VectorsMixin(ModelAdmin):
             state = self.vectors(row)
             if getattr(row, "pgembed_state", "") not in ("failed", "pending"):
                 return state
-            errors = _failures(type(row), [row.pk]).values_list("last_error")
+            units = _units(self, request, [row.pk])
+            errors = units.filter(OPEN_FAILURE).values_list("last_error")
             button = self._button(row) if acts.ACTS["retry"].is_allowed(request) else ""
             shown = format_html_join("", '<pre class="pgembed-error">{}</pre>', errors)
             return format_html("{} {}{}", state, button, shown)
@@ -214,32 +214,24 @@ def _is_fresh(spec: specs.Spec) -> Q:
     return Q(spaces.LookedUp(chunks))
 
 
-def _using(model: type[Model]) -> str:
-    """Return the rows' own database: their jobs are there, whichever one our pages show."""
-    return router.db_for_write(model)
-
-
-def _failures(model: type[Model], pks: list[Any]) -> QuerySet[Job]:
-    keys = [spec.key for spec in specs.of(model)]
-    units = Job.objects.using(_using(model)).filter(spec__in=keys)
-    return units.filter(OPEN_FAILURE, source_pk__in=_as_text(model, pks))
-
-
-def _as_text(model: type[Model], pks: list[Any]) -> list[str]:
-    """Return keys as Postgres prints them, which is how jobs name them."""
-    rows = model._base_manager.using(_using(model)).filter(pk__in=pks).order_by()
-    return list(rows.values_list(Cast("pk", TextField()), flat=True))
+def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> QuerySet[Job]:
+    """Return the jobs of rows, from the database that the rows themselves are in."""
+    model = model_admin.model
+    shown: Any = model_admin.get_queryset(request)
+    # Not a replica, where a router reads from one; what says using() stays where it says.
+    shown._for_write = True  # noqa: SLF001
+    rows = model._base_manager.using(shown.db).filter(pk__in=pks).order_by()
+    # As Postgres prints them, which is how jobs name them.
+    keys = list(rows.values_list(Cast("pk", TextField()), flat=True))
+    units = Job.objects.using(shown.db).filter(source_pk__in=keys)
+    return units.filter(spec__in=[spec.key for spec in specs.of(model)])
 
 
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
     """Retry what has failed of these rows, bring forward what waits, and say what happened."""
-    keys = [spec.key for spec in specs.of(model_admin.model)]
-    using = _using(model_admin.model)
-    units = Job.objects.using(using).filter(
-        spec__in=keys, source_pk__in=_as_text(model_admin.model, pks)
-    )
+    units = _units(model_admin, request, pks)
     found = list(units.filter(acts.ACTS["retry"].condition))
-    counts = acts.retry([job.pk for job in found], using=using)
+    counts = acts.retry([job.pk for job in found], using=units.db)
     said = acts.told("retry", counts)
     acts.log(request, said, about=found)
     level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING

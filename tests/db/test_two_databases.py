@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -120,9 +121,22 @@ class NoteAdmin(VectorsMixin, admin.ModelAdmin):
     pass
 
 
+class OtherNoteAdmin(NoteAdmin):
+    """The notes of "other", whatever a router says."""
+
+    def get_queryset(self, request):
+        return super().get_queryset(request).using("other")
+
+
 site = admin.AdminSite(name="notes")
 site.register(Note, NoteAdmin)
-urlpatterns = [path("admin/", admin.site.urls), path("notes/", site.urls)]
+other_site = admin.AdminSite(name="others")
+other_site.register(Note, OtherNoteAdmin)
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("notes/", site.urls),
+    path("others/", other_site.urls),
+]
 
 
 @contextmanager
@@ -340,6 +354,24 @@ class TestAdmin:
 
         assert "no such luck" in shown
         assert_embedding_pending(note)
+
+    def test_an_admin_that_names_a_database_retries_its_rows_there(self, client, other):
+        with routed(Nowhere):
+            for using in ("default", other):
+                note = Note(pk=uuid.UUID(int=1), body="a note")
+                note.save(using=using)
+                Job.objects.using(using).update(
+                    status="failed",
+                    last_error=f"an error of {using}",
+                    finished_at="2026-01-01T00:00:00Z",
+                )
+
+            shown = client.get(f"/others/app/note/{note.pk}/change/").content.decode()
+            client.post(f"/others/app/note/{note.pk}/pgembed-retry/")
+
+        assert "an error of other" in shown
+        assert jobs_in(other) == ["app.NoteEmbedding"]
+        assert jobs_in("default") == []
 
 
 @pytest.mark.live
