@@ -87,6 +87,8 @@ REQUEUE = filled("""
           WHERE newer.spec = job.spec
             AND newer.source_pk = job.source_pk
             AND newer.status = 'pending'
+          -- Looked up: a join may be planned to read all that are pending.
+          OFFSET 0
       )
     RETURNING id
 """)

@@ -30,17 +30,23 @@ OLDER_FAILURE = filled("""
     )
     SELECT older.id, COALESCE(older.parkings + 1, 0)
     FROM job
-    LEFT JOIN pgembed_job AS older
-      ON older.spec = job.spec
-     AND older.source_pk = job.source_pk
-     AND older.status IN ('failed', 'dismissed')
-     AND older.settled_at IS NULL
+    LEFT JOIN LATERAL (
+        SELECT id, parkings
+        FROM pgembed_job
+        WHERE spec = job.spec
+          AND source_pk = job.source_pk
+          AND status IN ('failed', 'dismissed')
+          AND settled_at IS NULL
+        OFFSET 0
+    ) AS older ON true
     WHERE NOT EXISTS (
         SELECT
         FROM pgembed_job AS newer
         WHERE newer.spec = job.spec
           AND newer.source_pk = job.source_pk
           AND newer.status = 'pending'
+        -- Looked up: a join may be planned to read all that are pending.
+        OFFSET 0
     )
 """)
 

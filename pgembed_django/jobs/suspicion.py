@@ -28,6 +28,7 @@ SUSPECT = """
               WHERE other.status = 'running'
                 AND other.spec = candidate.spec
                 AND other.source_pk = candidate.source_pk
+              OFFSET 0
           )
         ORDER BY run_at
         LIMIT 1
