@@ -65,6 +65,7 @@ TAKEN = """,
             SELECT run_at
             FROM pgembed_job AS job
             WHERE status = 'pending'
+              AND id > 0
               AND job.spec = lane.spec
               AND job.priority = lane.priority
               AND (job.run_at, job.id) > (lane.after_run_at, lane.after_id)
@@ -82,6 +83,7 @@ TAKEN = """,
             SELECT id
             FROM pgembed_job AS job
             WHERE status = 'pending'
+              AND id > 0
               AND job.spec = due_lane.spec
               AND job.priority = due_lane.priority
               AND (job.run_at, job.id) > (due_lane.after_run_at, due_lane.after_id)
@@ -132,6 +134,7 @@ NEXT_DUE = """
             SELECT priority
             FROM pgembed_job
             WHERE status = 'pending'
+              AND id > 0
               AND pgembed_job.spec = lane.spec
               AND pgembed_job.priority < COALESCE(lane.priority, 32767)
             ORDER BY priority DESC
@@ -144,6 +147,7 @@ NEXT_DUE = """
         SELECT run_at
         FROM pgembed_job
         WHERE status = 'pending'
+          AND id > 0
           AND pgembed_job.spec = lane.spec
           AND pgembed_job.priority = lane.priority
         ORDER BY run_at

@@ -20,6 +20,7 @@ LANES = {
 }
 
 # Found by jumping along the index, from one priority to the next. Each from its head.
+# ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
 EVERY_LANE = """
     WITH RECURSIVE found AS (
         SELECT spec, priority
@@ -28,6 +29,7 @@ EVERY_LANE = """
             SELECT priority
             FROM pgembed_job
             WHERE status = 'pending'
+              AND id > 0
               AND pgembed_job.spec = wanted.spec
             ORDER BY priority DESC
             LIMIT 1
@@ -39,6 +41,7 @@ EVERY_LANE = """
             SELECT priority
             FROM pgembed_job
             WHERE status = 'pending'
+              AND id > 0
               AND pgembed_job.spec = found.spec
               AND pgembed_job.priority < found.priority
             ORDER BY priority DESC

@@ -17,6 +17,7 @@ from django.db.models.functions import Cast, Now
 from pgembed_django import database, jobs, lengths, providers, sources, spaces
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models.job import READY
 from pgembed_django.reembedding import Reembedded, reembed
 from pgembed_django.specs import Spec
 
@@ -120,7 +121,7 @@ class Backfill:
         # One statement, so that none is missed which is claimed just now. Not one condition on
         # two statuses: each has an index of its own.
         return (
-            mine.filter(status=Job.Status.PENDING)
+            mine.filter(READY)
             .values("pk")
             .union(mine.filter(status=Job.Status.RUNNING).values("pk"), all=True)
             .count()

@@ -19,6 +19,7 @@ from django.db.models.functions import Now
 from pgembed_django import database, events, faults, jobs, spaces
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models.job import READY
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 1000
@@ -170,8 +171,8 @@ def restart(spec: Spec, sweep: str, *, using: str) -> None:
 def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
     """Return how many of the jobs of a kind are waiting, counted up to the bound."""
     waiting = Job.objects.using(using).filter(
+        READY,
         spec=spec.key,
-        status=Job.Status.PENDING,
         priority=jobs.priority_of(kind, spec.priority),
     )
     return waiting.order_by()[:MAX_BACKLOG].count()

@@ -32,6 +32,7 @@ COUNT = """
             SELECT priority
             FROM pgembed_job
             WHERE status = 'pending'
+              AND id > 0
               AND pgembed_job.spec = lane.spec
               AND pgembed_job.priority < COALESCE(lane.priority, 32767)
             ORDER BY priority DESC
@@ -74,6 +75,7 @@ COUNT = """
         SELECT kind, created_at, run_at <= statement_timestamp() AS is_due
         FROM pgembed_job
         WHERE status = 'pending'
+          AND id > 0
           AND pgembed_job.spec = lane.spec
           AND pgembed_job.priority = lane.priority
         ORDER BY run_at

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import psycopg
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q
 
 from pgembed_django import database, jobs, spaces, specs
-from pgembed_django.models import Job, Space
+from pgembed_django.maintenance import gaps
+from pgembed_django.models import Ending, Job, Space
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.worker import configuring
 from tests.app.models import Article
@@ -243,12 +245,12 @@ def test_a_writer_does_not_keep_the_plans_of_a_small_table(
     assert Job.objects.count() > GROWN
 
 
-def add_jobs(count: int, *, run_at: str = "now") -> None:
+def add_jobs(count: int, *, run_at: str = "now", first: int = 1) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO pgembed_job (spec, source_pk, run_at) "
-            "SELECT %s, n::text, %s FROM generate_series(1, %s) AS n ON CONFLICT DO NOTHING",
-            [SPEC, run_at, count],
+            "SELECT %s, n::text, %s FROM generate_series(%s, %s) AS n ON CONFLICT DO NOTHING",
+            [SPEC, run_at, first, first + count - 1],
         )
 
 
@@ -270,6 +272,32 @@ def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, cou
     assert len(jobs.claim([SPEC], **wanted)) == 256
 
     assert count_read() - before < 10 * 256
+
+
+@pytest.mark.parametrize("history", HISTORIES)
+def test_a_look_for_the_job_of_a_row_does_not_read_its_lane(
+    history, small_tables, count_read, make_article, run_jobs
+):
+    """Where Postgres knows few jobs, the index of lanes seems to be as good as that of units."""
+    spec = specs.get(SPEC)
+    articles = [make_article() for _ in range(20)]
+    run_jobs()
+    for statement in HISTORIES[history]:
+        connection.cursor().execute(statement)
+    spec.embedding_model._base_manager.all().delete()
+    rewrite(articles[:2])
+    wanted = {"limit": 2, "lease": jobs.Lease(1, 60), "using": "default"}
+    released, failed = jobs.claim([SPEC], **wanted)
+    add_jobs(GROWN, run_at="2999-07-01", first=GROWN)
+    [space] = spaces.live(spec, using="default")
+    before = count_read()
+
+    assert len(gaps.missing(spec, [space], Q(), using="default")) == len(articles) - 2
+    assert spaces.last_gap(spec, space, using="default")
+    assert jobs.release(released, using="default") is Ending.REQUEUED
+    assert jobs.fail(failed, "no", using="default") is Ending.FAILED
+
+    assert count_read() - before < FEW
 
 
 @pytest.mark.parametrize("known", ["at work", "empty"])
