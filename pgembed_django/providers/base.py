@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
-from pgembed_django.providers import cutting, probes, vectors
+from pgembed_django.providers import cutting, probes, raising, vectors
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
 from pgembed_django.providers.pieces import embed_halved
@@ -124,17 +124,17 @@ class Provider(Options, ABC):
             raise InputRefused("The query is empty.")
         shortened = text = cutting.well_formed(text)
         for cuts in range(cutting.MAX_CUTS + 1):
+            prefixed = self.query_prefix + shortened
             try:
-                answer = self.embed_query_batch(
-                    [self.query_prefix + shortened], timeout_seconds=timeout_seconds
-                )
+                with raising.provider_errors(self):
+                    answer = self.embed_query_batch([prefixed], timeout_seconds=timeout_seconds)
+                    unit, faults = self.check(answer, count=1)
                 break
             except InputTooLong as error:
                 if self.too_long == "refuse" or cuts == cutting.MAX_CUTS:
                     raise
                 characters = cutting.room(text, cuts=cuts, message=str(error), learnt=None)
                 shortened = cutting.shorten(text, characters=characters)
-        unit, faults = self.check(answer, count=1)
         if faults[0]:
             raise InputRefused(f"{self} answered {faults[0]} for the query.")
         vector: Vector = unit[0]
@@ -145,11 +145,16 @@ class Provider(Options, ABC):
         return self.embed_batch(texts)
 
     def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
-        """Send one batch of documents. See ``vectors.checked`` for the answer."""
+        """Send one batch of documents. See ``vectors.checked`` for the answer.
+
+        Raises:
+            ProviderError: whatever ``embed_batch`` raises, one way or another.
+        """
         if self.is_metered:
             self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
-        answer = self.embed_batch([self.document_prefix + text for text in texts])
-        return self.check(answer, count=len(texts))
+        with raising.provider_errors(self):
+            answer = self.embed_batch([self.document_prefix + text for text in texts])
+            return self.check(answer, count=len(texts))
 
     def check(self, answer: Vectors, *, count: int) -> tuple[Vectors, list[str | None]]:
         return vectors.checked(answer, count=count, dimensions=self.dimensions, name=str(self))
@@ -222,7 +227,7 @@ class Provider(Options, ABC):
         return self._meter.total
 
     def probe(self) -> Probe:
-        """Embed one word and tell what came of it. Never raises a ``ProviderError``."""
+        """Embed one word and tell what came of it. Never raises what the provider raises."""
         return probes.look(self)
 
     def warm_up(self) -> None:

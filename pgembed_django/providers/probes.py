@@ -13,6 +13,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
+from pgembed_django.providers import raising
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -84,14 +85,15 @@ class Report:
 
 
 def look(provider: Provider) -> Probe:
-    """Embed one word and tell what came of it. Never raises a ``ProviderError``."""
+    """Embed one word and tell what came of it. Never raises what the provider raises."""
     started = time.monotonic()
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
-        answer = provider.embed_batch([provider.plain_text])
-        present, width = True, int(answer.shape[-1])
-        provider.check(answer, count=1)
-        digest = provider.model_digest()
+        with raising.provider_errors(provider):
+            answer = provider.embed_batch([provider.plain_text])
+            present, width = True, int(answer.shape[-1])
+            provider.check(answer, count=1)
+            digest = provider.model_digest()
     except ModelMissing as error:
         present, message = False, str(error)
     except ProviderMisconfigured as error:
@@ -124,7 +126,8 @@ def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:
     texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
     started = clock()
     try:
-        provider.check(provider.embed_batch(texts), count=size)
+        with raising.provider_errors(provider):
+            provider.check(provider.embed_batch(texts), count=size)
     except ProviderError as error:
         return Timing(batch_size=size, milliseconds_per_text=None, message=str(error))
     spent = clock() - started

@@ -141,11 +141,6 @@ class Sift:
             raise
         except ProviderError as error:
             return self._unclear(group, error)
-        except Exception as error:  # noqa: BLE001
-            # A provider of the user's own may raise anything, and one text be the reason. The
-            # message is left out: it may hold the text.
-            raised = ProviderError(f"{self._provider} raised {type(error).__name__}.")
-            return self._unclear(group, raised)
         self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()

@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 from pgembed_django import conf, database, events, providers
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
+from pgembed_django.providers import raising
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.lost import LostProvider
 from pgembed_django.specs import Spec
@@ -52,8 +53,10 @@ def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
 def warm_up(specs: Iterable[Spec], *, using: str) -> None:
     """Load the models of live spaces. Which ones cannot be loaded yet is told."""
     for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
+        provider = provider_of(space)
         try:
-            provider_of(space).warm_up()
+            with raising.provider_errors(provider):
+                provider.warm_up()
         except ProviderError as error:
             events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
 

@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
+from pgembed_django.providers import raising
 from pgembed_django.providers.base import Provider
 from pgembed_django.spaces.living import is_of, live
 from pgembed_django.specs import Spec
@@ -53,7 +54,8 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
 
 def _identity(provider: Provider) -> Identity:
     try:
-        return provider.identity()
+        with raising.provider_errors(provider):
+            return provider.identity()
     except ProviderError as error:
         # The server is down. What it cannot tell now is learned when it is back.
         events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))

@@ -136,6 +136,15 @@ def test_a_model_that_is_gone_from_the_machine_is_no_error(trout):
     assert (results.ranking, results.degraded) == ("lexical", True)
 
 
+def test_whatever_error_a_provider_raises_costs_the_meaning_only(trout):
+    Space.objects.update(backend="tests.played.provider.RaisingProvider")
+
+    results = search(Article, "trout")
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
 def test_with_neither_words_nor_meaning_nothing_is_found(trout, provider):
     provider.is_down = True
     Space.objects.update(backend="tests.played.provider.PlayedProvider")

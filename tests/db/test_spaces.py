@@ -4,7 +4,7 @@ import dataclasses
 import threading
 
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -560,6 +560,25 @@ def test_a_provider_that_is_gone_stops_no_worker(lost, caplog):
     [loading] = [one for one in caplog.records if one.msg.startswith("Cannot load")]
     assert f"Space {space.pk} ({space}) has lost its provider." in loading.getMessage()
     assert "PGEMBED_PROVIDERS" not in loading.getMessage()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_provider_that_raises_errors_of_its_own_is_waited_for_like_one_that_is_down(
+    settings, make_article, caplog
+):
+    backend = "tests.played.provider.RaisingProvider"
+    declared = {"BACKEND": backend, "MODEL": "mine", "DIMENSIONS": 8}
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    make_article()
+
+    with pytest.raises(CommandError, match="1 wait for a provider that is down") as raised:
+        call_command("embed_worker", "--drain", verbosity=0)
+
+    told = "".join(record.getMessage() for record in caplog.records)
+    assert "mine (provider 'default') raised RuntimeError." in str(raised.value)
+    assert "raised ConnectionError." in told  # asked for the model's digest
+    assert "raised OSError." in told  # asked to load it
+    assert Job.objects.get().attempts == 0
 
 
 @pytest.mark.django_db

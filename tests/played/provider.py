@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -31,3 +31,16 @@ class PlayedProvider(DeterministicProvider):
                 raise ProviderError("This text is trouble.")
         self.embedded.extend(texts)
         return super().embed_batch(texts)
+
+
+class RaisingProvider(DeterministicProvider):
+    """One of somebody's own, with an error of its own at whatever it is asked."""
+
+    def embed_batch(self, texts: Sequence[str]) -> NoReturn:
+        raise RuntimeError(f"out of memory at {texts}")
+
+    def model_digest(self) -> NoReturn:
+        raise ConnectionError("no answer")
+
+    def warm_up(self) -> NoReturn:
+        raise OSError("no such file")

@@ -126,6 +126,18 @@ def test_all_providers_are_asked_even_where_the_first_is_not_well(serve, capsys)
     assert "batch of 32" in capsys.readouterr().out
 
 
+def test_an_error_of_the_providers_own_is_told_by_its_name(settings, capsys):
+    backend = "tests.played.provider.RaisingProvider"
+    declared = {"BACKEND": backend, "MODEL": "mine", "DIMENSIONS": 8}
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+
+    with pytest.raises(CommandError, match="Not well: default"):
+        call_command("embed_probe")
+
+    assert "mine (provider 'default') raised RuntimeError." in capsys.readouterr().out
+    assert [problem.id for problem in problems()] == ["pgembed.E021"]
+
+
 @pytest.mark.parametrize("arguments", [["nobody"], ["default", "nobody"]])
 def test_an_unknown_provider_is_a_mistake_of_the_call(serve, arguments):
     server = serve()

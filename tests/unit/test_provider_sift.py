@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import ceil, log2
+from traceback import format_exception
 
 import pytest
 
@@ -20,6 +21,7 @@ from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
+from tests.played.provider import RaisingProvider
 
 Make = Callable[..., OpenAIProvider]
 REFUSED = played.reply({"error": {"message": "not this one"}}, 400)
@@ -257,3 +259,12 @@ def test_whatever_a_provider_raises_is_charged_to_the_text_that_it_raises_for():
     assert charged(outcomes) == {7}
     assert "KeyError" in str(outcomes[7])
     assert "bad text" not in str(outcomes[7])
+
+
+def test_a_provider_that_raises_at_a_plain_word_too_charges_no_text():
+    provider = RaisingProvider(alias="mine", model="m", dimensions=8)
+
+    with pytest.raises(ProviderUnavailable, match="raised RuntimeError") as raised:
+        provider.embed_each(texts_with({7}))
+
+    assert "good text" not in "".join(format_exception(raised.value))
