@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import psycopg
 from django.db import connections
@@ -62,6 +63,15 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
 def leave_sessions(using: str) -> None:
     """Leave the connections that are opened from now on as they are: the worker has ended."""
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+
+
+def end_sessions(using: str) -> None:
+    """Hang up, so that whoever called the worker does not go on in a session like these."""
+    leave_sessions(using)
+    wrapper: Any = connections[using]
+    wrapper.close()
+    # The worker's threads have given theirs back to it, as they were.
+    wrapper.close_pool()
 
 
 def notice_silence(file: int) -> None:

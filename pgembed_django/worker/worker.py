@@ -244,5 +244,5 @@ class Worker:
 
     def _hang_up(self) -> None:
         self._rest.close()
-        configuring.leave_sessions(self.using)
+        configuring.end_sessions(self.using)
         self.sessions.end()

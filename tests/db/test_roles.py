@@ -256,15 +256,17 @@ class TestWorker:
 
 @contextmanager
 def owned_by(role: str) -> Iterator[None]:
-    with connections["owner"].cursor() as cursor:
-        for table in CHUNKS:
-            cursor.execute(f"ALTER TABLE {table} OWNER TO {PREFIX}_{role}")
-            cursor.execute(f"GRANT ALL ON {table} TO {PREFIX}_worker")
-        try:
-            yield
-        finally:
+    def own(name: str) -> None:
+        with connections["owner"].cursor() as cursor:
             for table in CHUNKS:
-                cursor.execute(f"ALTER TABLE {table} OWNER TO {PREFIX}_worker")
+                cursor.execute(f"ALTER TABLE {table} OWNER TO {PREFIX}_{name}")
+                cursor.execute(f"GRANT ALL ON {table} TO {PREFIX}_worker")
+
+    own(role)
+    try:
+        yield
+    finally:
+        own("worker")
 
 
 def spaces_of(spec: specs.Spec) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import pgtrigger
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import ProgrammingError, connection, connections
 from django.db.backends.signals import connection_created
 from django.http import HttpRequest, HttpResponse
@@ -29,6 +30,14 @@ from tests.conftest import embedded_text, testing_url, wait_until
 from tests.db.conftest import claim, reap, reconcile_deeply, until_waiting
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+
+SESSION = """
+    SELECT
+        current_setting('idle_in_transaction_session_timeout'),
+        current_setting('row_security'),
+        current_setting('default_transaction_isolation')
+"""
 
 
 def pending(key: str = "app.ArticleEmbedding") -> int:
@@ -97,6 +106,47 @@ def test_a_worker_on_a_connection_pool(alias, make_article, make_worker):
         connections[pooled].close()  # given back, and perhaps another one taken next
 
     assert embedded_text(article)
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test database by a pool, also in other threads."""
+    pytest.importorskip("psycopg_pool")
+    options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 3}}
+    connection.close()
+    with monkeypatch.context() as changed:
+        changed.setitem(connection.settings_dict, "OPTIONS", options)
+        yield
+        connection.close()
+        connection.close_pool()
+
+
+def session() -> tuple[Any, ...]:
+    """Return how the session of this thread is set up."""
+    with connection.cursor() as cursor:
+        cursor.execute(SESSION)
+        return *cursor.fetchone(), connection.connection.isolation_level
+
+
+def test_whoever_calls_a_worker_has_no_session_like_its_own_afterwards(make_article):
+    article, before = make_article(), session()
+
+    call_command("embed_worker", drain=True, verbosity=0)
+
+    assert session() == before
+    assert embedded_text(article)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_nor_does_the_pool_hand_such_a_session_out(make_article):
+    article, before = make_article(), session()
+
+    call_command("embed_worker", drain=True, verbosity=0)
+
+    assert embedded_text(article)
+    for _ in range(3):
+        assert session() == before
+        connection.close()  # for the next one of the pool
 
 
 @pytest.mark.parametrize("max_age", [0, 60, None])
