@@ -127,6 +127,12 @@ class EmbedCommand(StoppableCommand):
             )
         if other := postgres.not_postgres(alias, remedy="--database"):
             raise CommandError(other, returncode=CANNOT_START)
+        if writes and not connections[alias].settings_dict["AUTOCOMMIT"]:
+            raise CommandError(
+                f"The database {alias!r} has AUTOCOMMIT off: nothing would be committed. Name an "
+                "alias that has it on with --database.",
+                returncode=CANNOT_START,
+            )
         try:
             with connections[alias].cursor() as cursor:
                 cursor.execute(STATE)

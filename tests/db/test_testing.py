@@ -10,6 +10,7 @@ import pgtrigger
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
@@ -286,3 +287,13 @@ def test_every_public_name_is_told_on_the_page(request):
     for name in [*testing.__all__, *fixtures]:
         assert f"`{name}" in page or f"testing.{name}" in page, name
     assert len(fixtures) == 3
+
+
+def test_a_worker_in_a_test_case_is_refused_with_what_does_its_work(make_article):
+    make_article()
+
+    with pytest.raises(CommandError, match=r"run_jobs\(\) does its work") as caught:
+        call_command("embed_worker", drain=True)
+
+    assert caught.value.returncode == 2
+    assert Job.objects.get().status == "pending"

@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SQLITE = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 COMMANDS = sorted(name for name, app in get_commands().items() if app == "pgembed_django")
 WITHOUT_DATABASE = {"embed_probe"}
+ONLY_LOOK = {"embed_forget", "embed_spaces", "embed_status"}
+"""Without further options."""
 CHOICES = {"embed_dismiss": ["--all"], "embed_retry": ["--all"]}
 
 
@@ -123,6 +125,18 @@ def test_a_database_that_is_not_postgres_is_named_with_those_that_are(name: str,
     assert str(caught.value) == (
         "The database 'lite' is SQLite, not PostgreSQL. Name one that is with --database: default."
     )
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_DATABASE - ONLY_LOOK))
+def test_a_database_where_nothing_would_be_committed_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+
+    with pytest.raises(CommandError, match="'default' has AUTOCOMMIT off") as caught:
+        call_command(name, *CHOICES.get(name, ()))
+
+    assert caught.value.returncode == 2
 
 
 def test_so_it_is_where_tests_embed_and_searches_ask(lite: str) -> None:

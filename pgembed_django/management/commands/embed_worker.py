@@ -13,6 +13,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
+from django.db import connections
 from django.utils import autoreload
 
 from pgembed_django import conf, database, events, specs, tracing
@@ -110,6 +111,12 @@ class Command(EmbedCommand):
 
     def _work(self, **options: Any) -> None:
         using = self.chosen_database(options["database"], waits=True)
+        if not connections[using].get_autocommit():
+            raise CommandError(
+                "A worker needs transactions of its own, and was called inside atomic(), or with "
+                "autocommit off. In a TestCase, pgembed_django.testing.run_jobs() does its work.",
+                returncode=CANNOT_START,
+            )
         worker = Worker(
             self.chosen_specs(options["specs"], using=using),
             using=using,
