@@ -36,7 +36,8 @@ Identity = dict[str, Any]
 def ensure(spec: Spec, *, using: str) -> list[Space]:
     """Return the live spaces, after opening one for the declared provider where it is new."""
     provider = providers.get(spec.provider)
-    identity = _identity(provider)
+    told = _identity(provider)
+    identity = told or {**provider.declared(), "digest": None}
     for space in live(spec, using=using):
         if is_of(space, provider) and _may_be(space, identity["digest"]):
             _learn_digest(space, identity, using=using)
@@ -44,6 +45,8 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
             return live(spec, using=using)
     if specs.without_table([spec], using=using):
         return []  # a newer code has given it another name, or nobody has migrated yet
+    if told is None and _has_had_one_of(spec, provider, using=using):
+        return live(spec, using=using)  # it may be that retired one's: known when it is back
     try:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)
@@ -52,14 +55,20 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     return live(spec, using=using)
 
 
-def _identity(provider: Provider) -> Identity:
+def _identity(provider: Provider) -> Identity | None:
+    """Return what makes vectors comparable, or None where that cannot be told just now."""
     try:
         with raising.provider_errors(provider):
             return provider.identity()
     except ProviderError as error:
         # The server is down. What it cannot tell now is learned when it is back.
         events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))
-        return {**provider.declared(), "digest": None}
+        return None
+
+
+def _has_had_one_of(spec: Spec, provider: Provider, *, using: str) -> bool:
+    spaces = Space.objects.using(using).filter(spec=spec.key)
+    return any(is_of(space, provider) for space in spaces)
 
 
 def _fingerprint(identity: Identity) -> str:
@@ -72,9 +81,16 @@ def _may_be(space: Space, digest: str | None) -> bool:
 
 
 def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
-    if identity["digest"] and not space.model_digest:
-        Space.objects.using(using).filter(pk=space.pk, model_digest="").update(
-            model_digest=identity["digest"], fingerprint=_fingerprint(identity)
+    if not identity["digest"] or space.model_digest:
+        return
+    unknown = Space.objects.using(using).filter(pk=space.pk, model_digest="")
+    try:
+        with transaction.atomic(using=using):
+            unknown.update(model_digest=identity["digest"], fingerprint=_fingerprint(identity))
+    except IntegrityError:
+        # It is a retired space's, which no declaration reopens. An active one is searched on.
+        unknown.filter(state=Space.State.BUILDING).update(
+            state=Space.State.RETIRED, retired_at=Now()
         )
 
 

@@ -1,0 +1,103 @@
+"""What a server tells of its model makes a space. While it is down, it tells nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+from django.core.management import call_command
+
+from pgembed_django import spaces, specs
+from pgembed_django.exceptions import ProviderUnavailable
+from pgembed_django.models import Space
+from pgembed_django.providers.deterministic import DeterministicProvider
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NOTE = "app.NoteEmbedding"
+
+
+class Tagged(DeterministicProvider):
+    """Like Ollama: its server tells the digest of a tag, or is down."""
+
+    is_down: ClassVar[bool] = False
+
+    def model_digest(self) -> str:
+        if Tagged.is_down:
+            raise ProviderUnavailable("connection refused")
+        return f"digest of {self.model}"
+
+
+@pytest.fixture
+def declare(settings: Any) -> Iterator[Callable[..., None]]:
+    """Do what a worker does at its start, with that model in its settings."""
+
+    def declare(model: str, *, is_down: bool = False) -> None:
+        Tagged.is_down = is_down
+        backend = f"{__name__}.Tagged"
+        settings.PGEMBED_PROVIDERS = {
+            "default": {"BACKEND": backend, "MODEL": model, "DIMENSIONS": 64}
+        }
+        spaces.ensure(specs.get(NOTE), using="default")
+
+    yield declare
+    Tagged.is_down = False
+
+
+def switch() -> None:
+    spaces.activate(Space.objects.get(spec=NOTE, state="building"), using="default")
+
+
+def states() -> list[tuple[str, str, str]]:
+    found = Space.objects.filter(spec=NOTE).order_by("pk")
+    return list(found.values_list("model", "model_digest", "state"))
+
+
+def test_a_digest_that_was_unknown_at_first_is_learned(declare):
+    declare("one", is_down=True)
+    assert states() == [("one", "", "active")]
+
+    declare("one")
+
+    assert states() == [("one", "digest of one", "active")]
+
+
+def test_a_retired_model_is_not_reopened_because_its_server_is_down(declare):
+    declare("one")
+    declare("two")
+    switch()
+
+    declare("one", is_down=True)
+
+    assert states() == [("one", "digest of one", "retired"), ("two", "digest of two", "active")]
+
+
+def test_a_model_that_is_being_built_goes_on_while_a_retired_ones_server_is_down(declare):
+    declare("one")
+    declare("two")
+    switch()
+    declare("three")
+
+    declare("one", is_down=True)  # an old worker that is started anew
+
+    assert states()[-1] == ("three", "digest of three", "building")
+
+
+def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare):
+    declare("one", is_down=True)
+    declare("two")
+    switch()
+    declare("one")
+    declare("three")
+    spaces.reopen(Space.objects.get(model="one", model_digest=""), using="default")
+
+    declare("one")
+
+    assert states() == [
+        ("one", "", "retired"),
+        ("two", "digest of two", "active"),
+        ("one", "digest of one", "retired"),
+        ("three", "digest of three", "retired"),
+    ]
+    call_command("embed_worker", drain=True, verbosity=0)
