@@ -91,7 +91,7 @@ class Rows:
         self.act = acts.ACTS[act]
         self.spec = spec
         self.parameters = {"spec": spec.key, "scope": SPEC_ROWS}
-        self._backfill = backfill.Backfill(spec, using=acts.using(), where={}, force=True)
+        self._backfill = backfill.Backfill(spec, using=acts.using(), where=(), force=True)
         self.resumed_from = self._backfill.resumed_from
         self._begins_anew = bool(given.get("restart"))
 

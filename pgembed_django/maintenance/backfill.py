@@ -7,7 +7,7 @@ that the same backfill goes on where it was stopped, however that was.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -62,24 +62,23 @@ class Estimate(NamedTuple):
 class Backfill:
     """One spec's backfill: of rows without vectors, or with ``force`` of all of them.
 
-    ``where``: lookups, as ``filter`` takes them. ``resumed_from`` is the key after which
-    it goes on, or None.
+    ``where``: lookups and their values, as ``filter`` takes them; all of them have to hold.
+    ``resumed_from`` is the key after which it goes on, or None.
     """
 
     def __init__(
-        self, spec: Spec, *, using: str, where: Mapping[str, Any], force: bool = False
+        self, spec: Spec, *, using: str, where: Sequence[tuple[str, Any]], force: bool = False
     ) -> None:
         self.spec = spec
         self.using = using
-        self.where = dict(where)
+        # One condition, so that its parts are about one and the same related row.
+        self._where = Q(*where)
         self.force = force
         self._is: dict[str, Any] = {
             "spec": spec.key,
             "sweep": Lap.Sweep.BACKFILL,
-            # Another condition is another backfill.
-            "selection": json.dumps(
-                {"force": force, "where": self.where}, sort_keys=True, default=str
-            ),
+            # Another condition is another backfill; another order of its parts is not.
+            "selection": json.dumps({"force": force, "where": sorted(where, key=str)}, default=str),
         }
         self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
         self.resumed_from = self._lap.cursor
@@ -98,7 +97,7 @@ class Backfill:
     @property
     def rows(self) -> QuerySet[Model]:
         """All that it goes over, from the start."""
-        rows: QuerySet[Model] = self.spec.rows(using=self.using).filter(**self.where)
+        rows: QuerySet[Model] = self.spec.rows(using=self.using).filter(self._where)
         return rows
 
     @property
@@ -175,7 +174,7 @@ class Backfill:
         return Q() if after is None else Q(pk__gt=after)
 
     def _enqueue(self, last: Any) -> Reembedded:
-        page = Q(**self.where) & self._after() & Q(pk__lte=last)
+        page = self._where & self._after() & Q(pk__lte=last)
         if self.force:
             rows = self.spec.rows(using=self.using).filter(page).order_by("pk")
             return self._reembed(rows.values_list(Cast("pk", TextField()), flat=True))
@@ -223,7 +222,7 @@ class Backfill:
             within = after & Q(pk__lte=page[-1])
             rows = self.rows.filter(within).annotate(pgembed_source_pk=Cast("pk", TextField()))
             if space and not self.force:
-                where = Q(**self.where) & within
+                where = self._where & within
                 missing = gaps.missing(self.spec, [space], where, using=self.using)
                 rows = rows.filter(pgembed_source_pk__in=list(missing))
             yield sources.read(self.spec, rows)

@@ -71,6 +71,7 @@ class EmbedCommand(StoppableCommand):
         parser.add_argument(
             "--specs",
             nargs="+",
+            action="extend",
             metavar="SPEC",
             help="Only these, for example blog.ArticleEmbedding. All, unless given.",
         )

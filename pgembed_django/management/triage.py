@@ -28,6 +28,7 @@ class TriageCommand(EmbedCommand):
             "--unit",
             dest="units",
             nargs="+",
+            action="extend",
             metavar="KEY",
             help="Only the failures of the rows with these primary keys.",
         )

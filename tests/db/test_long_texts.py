@@ -105,7 +105,7 @@ def test_texts_that_a_method_makes_of_short_rows_are_dropped_one_by_one(run_jobs
 
 
 def test_an_estimate_holds_few_long_texts(long_notes, spec):
-    backfill = Backfill(spec, using="default", where={})
+    backfill = Backfill(spec, using="default", where=())
 
     [estimate], megabytes = peak(lambda: list(backfill.estimates()))
 

@@ -220,6 +220,17 @@ def test_rows_are_chosen_by_their_keys():
     )
 
 
+def test_an_option_that_is_given_again_adds_to_it():
+    make_failures(3)
+    [first, second, _] = Job.objects.order_by("pk")
+    units = ("--unit", first.source_pk, "--unit", second.source_pk)
+
+    assert run("embed_retry", *units, "--dry-run") == "2 open failures.\n"
+    assert run("embed_retry", "--specs", KEY, "--specs", "app.NoteEmbedding", "--dry-run") == (
+        "3 open failures.\n"
+    )
+
+
 def test_nothing_is_done_without_a_choice_or_an_answer(monkeypatch):
     make_failures(2)
 
@@ -333,10 +344,18 @@ def test_rows_can_be_chosen_and_what_is_no_field_is_refused(run_jobs):
         run("embed_backfill", KEY, "--where", "title")
 
 
+def test_conditions_on_one_field_have_to_hold_together(run_jobs):
+    run_jobs()
+    make_gaps(12)
+    wheres = ("--where", "title__contains=1", "--where", "title__contains=2")
+
+    assert "1 rows looked at, 1 queued" in run("embed_backfill", KEY, "--no-wait", *wheres)
+
+
 def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
     run_jobs()
     make_gaps(5)
-    Backfill(spec, using="default", where={}).step(limit=2)
+    Backfill(spec, using="default", where=()).step(limit=2)
 
     told = run("embed_backfill", KEY, "--no-wait")
 
@@ -349,8 +368,8 @@ def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
 def test_another_condition_is_another_backfill_and_it_can_begin_anew(spec, run_jobs):
     run_jobs()
     make_gaps(5)
-    Backfill(spec, using="default", where={}).step(limit=2)
-    assert Backfill(spec, using="default", where={"title": "x"}).resumed_from is None
+    Backfill(spec, using="default", where=()).step(limit=2)
+    assert Backfill(spec, using="default", where=[("title", "x")]).resumed_from is None
 
     told = run("embed_backfill", KEY, "--no-wait", "--restart")
 
@@ -360,7 +379,7 @@ def test_another_condition_is_another_backfill_and_it_can_begin_anew(spec, run_j
 def test_the_workers_do_not_take_a_backfills_cursor_for_their_own(spec, run_jobs):
     run_jobs()
     make_gaps(5)
-    Backfill(spec, using="default", where={}).step(limit=2)
+    Backfill(spec, using="default", where=()).step(limit=2)
 
     assert "backfill" not in reconcile.open_sweeps(spec, using="default")
 
@@ -369,7 +388,7 @@ def test_the_backlog_of_a_backfill_is_bounded(spec, run_jobs, monkeypatch):
     run_jobs()
     make_gaps(5)
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
-    filling = Backfill(spec, using="default", where={})
+    filling = Backfill(spec, using="default", where=())
 
     assert filling.step().enqueued == 2
     assert filling.step() is None
@@ -551,7 +570,7 @@ def test_force_asks_a_bulk_write_for_many_rows_at_once(bulk):
 
 
 def test_force_that_comes_back_keeps_to_the_bound_of_the_backlog(bulk, spec, monkeypatch):
-    filling = Backfill(spec, using="default", where={}, force=True)
+    filling = Backfill(spec, using="default", where=(), force=True)
     filling.step()
     bulk.rollback()
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 100)

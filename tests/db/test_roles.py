@@ -289,7 +289,7 @@ class TestStaff:
         assert done.enqueued == 1
         assert_embedding_pending(article, using="owner")
 
-        everything = Backfill(spec, using="staff", where={}, force=True).step()
+        everything = Backfill(spec, using="staff", where=(), force=True).step()
         assert everything.is_last
 
         failed = {"status": "failed", "last_error": "no", "finished_at": models.functions.Now()}

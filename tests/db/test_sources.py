@@ -193,7 +193,7 @@ class TestAValueThatPythonCannotRead:
         spoil(contacts[1])
         [spec] = specs.of(Contact)
 
-        [estimate] = Backfill(spec, using="default", where={}).estimates()
+        [estimate] = Backfill(spec, using="default", where=()).estimates()
 
         assert (estimate.rows, estimate.errors) == (2, 1)
 

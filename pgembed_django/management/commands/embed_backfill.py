@@ -125,8 +125,8 @@ class Command(EmbedCommand):
             raise CommandError(told)
 
     def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
-        where = dict(options["where"])
-        backfill = Backfill(spec, using=self.using, where=where, force=options["force"])
+        where, force = options["where"], options["force"]
+        backfill = Backfill(spec, using=self.using, where=where, force=force)
         try:
             backfill.rows.exists()
         except (FieldError, ValidationError, ValueError) as error:
