@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
+from pgembed_django.providers import forking
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.probes import Probe, Report, report
 
@@ -20,7 +20,7 @@ NEEDED: Final = ("BACKEND", "MODEL", "DIMENSIONS")
 LIMITS: Final = ("REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
 OPTIONAL: Final = ("OPTIONS", *LIMITS)
 
-_lock = threading.Lock()
+_lock = forking.lock()
 _built: dict[str, tuple[object, Provider]] = {}
 
 

@@ -7,16 +7,24 @@ import importlib.util
 import threading
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.providers import forking
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
 
-_loading: Final = threading.Lock()
+_loading: Final = forking.lock()
+
+
+class _Loaded(NamedTuple):
+    """A model, which computes one batch at a time: more would only share the device's memory."""
+
+    model: Any
+    encoding: threading.RLock
 
 
 class SentenceTransformerProvider(Provider):
@@ -42,18 +50,16 @@ class SentenceTransformerProvider(Provider):
             )
         self._revision = revision
         self._arguments = (self.model, device, trust_remote_code, local_files_only, revision)
-        # One model computes one batch at a time: more would only share the device's memory.
-        self._encoding = threading.Lock()
 
     @property
     def max_input_tokens(self) -> int | None:
-        return super().max_input_tokens or getattr(self._loaded(), "max_seq_length", None)
+        return super().max_input_tokens or getattr(self._loaded().model, "max_seq_length", None)
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
-        model = self._loaded()
+        loaded = self._loaded()
         try:
-            with self._encoding:
-                answer = model.encode(
+            with loaded.encoding:
+                answer = loaded.model.encode(
                     list(texts),
                     batch_size=self.batch_size,
                     show_progress_bar=False,
@@ -73,14 +79,14 @@ class SentenceTransformerProvider(Provider):
         return self._revision
 
     def count_tokens(self, text: str) -> int | None:
-        tokenizer = getattr(self._loaded(), "tokenizer", None)
+        tokenizer = getattr(self._loaded().model, "tokenizer", None)
         return None if tokenizer is None else len(tokenizer.encode(text))
 
     def weigh(self, text: str) -> int:
         # Tokenizing twice costs more than a batch of the wrong size.
         return len(text) // 4 + 1
 
-    def _loaded(self) -> Any:
+    def _loaded(self) -> _Loaded:
         try:
             with _loading:
                 return _load(*self._arguments)
@@ -98,13 +104,14 @@ def _load(
     trust_remote_code: bool,
     local_files_only: bool,
     revision: str | None,
-) -> Any:
+) -> _Loaded:
     # By name: the extra need not be installed where this is type-checked.
     library = importlib.import_module("sentence_transformers")
-    return library.SentenceTransformer(
+    loaded = library.SentenceTransformer(
         model,
         device=device,
         trust_remote_code=trust_remote_code,
         local_files_only=local_files_only,
         revision=revision,
     )
+    return _Loaded(loaded, encoding=forking.lock())

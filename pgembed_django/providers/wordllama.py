@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.providers import forking
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
 
@@ -23,7 +23,7 @@ WIDTHS: Final = (64, 128, 256)
 TOKENS_AT_ONCE: Final = 8192
 """Token vectors that are in memory at once: 8 MB."""
 
-_loading = threading.Lock()
+_loading = forking.lock()
 
 
 class WordLlamaProvider(Provider):
