@@ -45,6 +45,8 @@ class CompiledTrigger(compiler.Trigger):
                 FROM pg_catalog.pg_trigger
                 WHERE tgname = '{pgid}'
                   AND tgfoid = to_regprocedure('{pgid}()')
+                  -- Those of partitions go with the whole table's.
+                  AND tgparentid = 0
             LOOP
                 EXECUTE format('DROP TRIGGER {pgid} ON %s', source);
             END LOOP;

@@ -392,6 +392,32 @@ def test_a_watched_column_may_go_together_with_its_watch(project):
     assert len(project.triggers()) == 5
 
 
+PARTITIONED = """
+    CREATE TABLE shop_item (
+        id bigserial PRIMARY KEY, title text NOT NULL, is_public boolean NOT NULL
+    ) PARTITION BY RANGE (id);
+    CREATE TABLE shop_item_1 PARTITION OF shop_item FOR VALUES FROM (0) TO (1000);
+"""
+
+
+def test_triggers_of_a_partitioned_table_are_replaced_and_removed(project):
+    project.write(EMBEDDED + ITEM)
+    project.manage("makemigrations", "shop")
+    [migration] = (project.folder / "shop" / "migrations").glob("0001*.py")
+    made = re.compile(r" +migrations\.CreateModel\(\n +name='Item',.*?\n {8}\),\n", re.DOTALL)
+    [item] = made.findall(migration.read_text())
+    ours = f"        migrations.RunSQL({PARTITIONED!r}, state_operations=[\n{item}        ]),\n"
+    migration.write_text(migration.read_text().replace(item, ours))
+    project.manage("migrate")
+
+    project.migrated(EMBEDDED.replace("=True", "=False") + ITEM)
+    project.ask("INSERT INTO shop_item (title, is_public) VALUES ('a', false)")
+    assert project.jobs() == [("shop.ItemEmbedding", "1")]
+
+    project.migrated(ITEM)
+    assert project.triggers() == []
+
+
 def test_a_second_declaration_has_a_table_and_triggers_of_its_own(project):
     project.migrated(EMBEDDED + ITEM)
 
