@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import router
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.http import HttpRequest
@@ -19,6 +18,7 @@ from django.utils.translation import gettext_lazy
 from pgembed_django import conf, jobs, reembedding, specs
 from pgembed_django.models import Job
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.shown import shown_database
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
@@ -61,7 +61,7 @@ class Act:
 
 def using() -> str:
     """Return the database that everything here is read from and written to."""
-    return router.db_for_write(Job)
+    return shown_database()
 
 
 def retry(ids: Sequence[int], *, using: str) -> Counts:

@@ -9,9 +9,10 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db import router
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, QueryDict
+
+from pgembed_django.models.shown import shown_database
 
 Row = TypeVar("Row", bound=Model)
 
@@ -75,7 +76,7 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Row]:
         """Return what the viewer may see, without a replica's delay."""
-        return super().get_queryset(request).using(router.db_for_write(self.model))
+        return super().get_queryset(request).using(shown_database())
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Nobody adds rows by hand."""

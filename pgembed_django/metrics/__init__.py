@@ -10,12 +10,11 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from pgembed_django.models import Job
+from pgembed_django.models.shown import shown_database
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -33,14 +32,14 @@ def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
 
     It asks for no password: keep it off the internet, or wrap it.
     """
-    exposition = _exposition().of_queue(using or router.db_for_write(Job))
+    exposition = _exposition().of_queue(using or shown_database())
     body, content_type = exposition.render(request.headers.get("Accept", ""))
     return HttpResponse(body, content_type=content_type)
 
 
 def queue_collector(*, using: str | None = None) -> Collector:
     """Return the queue's gauges for a registry of your own: ``REGISTRY.register(...)``."""
-    return _exposition().queue_collector(using or router.db_for_write(Job))
+    return _exposition().queue_collector(using or shown_database())
 
 
 def of_worker(worker: Worker) -> Exposition:

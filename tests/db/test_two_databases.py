@@ -20,7 +20,7 @@ from django.test import Client
 from django.test.utils import override_settings
 from django.urls import path
 
-from pgembed_django import search, similar_to, specs, status
+from pgembed_django import metrics, search, similar_to, specs, status
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.checks import check_databases, check_declarations
 from pgembed_django.maintenance import reconcile
@@ -65,6 +65,13 @@ class Watched(Shelves):
 
     def db_for_write(self, model: Any, **hints: Any) -> str | None:
         return "other" if model._meta.app_label == "pgembed" else super().db_for_read(model)
+
+
+class Lite(Shelves):
+    """The same, and what routers do not name is in SQLite."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        return "lite" if model._meta.app_label == "pgembed" else super().db_for_read(model)
 
 
 class Alone(Shelves):
@@ -342,6 +349,27 @@ class TestAdmin:
         assert ">app.ArticleEmbedding</h2>" not in page
         assert "app.ArticleEmbedding is in the database default: see manage.py" in page
         assert listed == 200
+
+    def test_where_that_is_not_postgres_they_show_the_workers_database(
+        self, client, settings, monkeypatch, rf
+    ):
+        lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:", "OPTIONS": {}}
+        monkeypatch.setitem(
+            connections.settings, "lite", {**connections.settings["default"], **lite}
+        )
+        settings.PGEMBED_WORKER_DATABASE = "other"
+        Note.objects.create(body="a note")
+        with routed(Lite):
+            overview = client.get("/admin/pgembed/").content.decode()
+            listed = client.get("/admin/pgembed/job/").context["cl"].result_list
+            failures = client.get("/admin/pgembed/job/failures/").status_code
+            scraped = metrics.view(rf.get("/")).content.decode()
+        del connections["lite"]
+
+        assert ">app.NoteEmbedding</h2>" in overview
+        assert [job.spec for job in listed] == ["app.NoteEmbedding"]
+        assert failures == 200
+        assert 'spec="app.NoteEmbedding"' in scraped
 
     def test_a_rows_own_page_retries_it_in_its_own_database(self, client, other):
         note = Note.objects.create(body="a note")
