@@ -38,7 +38,7 @@ def similar_to(
     targets.check_page(limit, offset)
     everything = instance.__class__._default_manager.using(instance._state.db)  # noqa: SLF001
     target = targets.of(everything if among is None else among, name=name)
-    if target.spec is not targets.of(instance.__class__, name=name).spec:
+    if target.spec is not targets.spec_of(instance.__class__, name=name):
         raise SearchError(
             f"Cannot compare a {instance.__class__.__name__} with rows of "
             f"{target.queryset.model.__name__}: their vectors are of different spaces."

@@ -74,7 +74,23 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
     queryset = queryset.using(queryset.db)
     if other := postgres.not_postgres(queryset.db, remedy="using"):
         raise ImproperlyConfigured(other)
-    return Target(queryset, _spec(queryset.model, name))
+    return Target(queryset, spec_of(queryset.model, name=name))
+
+
+def spec_of(model: type[Model], *, name: str | None) -> Spec:
+    """Return the declaration by which a model is searched.
+
+    Raises:
+        SearchError: several fit.
+        ImproperlyConfigured: the model is not embeddable, or not by that name.
+    """
+    found = specs.of(model, name=name)
+    if name is None and len(found) > 1:
+        names = ", ".join(spec.name for spec in found)
+        raise SearchError(
+            f"{model.__name__} is decorated {len(found)} times. Choose with name=, one of: {names}."
+        )
+    return found[0]
 
 
 def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) -> list[Target[Any]]:
@@ -138,13 +154,3 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
             'it has: filter(pk__in=that.values("pk")).'
         )
     return queryset
-
-
-def _spec(model: type[Model], name: str | None) -> Spec:
-    found = specs.of(model, name=name)
-    if name is None and len(found) > 1:
-        names = ", ".join(spec.name for spec in found)
-        raise SearchError(
-            f"{model.__name__} is decorated {len(found)} times. Choose with name=, one of: {names}."
-        )
-    return found[0]

@@ -210,6 +210,19 @@ def test_a_search_goes_where_the_router_or_using_says(other):
     assert list(search(Note.objects.using("default"), "red")) == []
 
 
+def test_rows_are_compared_where_they_are_though_the_default_is_no_postgres(other, monkeypatch):
+    for text in ("red wool", "wool, blue"):
+        Note.objects.create(body=text)
+    run_jobs(using=other)
+    notes = Note.objects.using(other)
+    note = notes.get(body="red wool")
+    monkeypatch.setattr(connections["default"], "vendor", "sqlite")
+
+    with routed(Nowhere):
+        for hits in (similar_to(note), similar_to(Note(pk=note.pk), among=notes)):
+            assert [hit.body for hit in hits] == ["wool, blue"]
+
+
 def test_one_search_may_go_over_models_of_two_databases(make_article, other):
     article, note = make_article(title="red wool"), Note.objects.create(body="red wool")
     run_jobs()
