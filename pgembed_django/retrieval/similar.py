@@ -36,6 +36,8 @@ def similar_to(
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
+    if not isinstance(instance, Model):
+        raise SearchError(f"Cannot compare {instance!r} with rows. Give a row.")
     everything = instance.__class__._default_manager.using(instance._state.db)  # noqa: SLF001
     target = targets.of(everything if among is None else among, name=name)
     if target.spec is not targets.spec_of(instance.__class__, name=name):

@@ -125,6 +125,10 @@ def _is_whole(number: object) -> bool:
 
 def _queryset(where: Where[Row]) -> QuerySet[Row]:
     if isinstance(where, type) and issubclass(where, Model):
+        if where._meta.abstract:
+            raise SearchError(
+                f"Cannot search in {where.__name__}: it is abstract, and has no rows."
+            )
         return where._default_manager.all()
     queryset = where.all() if isinstance(where, Manager) else where
     if not isinstance(queryset, QuerySet):

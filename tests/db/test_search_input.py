@@ -14,7 +14,7 @@ from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
 from pgembed_django.retrieval import answering, queries
 from pgembed_django.testing import DeterministicProvider
-from tests.app.models import Article, Category, Note, Page, Product
+from tests.app.models import AbstractComment, Article, Category, Note, Page, Product
 
 pytestmark = pytest.mark.django_db
 
@@ -224,6 +224,11 @@ def test_window_functions_are_refused_and_the_rows_they_choose_are_searched(
     assert list(similar_to(newest, among=chosen)) == [other]
 
 
+def test_an_abstract_model_is_refused():
+    with pytest.raises(SearchError, match="AbstractComment: it is abstract"):
+        search(AbstractComment, "trout")
+
+
 @pytest.mark.parametrize("where", [None, "Article", 5, object()])
 def test_what_is_no_model_is_refused(where):
     with pytest.raises(SearchError, match="Give a model or a queryset"):
@@ -288,6 +293,12 @@ def test_a_row_that_cannot_say_what_it_is_has_no_similar_ones(make_article, monk
 
     with pytest.raises(SearchError, match=f"Article {article.pk} has no vectors yet"):
         similar_to(article)
+
+
+@pytest.mark.parametrize("instance", [None, 5, Article])
+def test_what_is_no_row_has_no_similar_ones(instance):
+    with pytest.raises(SearchError, match=r"Cannot compare .* with rows\. Give a row"):
+        similar_to(instance)
 
 
 def test_a_row_is_compared_with_rows_of_its_own_spec_only(trout):
