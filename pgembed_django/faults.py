@@ -21,6 +21,9 @@ READ_ONLY = "25006"
 CANCELED = "57014"
 LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
+NOT_SUPPORTED = "0A000"
+KEPT_PLAN_CHECK = "RevalidateCachedQuery"
+"""The server's function that refuses a prepared statement whose columns have other types now."""
 
 # The server tells a table's name in its sentence only, in the language it was set to: one in
 # quotes is taken as it is, and all other words as if they were names.
@@ -92,12 +95,26 @@ def has_no_room(error: Exception) -> bool:
 
 
 def is_lost_connection(error: Exception) -> bool:
-    """Tell whether the connection is gone, rather than one statement refused."""
+    """Tell whether the connection is gone, rather than one statement refused.
+
+    Or of no use: what was prepared in it returned columns of other types.
+    """
+    if _is_by_an_outdated_plan(error):
+        return True
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
     return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
         # Connections, and what ends them. 57014 cancels a statement only.
         not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
+    )
+
+
+def _is_by_an_outdated_plan(error: Exception) -> bool:
+    cause = error.__cause__
+    return (
+        isinstance(cause, psycopg.NotSupportedError)
+        and cause.sqlstate == NOT_SUPPORTED
+        and cause.diag.source_function == KEPT_PLAN_CHECK
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from django.urls import path
 
 from pgembed_django import jobs, specs
 from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.presence import aside
@@ -119,6 +121,46 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
         connection.close()
         connection.close_pool()
+
+
+@pytest.fixture
+def bound_by_the_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All that a worker sends is prepared, the ORM's statements too, also in other threads."""
+    options = {**connection.settings_dict["OPTIONS"], "server_side_binding": True}
+    connection.close()
+    with monkeypatch.context() as changed:
+        changed.setitem(connection.settings_dict, "OPTIONS", options)
+        configuring.configure_sessions("default", is_direct=True)
+        yield
+        configuring.leave_sessions("default")
+        connection.close()
+
+
+@pytest.mark.usefixtures("bound_by_the_server")
+def test_a_chore_whose_columns_have_other_types_by_now_goes_on(second_connection):
+    second_connection.execute("CREATE TABLE plain AS SELECT 1 AS id, 'a'::text AS title")
+    second_connection.commit()
+    seen, done = [], threading.Event()
+
+    def look() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT title FROM plain WHERE id = %s", [1])
+            seen.extend(cursor.fetchall())
+        if len(seen) == 2 * configuring.PREPARE_AFTER:
+            second_connection.execute("ALTER TABLE plain ALTER title TYPE varchar(5)")
+            second_connection.commit()
+        return len(seen) > 2 * configuring.PREPARE_AFTER
+
+    chores = Chores("look", [Chore(0.001, look)], using="default", wake=done.set)
+    chores.start()
+    try:
+        assert done.wait(10)
+        chores.check()
+    finally:
+        chores.stop()
+        chores.join()
+        second_connection.execute("DROP TABLE plain")
+        second_connection.commit()
 
 
 def session() -> tuple[Any, ...]:
