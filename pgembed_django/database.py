@@ -18,7 +18,8 @@ from pgembed_django import faults
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
-WAIT = "SELECT current_setting('lock_timeout')"
+SETTING = "SELECT current_setting(%(name)s)"
+SET = "SELECT set_config(%(name)s, %(value)s, true)"
 
 # A plan that is kept is a generic one, and the tables may have grown a thousandfold since. So what
 # is sent with it has to find its rows by an index at any size. Sequential scans and sorts are
@@ -159,7 +160,7 @@ def giving_way(
     try:
         with (
             _in_one_go(using) if in_one_go else transaction.atomic(using=using),
-            _leaving_its_wait(using),
+            leaving_its("lock_timeout", using=using),
         ):
             keeps = keep_plans and _keeps_plans(connections[using])
             send_prepared(using, GIVE_WAY_BY_KEPT_PLANS if keeps else GIVE_WAY, wait=wait)
@@ -171,18 +172,18 @@ def giving_way(
 
 
 @contextmanager
-def _leaving_its_wait(using: str) -> Iterator[None]:
-    """Where ours is a part of somebody's transaction, leave the rest of that its own wait.
+def leaving_its(setting: str, *, using: str) -> Iterator[None]:
+    """Where ours is a part of somebody's transaction, leave the rest of that its own setting.
 
     Where ours fails, going back to its savepoint does so.
     """
     if not connections[using].savepoint_ids:
         yield
         return
-    [[before]] = rows(using, WAIT)
+    [[before]] = rows(using, SETTING, name=setting)
     yield
     if not connections[using].needs_rollback:
-        rows(using, GIVE_WAY, wait=before)
+        rows(using, SET, name=setting, value=before)
 
 
 @contextmanager

@@ -55,7 +55,10 @@ class QueueCollector(Collector):
     def _read(self) -> list[GaugeMetricFamily]:
         started = time.monotonic()
         try:
-            with transaction.atomic(using=self._using):
+            with (
+                transaction.atomic(using=self._using),
+                database.leaving_its("statement_timeout", using=self._using),
+            ):
                 milliseconds = str(int(STATEMENT_SECONDS * 1000))
                 database.rows(self._using, TIME_OUT, milliseconds=milliseconds)
                 seen = status.overview(using=self._using, max_count=MAX_COUNT)

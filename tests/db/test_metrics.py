@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from django.db import connection, connections
+from django.db import connection, connections, transaction
 from django.test import Client
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -219,6 +219,15 @@ def test_a_database_that_does_not_answer_in_time_is_told_and_no_error(
     with connection.cursor() as cursor:
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("0",)
+
+
+def test_a_transaction_around_a_look_keeps_its_time_out():
+    with connection.cursor() as cursor, transaction.atomic():
+        cursor.execute("SET LOCAL statement_timeout = '7s'")
+        QueueCollector(using="default").collect()
+        cursor.execute("SHOW statement_timeout")
+
+        assert cursor.fetchone() == ("7s",)
 
 
 def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
