@@ -24,6 +24,13 @@ REST_SECONDS = 5.0
 """How long a provider that did not answer is not asked: those searches do not wait for it."""
 
 Key = tuple[str, str]
+"""What makes a vector: a space's fingerprint and a text."""
+
+Server = tuple[str, str]
+"""Who is asked: the alias of a provider, and the fingerprint of one of its spaces.
+
+Two aliases of one model make the same vectors, and one may be down while the other is well.
+"""
 
 
 class Pending(NamedTuple):
@@ -62,8 +69,8 @@ class QueryVectors:
         """Know nothing, and have no threads. A forked process has none of its parent's."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
-        self._coming: dict[Key, Future[Vector]] = {}
-        self._resting: dict[str, float] = {}
+        self._coming: dict[tuple[Server, str], Future[Vector]] = {}
+        self._resting: dict[Server, float] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def ask(self, space: Space, text: str) -> Pending:
@@ -73,21 +80,22 @@ class QueryVectors:
 
     def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
         key = (space.fingerprint, text)
+        server = _server(space)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return _answered(self._kept[key])
-            if self._resting.get(space.fingerprint, 0.0) > time.monotonic():
+            if self._resting.get(server, 0.0) > time.monotonic():
                 return _failed(ProviderUnavailable(f"{space.model} did not answer just before."))
-            if key in self._coming:
-                return self._coming[key]
+            if (server, text) in self._coming:
+                return self._coming[server, text]
             if not seconds:
                 return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgembed-query")
             answer = self._threads.submit(self._embed, space, text, seconds)
-            self._coming[key] = answer
-        answer.add_done_callback(lambda done: self._arrived(space, key, done))
+            self._coming[server, text] = answer
+        answer.add_done_callback(lambda done: self._arrived(space, text, done))
         return answer
 
     def clear(self) -> None:
@@ -103,20 +111,21 @@ class QueryVectors:
             self._rest(space)
 
     def _rest(self, space: Space) -> None:
-        self._resting[space.fingerprint] = time.monotonic() + REST_SECONDS
+        self._resting[_server(space)] = time.monotonic() + REST_SECONDS
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         return spaces.provider_of(space).embed_query(text, timeout_seconds=seconds)
 
-    def _arrived(self, space: Space, key: Key, done: Future[Vector]) -> None:
+    def _arrived(self, space: Space, text: str, done: Future[Vector]) -> None:
+        server = _server(space)
         error = done.exception()
         with self._lock:
-            if self._coming.get(key) is not done:
+            if self._coming.get((server, text)) is not done:
                 return  # asked for before ``clear``
-            del self._coming[key]
+            del self._coming[server, text]
             if error is None:
-                self._resting.pop(space.fingerprint, None)
-                self._kept[key] = done.result()
+                self._resting.pop(server, None)
+                self._kept[space.fingerprint, text] = done.result()
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
             elif isinstance(error, ProviderUnavailable):
@@ -125,6 +134,10 @@ class QueryVectors:
 
 vectors = QueryVectors()
 os.register_at_fork(after_in_child=vectors.begin)
+
+
+def _server(space: Space) -> Server:
+    return space.provider, space.fingerprint
 
 
 def known(space: Space, vector: Vector) -> Pending:

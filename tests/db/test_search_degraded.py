@@ -17,6 +17,8 @@ from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db
 
+PLAYED = "tests.played.provider.PlayedProvider"
+
 
 class Stuck(PlayedProvider):
     """Answers when a test lets it."""
@@ -67,7 +69,7 @@ def arrived(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("mode", ["hybrid", "semantic"])
 def test_a_provider_that_is_down_costs_the_meaning_only(trout, provider, mode):
     provider.is_down = True
-    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+    Space.objects.update(backend=PLAYED)
 
     results = search(Article, "trout", mode=mode)
 
@@ -104,6 +106,17 @@ def test_the_next_searches_do_not_wait_for_it_again(stuck, trout, settings):
     results = search(Article, "another trout")
 
     assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_another_provider_of_the_same_model_is_asked_meanwhile(stuck, trout, settings):
+    assert search(Article, "trout").degraded
+    declared = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"other": {**declared, "BACKEND": PLAYED}}
+    settings.PGEMBED_QUERY_SECONDS = 5
+    Space.objects.update(provider="other", backend=PLAYED)
+
+    for text in ("trout", "another trout"):
+        assert not search(Article, text).degraded
 
 
 def test_an_answer_that_comes_late_serves_the_next_search(stuck, trout):
@@ -147,7 +160,7 @@ def test_whatever_error_a_provider_raises_costs_the_meaning_only(trout):
 
 def test_with_neither_words_nor_meaning_nothing_is_found(trout, provider):
     provider.is_down = True
-    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+    Space.objects.update(backend=PLAYED)
 
     results = search(Article, "the of and")
 
@@ -165,7 +178,7 @@ def test_a_space_that_is_not_full_yet_is_noted(trout):
 
 def test_only_the_latest_queries_are_kept(trout, provider, monkeypatch):
     monkeypatch.setattr(queries, "MOST_KEPT", 2)
-    Space.objects.update(backend="tests.played.provider.PlayedProvider")
+    Space.objects.update(backend=PLAYED)
     provider.embedded.clear()
 
     for text in ("a1", "b2", "a1", "c3", "a1", "b2"):
