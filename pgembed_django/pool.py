@@ -44,7 +44,7 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """Daemon threads: a request that hangs does not keep a worker alive that is to stop.
+    """Daemon threads: a request that hangs does not keep a process alive that is to stop.
 
     The interpreter waits for those of a ThreadPoolExecutor before it ends.
     """

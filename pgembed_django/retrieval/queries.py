@@ -10,12 +10,13 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from pgembed_django import conf, events, spaces
 from pgembed_django.exceptions import ProviderTimeout, ProviderUnavailable
 from pgembed_django.models import Space
+from pgembed_django.pool import Threads
 from pgembed_django.providers.base import Vector
 
 MOST_KEPT = 256
@@ -71,7 +72,7 @@ class QueryVectors:
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
         self._resting: dict[Server, float] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
 
     def ask(self, space: Space, text: str) -> Pending:
         """Ask a space's provider for the vector of a query, unless it is known."""
@@ -92,7 +93,7 @@ class QueryVectors:
             if not seconds:
                 return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pgembed-query")
+                self._threads = Threads(THREADS, name="pgembed-query")
             answer = self._threads.submit(self._embed, space, text, seconds)
             self._coming[server, text] = answer
         answer.add_done_callback(lambda done: self._arrived(space, text, done))
