@@ -34,6 +34,9 @@ BY_KEPT_PLANS = f"SELECT {KEPT_PLANS}"
 GIVE_WAY_BY_KEPT_PLANS = f"{GIVE_WAY}, {KEPT_PLANS}"
 WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT set_config('synchronous_commit', 'off', true), {KEPT_PLANS}"
 
+# The last only where a transaction is not READ COMMITTED, as those of workers are.
+BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATION_FAILURE}
+
 BRIEFLY = "10ms"
 """The ``wait`` of what can as well be done later."""
 
@@ -47,7 +50,7 @@ Read = Callable[[], T]
 
 
 class Busy(Exception):
-    """An open transaction of the application holds what we need. To be tried again."""
+    """Another transaction holds what we need, or has just changed it. To be tried again."""
 
 
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
@@ -166,7 +169,7 @@ def giving_way(
             send_prepared(using, GIVE_WAY_BY_KEPT_PLANS if keeps else GIVE_WAY, wait=wait)
             yield
     except OperationalError as error:
-        if faults.sqlstate(error) in {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED}:
+        if faults.sqlstate(error) in BUSY:
             raise Busy from error
         raise
 

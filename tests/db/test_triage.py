@@ -9,6 +9,7 @@ import pytest
 from django.db import IntegrityError, connection
 
 from pgembed_django import jobs, spaces, specs
+from pgembed_django.jobs import triage
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Worker
 from pgembed_django.pipeline import Pipeline
@@ -288,6 +289,28 @@ def test_what_a_deleter_holds_is_busy_and_what_it_has_deleted_is_gone(
 
     assert (first.released, first.busy, first.gone) == (1, 1, 1)
     assert (second.busy, second.gone) == (0, 2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_in_repeatable_read_what_another_has_settled_just_now_is_busy_and_then_gone(
+    make_failed: Callable[..., Job], connect: Callable[..., psycopg.Connection]
+) -> None:
+    settled, failed = make_failed(), make_failed()
+    other = connect(autocommit=True)
+
+    def settle_first(execute, sql, parameters, *rest):
+        if sql == triage.RETRY and parameters["id"] == settled.pk:
+            other.execute("UPDATE pgembed_job SET settled_at = now() WHERE id = %s", [settled.pk])
+        return execute(sql, parameters, *rest)
+
+    connection.connection.execute("SET default_transaction_isolation = 'repeatable read'")
+    with connection.execute_wrapper(settle_first):
+        first = jobs.retry_failed([settled.pk, failed.pk], using="default")
+    second = jobs.retry_failed([settled.pk], using="default")
+    connection.connection.execute("RESET default_transaction_isolation")
+
+    assert first == jobs.Retried(retried=1, busy=1)
+    assert second == jobs.Retried(gone=1)
 
 
 @pytest.mark.django_db(transaction=True)
