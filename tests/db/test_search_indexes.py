@@ -306,6 +306,14 @@ def test_the_estimate_runs_nothing(space):
     assert [query["sql"].split()[:2] for query in captured] == [["EXPLAIN", "(FORMAT"]]
 
 
+def test_a_remainder_is_estimated_though_it_has_no_parameters(space):
+    rows = Article.objects.filter(pk=F("pk") % F("category_id"))
+
+    results = search(rows, QUERY)
+
+    assert (len(results), results.ranking) == (0, "hybrid")
+
+
 # Widths
 
 
