@@ -23,7 +23,11 @@ IS_POSSIBLE = """
 
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receive ``pre_migrate``: the tables of apps without migrations are made before all others."""
+    """Receive ``pre_migrate``: what the tables need, which have their triggers at once.
+
+    Those of apps without migrations are made before all others, and a receiver of
+    ``post_migrate`` may write into them before it is our turn.
+    """
     if not _is_ours(sender, using):
         return
     loader = MigrationLoader(None, load=False)
@@ -34,22 +38,25 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
             cursor.execute("SELECT to_regtype('vector')")
             if cursor.fetchone() == (None,):
                 cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    if _is_unmigrated(sender):
+        with connections[using].schema_editor() as schema_editor:
+            sql.install(apps, schema_editor)
 
 
 def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receive ``post_migrate``: create the functions that the triggers call."""
-    module = MigrationLoader.migrations_module(sender.label)[0]
-    if module is not None or not _is_ours(sender, using):
+    """Receive ``post_migrate``: create the constraint that needs the table of jobs."""
+    if not _is_unmigrated(sender) or not _is_ours(sender, using):
         return
     with connections[using].cursor() as cursor:
         cursor.execute(IS_POSSIBLE)
         found = cursor.fetchone()
-    if found is None:
-        return
-    with connections[using].schema_editor() as schema_editor:
-        if not found[0]:
+    if found == (False,):
+        with connections[using].schema_editor() as schema_editor:
             schema_editor.execute(sql.text("job_is_possible_v1"), params=None)
-        sql.install(apps, schema_editor)
+
+
+def _is_unmigrated(sender: AppConfig) -> bool:
+    return MigrationLoader.migrations_module(sender.label)[0] is None
 
 
 def _is_ours(sender: AppConfig, using: str) -> bool:

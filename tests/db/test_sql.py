@@ -60,10 +60,10 @@ def test_without_migrations_what_they_bring_is_created_and_only_once(settings: A
 
     for _ in range(2):
         unmigrated.before_migrate(ours, using="default")
+        Note.objects.create(body="a note that another app has received post_migrate for")
         unmigrated.after_migrate(ours, using="default")
 
-    Note.objects.create(body="a note")
-    assert Job.objects.count() == 1
+    assert Job.objects.count() == 2
     with pytest.raises(IntegrityError):
         Job.objects.update(status="failed")
 
@@ -79,6 +79,7 @@ def test_with_migrations_the_extension_is_left_to_them() -> None:
 def test_with_migrations_they_are_left_to_them() -> None:
     with connection.cursor() as cursor:
         cursor.execute("DROP FUNCTION pgembed_enqueue_v1")
+    unmigrated.before_migrate(apps.get_app_config("pgembed"), using="default")
     unmigrated.after_migrate(apps.get_app_config("pgembed"), using="default")
     with pytest.raises(ProgrammingError, match="pgembed_enqueue_v1"):
         Note.objects.create(body="a note")

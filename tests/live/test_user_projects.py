@@ -129,6 +129,45 @@ def test_the_tests_of_the_page_pass_without_migrations(project, are_migrations_l
     assert "5 passed" in done.stdout
 
 
+SEED = """
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+
+def seed(sender, using, **_):
+    articles = sender.get_model("Article").objects.using(using)
+    articles.get_or_create(title="seed", published_time="2026-01-01T00:00Z")
+
+
+class BlogConfig(AppConfig):
+    name = "blog"
+
+    def ready(self):
+        post_migrate.connect(seed, sender=self)
+"""
+SEEDED = """
+import pytest
+from blog.models import Article
+
+
+@pytest.mark.django_db
+def test_it():
+    assert Article.objects.get().title == "seed"
+"""
+
+
+def test_a_project_may_fill_its_tables_once_they_are_migrated_also_without_migrations(project):
+    settings = (project / "settings.py").read_text()
+    first = settings.replace(', "blog"]', "]").replace("APPS = [", 'APPS = ["blog", ')
+    (project / "settings.py").write_text(first)
+    (project / "blog/apps.py").write_text(SEED)
+    (project / "test_seeded.py").write_text(SEEDED)
+
+    for options in ([], ["--nomigrations"]):
+        done = run_pytest(project, "--ds=settings", *options, "test_seeded.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_plugin_leaves_a_project_without_django_alone(installed):
     (installed / "test_plain.py").write_text(
         "import sys\n\n"
