@@ -70,6 +70,11 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         await sync_to_async(self.__exit__)(*raised)
 
     def __call__(self, function: F) -> F:
+        if isinstance(function, type):
+            raise TypeError(
+                f"{function.__name__} is a class, which without_triggers() cannot decorate: its "
+                "tests would not be found. Decorate its functions."
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -13,6 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
+from django.test import TestCase
 
 from pgembed_django import conf, search
 from pgembed_django.models import Job
@@ -183,6 +184,10 @@ class TestWithoutTriggers:
         assert load() == "loaded"
         assert load.__name__ == "load"
         assert not Job.objects.exists()
+
+    def test_a_class_is_refused(self):
+        with pytest.raises(TypeError, match=r"TestCase is a class.*Decorate its functions"):
+            without_triggers()(TestCase)
 
     def test_an_error_within_is_the_one_that_is_seen(self, make_article):
         first = make_article()
