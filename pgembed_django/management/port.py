@@ -33,11 +33,21 @@ class Address(NamedTuple):
 def address(value: str) -> Address:
     """Parse ``9100``, ``0.0.0.0:9100`` or ``[::]:9100``."""
     host, _, number = value.rpartition(":")
-    if not number.isdecimal() or int(number) > MAX_PORT or (":" in host and host[0] != "["):
+    is_port = number.isdecimal() and int(number) <= MAX_PORT
+    if not (is_port and _is_host(host)):
         raise argparse.ArgumentTypeError(
             f"{value!r} is no address. Write it like 9100, 0.0.0.0:9100 or [::]:9100"
         )
     return Address(host.strip("[]") or "127.0.0.1", int(number))
+
+
+def _is_host(text: str) -> bool:
+    try:
+        # As it is when it is looked up.
+        text.encode("idna")
+    except UnicodeError:
+        return False
+    return ":" not in text or text[0] == "["
 
 
 def port(worker: Worker, listen: Address) -> Server:
@@ -83,6 +93,10 @@ def _metrics(worker: Worker) -> Page:
     except ImproperlyConfigured as error:
         text = f"{error}\n"
         return lambda _: Answer(text, HTTPStatus.NOT_IMPLEMENTED)
+    except OSError as error:  # of PROMETHEUS_MULTIPROC_DIR
+        raise CommandError(
+            f"Cannot count for /metrics: {error}.", returncode=CANNOT_START
+        ) from error
 
     def page(accept: str) -> Answer:
         try:

@@ -224,3 +224,14 @@ def test_a_worker_that_traces_needs_no_more_than_the_api(start_worker):
     assert worker.wait(timeout=60) == 0
     assert Job.objects.get().status == "succeeded"
     assert "Traceback" not in worker.log.read_text()
+
+
+def test_metrics_that_have_no_folder_are_refused_at_the_start(start_worker, monkeypatch):
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")
+
+    worker = start_worker("--drain", "--listen", "0")
+
+    assert worker.wait(timeout=60) == 2
+    written = worker.log.read_text()
+    assert "Cannot count for /metrics: [Errno 2] No such file or directory: '/nowhere/" in written
+    assert "Traceback" not in written

@@ -164,7 +164,9 @@ def test_an_address_is_read(value, expected):
     assert address(value) == Address(*expected)
 
 
-@pytest.mark.parametrize("value", ["", "host", "host:", "::1:9100", "99999", "1.5", "-1", "a:b"])
+@pytest.mark.parametrize(
+    "value", ["", "host", "host:", "::1:9100", "99999", "1.5", "-1", "a:b", "a..b:0"]
+)
 def test_what_is_no_address_is_refused_with_the_value(value):
     with pytest.raises(argparse.ArgumentTypeError, match="is no address"):
         address(value)
