@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
@@ -164,6 +166,16 @@ def migrate(alias: str) -> str:
     return f"manage.py migrate{option}"
 
 
+def given(value: Any, parse: Callable[[str], Any]) -> Any:
+    """Return what an option holds. ``call_command`` may have been given what a shell would say."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except argparse.ArgumentTypeError as error:
+        raise CommandError(str(error), returncode=CANNOT_START) from error
+
+
 def whole(value: str) -> int:
     """Parse a whole number of one or more."""
     if not value.isdecimal() or int(value) < 1:
@@ -173,7 +185,10 @@ def whole(value: str) -> int:
 
 def seconds(value: str) -> float:
     """Parse a number of seconds above zero."""
-    return _number(value, "a number of seconds above zero")
+    parsed = _number(value, "a number of seconds above zero")
+    if parsed > threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{value!r} is more seconds than can be waited for")
+    return parsed
 
 
 def above_zero(value: str) -> float:

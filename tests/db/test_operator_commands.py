@@ -139,6 +139,21 @@ def test_failures_of_a_spec_that_is_gone_count_where_they_are_told():
     assert as_json["unknown"] == {}
 
 
+def test_a_condition_is_read_from_a_program_as_from_a_shell():
+    make_failures(1)
+
+    with pytest.raises(CommandError, match=f"{KEY}: failures>0"):
+        run("embed_status", fail_if="failures>0")
+    with pytest.raises(CommandError, match="There is no 'failure'") as caught:
+        run("embed_status", fail_if="failure>0")
+    assert caught.value.returncode == 2
+
+
+def test_a_watch_that_no_thread_can_wait_for_is_refused():
+    with pytest.raises(CommandError, match="'1e300' is more seconds than can be waited for"):
+        run("embed_status", "--watch", "1e300")
+
+
 def test_a_condition_that_is_none_is_refused():
     with pytest.raises(CommandError, match="There is no 'failure'"):
         run("embed_status", "--fail-if", "failure>0")
@@ -342,6 +357,32 @@ def test_rows_can_be_chosen_and_what_is_no_field_is_refused(run_jobs):
     assert exit_status("embed_backfill", KEY, "--where", "pk=x") == 2
     with pytest.raises(CommandError, match="not of the form FIELD=VALUE"):
         run("embed_backfill", KEY, "--where", "title")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("title__regex=[", "--where on Article: invalid regular expression"),
+        ("title=\0", "--where on Article: PostgreSQL text fields cannot contain NUL"),
+        ("title__range=abc", "'title__range=abc': a range is two values with a comma"),
+        ("category__isnull=perhaps", "'category__isnull=perhaps': 'perhaps' is not true or false"),
+    ],
+)
+def test_what_no_row_can_be_compared_with_is_refused(make_article, run_jobs, where, said):
+    make_article()
+    run_jobs()
+
+    with pytest.raises(CommandError, match=re.escape(said)):
+        run("embed_backfill", KEY, "--no-wait", "--where", where)
+
+
+def test_rows_are_chosen_from_a_program_as_from_a_shell(run_jobs):
+    run_jobs()
+    make_gaps(3)
+
+    told = run("embed_backfill", KEY, no_wait=True, where=["title__range=Title 1,Title 2"])
+
+    assert "2 rows looked at, 2 queued" in told
 
 
 def test_conditions_on_one_field_have_to_hold_together(run_jobs):

@@ -8,18 +8,20 @@ from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, DataError, ProgrammingError
 
-from pgembed_django import spaces, status
+from pgembed_django import faults, spaces, status
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero
+from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero, given
 from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
+
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 TOGETHER = (
     # option, another one, whether it needs the other one or cannot bear it
@@ -86,6 +88,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         refuse_what_does_not_go_together(options)
+        options["where"] = [given(one, lookup) for one in options["where"]]
         self._died: list[str] = []
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
@@ -129,8 +132,8 @@ class Command(EmbedCommand):
         backfill = Backfill(spec, using=self.using, where=where, force=force)
         try:
             backfill.rows.exists()
-        except (FieldError, ValidationError, ValueError) as error:
-            reason = " ".join(getattr(error, "messages", [str(error)]))
+        except (FieldError, ValidationError, ValueError, DataError, ProgrammingError) as error:
+            reason = " ".join(getattr(error, "messages", [faults.said(error)]))
             raise CommandError(
                 f"--where on {spec.model.__name__}: {reason}", returncode=CANNOT_START
             ) from error
@@ -229,7 +232,13 @@ def lookup(value: str) -> tuple[str, Any]:
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
     if name.endswith("__isnull"):
-        return name, text.lower() in ("1", "true", "yes")
+        if text.lower() not in TRUTHS:
+            raise argparse.ArgumentTypeError(f"{value!r}: {text!r} is not true or false")
+        return name, TRUTHS[text.lower()]
     if name.endswith("__in"):
+        return name, text.split(",")
+    if name.endswith("__range"):
+        if text.count(",") != 1:
+            raise argparse.ArgumentTypeError(f"{value!r}: a range is two values with a comma")
         return name, text.split(",")
     return name, text

@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import status
-from pgembed_django.management.command import EmbedCommand, seconds
+from pgembed_django.management.command import EmbedCommand, given, seconds
 from pgembed_django.management.telling import tell
 from pgembed_django.status import fail_if
 
@@ -54,6 +54,7 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
+        options["fail_if"] = given(options["fail_if"], condition)
         self.using = self.chosen_database(options["database"], writes=False)
         try:
             self._look(options)

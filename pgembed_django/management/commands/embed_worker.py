@@ -18,7 +18,14 @@ from django.utils import autoreload
 
 from pgembed_django import conf, database, events, specs, tracing
 from pgembed_django.exceptions import PgembedError
-from pgembed_django.management.command import CANNOT_START, EmbedCommand, migrate, seconds, whole
+from pgembed_django.management.command import (
+    CANNOT_START,
+    EmbedCommand,
+    given,
+    migrate,
+    seconds,
+    whole,
+)
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
@@ -110,6 +117,7 @@ class Command(EmbedCommand):
             self._work(**options)
 
     def _work(self, **options: Any) -> None:
+        listen, file = given(options["listen"], address), given(options["heartbeat_file"], Path)
         using = self.chosen_database(options["database"], waits=True)
         if not connections[using].get_autocommit():
             raise CommandError(
@@ -129,7 +137,7 @@ class Command(EmbedCommand):
             self._end_before_the_process(worker)
         try:
             with ExitStack() as stack:
-                for watch in self._watches(worker, options["listen"], options["heartbeat_file"]):
+                for watch in self._watches(worker, listen, file):
                     stack.enter_context(watch)
                 # Django and its models stay: no collection needs to look at them again.
                 gc.collect()
