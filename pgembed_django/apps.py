@@ -16,10 +16,11 @@ class PgembedConfig(AppConfig):
     def ready(self) -> None:
         # Registers the system checks.
         from pgembed_django import checks, tracing, unmigrated  # noqa: F401
-        from pgembed_django.maintenance import numbering, renaming
+        from pgembed_django.maintenance import numbering, rebinding, renaming
 
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)
         post_migrate.connect(unmigrated.after_migrate, sender=self)
         post_migrate.connect(numbering.after_migrate, sender=self)
         post_migrate.connect(renaming.after_migrate, sender=self)
+        post_migrate.connect(rebinding.after_migrate, sender=self)

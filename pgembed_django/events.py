@@ -190,6 +190,12 @@ TRIGGERS_AMISS = _event(
     WARNING,
     "Triggers of %(spec)s are %(states)s, and writes go unseen: run manage.py check --database",
 )
+TRIGGERS_RENEWED = _event(
+    "triggers_renewed",
+    WARNING,
+    "A column of %(spec)s has taken another's name, and is watched from now on: what the rows "
+    "hold by now is found by manage.py embed_reconcile --deep",
+)
 NUMBERS_CAUGHT_UP = _event(
     "numbers_caught_up",
     WARNING,

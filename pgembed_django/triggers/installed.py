@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pgtrigger import registry
+from psycopg import sql
 
 from pgembed_django import database, postgres
+from pgembed_django.triggers.compiled import CompiledTrigger
 from pgembed_django.triggers.kinds import SpecTrigger
 
 # Its comment is the hash of what was installed. It has none where a migration has given one of
 # its columns another type: pgtrigger drops it meanwhile, and puts back all but the comment.
-# With 'A' it fires for a replica's rows, too.
-STATES = """
+INSTALLED = """
     SELECT
-        wanted.key,
-        CASE
-            WHEN trigger.oid IS NULL THEN 'missing'
-            WHEN obj_description(trigger.oid, 'pg_trigger') <> wanted.hash
-            THEN 'outdated'
-            ELSE 'disabled'
-        END,
-        count(*)
-    FROM unnest(%(keys)s::text[], %(names)s::text[], %(tables)s::text[], %(hashes)s::text[])
-        AS wanted(key, name, rows, hash)
+        trigger.tgenabled,
+        obj_description(trigger.oid, 'pg_trigger'),
+        pg_get_triggerdef(trigger.oid)
+    FROM unnest(%(names)s::text[], %(tables)s::text[]) WITH ORDINALITY
+        AS wanted(name, rows, place)
     LEFT JOIN pg_trigger AS trigger
       ON trigger.tgname = wanted.name
      AND trigger.tgrelid = to_regclass(wanted.rows)
-    WHERE trigger.oid IS NULL
-       OR obj_description(trigger.oid, 'pg_trigger') <> wanted.hash
-       OR trigger.tgenabled NOT IN ('O', 'A')
-    GROUP BY 1, 2
-    ORDER BY 1, 2
+    ORDER BY place
 """
+# With ALWAYS it fires for a replica's rows, too.
+ALWAYS = "A"
+FIRES = ("O", ALWAYS)
+ENABLE_ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
 
+# A column that is read, or a text or another name, which may look like one.
+READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
 
 # Each has a function of its own, which names the spec.
 TABLES_OF = r"""
@@ -53,24 +53,111 @@ def tables_of(key: str, *, using: str) -> list[str]:
     return [table for [table] in database.rows(using, TABLES_OF, key=key)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """A trigger as it is in a database, beside how it is declared."""
+
+    # pgtrigger's annotations say Model where it passes the class: hence Any.
+    model: Any
+    trigger: SpecTrigger
+    declared: CompiledTrigger
+    enabled: str | None
+    hash: str | None
+    definition: str | None
+
+    @property
+    def state(self) -> str | None:
+        """What is wrong with it: it is missing, outdated or disabled. None: it is well."""
+        if self.definition is None:
+            return "missing"
+        if self._is_another() or self.is_astray:
+            return "outdated"
+        return None if self.enabled in FIRES else "disabled"
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether it is as declared, and reads other columns than those it names.
+
+        Postgres binds a condition to its columns' numbers. Where a column has taken another's
+        name, the trigger goes on with the one that is now called otherwise.
+        """
+        if self.definition is None or self._is_another():
+            return False
+        named = self.declared.sql.kwargs["condition"]
+        # From WHEN on: a schema may be called "old".
+        _, _, condition = self.definition.partition(" WHEN (")
+        return columns_read(condition.rpartition(" EXECUTE ")[0]) != columns_read(named)
+
+    def renew(self, *, using: str) -> None:
+        """Install it again, bound to the columns that have the names now."""
+        self.trigger.install(self.model, database=using)
+        if self.enabled == ALWAYS:
+            statement = sql.SQL(ENABLE_ALWAYS).format(
+                table=sql.SQL(postgres.quoted_table(self.model)),
+                trigger=sql.Identifier(self.declared.sql.pgid),
+            )
+            database.execute(using, statement.as_string())
+
+    def _is_another(self) -> bool:
+        return self.hash not in (None, self.declared.hash)
+
+
+def columns_read(condition: str) -> list[str]:
+    """Return the columns that a condition reads, in the order in which it first does.
+
+    The order shows columns that have taken each other's names.
+    """
+    read = (match[1] for match in READ.finditer(condition) if match[1])
+    return list(dict.fromkeys(_unquoted(name) for name in read))
+
+
 def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
     """Return how many triggers of specs are missing, outdated or disabled.
 
     By the specs' keys. A table that is not there has none of its triggers.
     """
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    states = [(one.trigger.watch.key, one.state) for one in _installed(keys, using=using)]
+    for key, state in sorted((key, state) for key, state in states if state):
+        found[key][state] += 1
+    return found
+
+
+def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]]:
+    """Return the triggers of specs, by their keys, that read columns of other names.
+
+    Not those that do not fire, or that no migration would install there.
+    """
+    found: defaultdict[str, list[Installed]] = defaultdict(list)
+    for one in _installed(keys, using=using):
+        fires = one.enabled in FIRES and one.trigger.allow_migrate(one.model, database=using)
+        if fires and one.is_astray:
+            found[one.trigger.watch.key].append(one)
+    return found
+
+
+def _installed(keys: Collection[str], *, using: str) -> Iterator[Installed]:
     wanted: list[tuple[Any, SpecTrigger]] = [
         (model, trigger)
         for model, trigger in registry.registered()
         if isinstance(trigger, SpecTrigger) and trigger.watch.key in keys
     ]
-    found: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for key, state, count in database.rows(
+    found = database.rows(
         using,
-        STATES,
-        keys=[trigger.watch.key for _, trigger in wanted],
+        INSTALLED,
         names=[trigger.get_pgid(model) for model, trigger in wanted],
         tables=[postgres.quoted_table(model) for model, _ in wanted],
-        hashes=[trigger.compile(model).hash for model, trigger in wanted],
-    ):
-        found[key][state] = count
-    return found
+    )
+    for (model, trigger), (enabled, written, definition) in zip(wanted, found, strict=True):
+        yield Installed(
+            model=model,
+            trigger=trigger,
+            declared=trigger.compile(model),
+            enabled=enabled,
+            hash=written,
+            definition=definition,
+        )
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name

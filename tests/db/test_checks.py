@@ -169,6 +169,17 @@ class TestTriggers:
         assert "1 trigger is disabled and 1 trigger is outdated" in found.msg
         assert "pgtrigger enable" in (found.hint or "")
 
+    def test_those_whose_column_has_another_name_by_now_are_told_with_the_command(self):
+        execute("ALTER TABLE app_note ADD body_new text")
+        execute("ALTER TABLE app_note RENAME body TO body_old")
+        execute("ALTER TABLE app_note RENAME body_new TO body")
+        [found] = check_databases(databases=["default"])
+        assert found.msg.startswith("app.NoteEmbedding: 1 trigger is outdated. ")
+        assert "a column took another's name" in (found.hint or "")
+
+        call_command("pgtrigger", "install", verbosity=0)
+        assert ids() == []
+
     def test_those_that_always_fire_are_well(self):
         for name in triggers_of("app_note"):
             execute(f"ALTER TABLE app_note ENABLE ALWAYS TRIGGER {name}")

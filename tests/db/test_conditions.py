@@ -10,7 +10,7 @@ from django.db.models import F, Q, Value
 from django.db.models.lookups import GreaterThan
 from django.utils import timezone
 
-from pgembed_django import conditions, postgres
+from pgembed_django import conditions, postgres, triggers
 from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
 
 pytestmark = pytest.mark.django_db
@@ -113,6 +113,31 @@ def test_a_trigger_finds_the_rows_that_the_query_finds(model, when):
     found = set(model.objects.filter(when).values_list("pk", flat=True))
 
     assert matching(when, model) == found
+
+
+@pytest.mark.parametrize(("model", "when"), CONDITIONS)
+def test_a_trigger_that_is_installed_reads_the_columns_that_it_names(model, when):
+    """As Postgres writes a condition, it differs. A false alarm would be one for ever."""
+    watch = triggers.Watch(
+        key="app.Odd", name="odd", fields=(), when=when, priority=0, embedding_table="none"
+    )
+    for trigger in triggers.triggers(watch):
+        trigger.install(model)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = %s",
+                [trigger.get_pgid(model)],
+            )
+            [definition] = cursor.fetchone()
+        one = triggers.Installed(
+            model=model,
+            trigger=trigger,
+            declared=trigger.compile(model),
+            enabled="O",
+            hash=None,
+            definition=definition,
+        )
+        assert (one.state, one.is_astray) == (None, False), definition
 
 
 def test_conditions_differ_enough_to_prove_something():

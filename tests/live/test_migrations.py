@@ -150,6 +150,16 @@ class Migration(migrations.Migration):
     dependencies = [("shop", "{before}")]
     operations = []
 """
+SWAPPED = """
+from django.db import migrations
+
+class Migration(migrations.Migration):
+    dependencies = [("shop", "0001_initial")]
+    operations = [
+        migrations.RenameField("item", "{0}", "{0}_old"),
+        migrations.RenameField("item", "{0}_new", "{0}"),
+    ]
+"""
 OURS = """
     SELECT proname FROM pg_proc WHERE proname LIKE '%pgembed%'
     UNION ALL
@@ -370,6 +380,68 @@ def test_renamed_fields_keep_the_vectors(project):
     project.manage("migrate", "shop", "0001")
     project.ask("INSERT INTO shop_item (title, is_public) VALUES ('b', true)")
     assert ("shop.ItemEmbedding", "2") in project.jobs()
+
+
+def swap(project: Project, name: str, field: str) -> None:
+    """Let a new column take another's name, as one is replaced that is too large to be altered."""
+    column = f"    {name}_{{}} = models.{field}\n"
+    project.migrated(EMBEDDED + ITEM + column.format("new"))
+    migration = project.folder / "shop" / "migrations" / "0002_swap.py"
+    migration.write_text(SWAPPED.format(name))
+    project.write(EMBEDDED + ITEM + column.format("old"))
+    project.manage("makemigrations", "--check")
+
+
+def test_a_column_that_takes_anothers_name_is_watched(project):
+    swap(project, "title", "TextField()")
+    project.ask("INSERT INTO shop_item (title, title_new, is_public) VALUES ('a', '', true)")
+
+    said = project.manage("migrate")
+
+    assert "A column of shop.ItemEmbedding has taken another's name" in said
+    project.ask("DELETE FROM pgembed_job")
+    project.ask("UPDATE shop_item SET title_old = 'b'")
+    assert project.jobs() == []
+    project.ask("UPDATE shop_item SET title = 'c'")
+    assert project.jobs() == [("shop.ItemEmbedding", "1")]
+    assert "W006" not in project.manage("check", "--database", "default")
+    assert "has taken" not in project.manage("migrate")
+
+    project.write(EMBEDDED + ITEM + "    title_new = models.TextField()\n")
+    project.manage("migrate", "shop", "0001")
+    project.ask("DELETE FROM pgembed_job")
+    project.ask("UPDATE shop_item SET title = 'd'")
+    assert project.jobs() == [("shop.ItemEmbedding", "1")]
+
+
+def test_a_column_that_takes_the_name_of_the_conditions_lets_rows_go(project):
+    swap(project, "is_public", "BooleanField(default=True)")
+    project.manage("migrate")
+    project.ask("INSERT INTO shop_item VALUES (1, 'a', true, true)")
+    project.ask(VECTOR)
+
+    project.ask("UPDATE shop_item SET is_public = false")
+
+    assert project.ask("SELECT source_id FROM shop_itemembedding") == []
+
+
+def test_half_an_exchange_of_names_is_followed_once_it_is_whole(project):
+    swap(project, "title", "TextField()")
+    [swapped] = (project.folder / "shop" / "migrations").glob("0002*.py")
+    written = swapped.read_text()
+    first, second = re.findall(r".*RenameField.*\n", written)
+    swapped.write_text(written.replace(second, ""))
+    later = written.replace("0001_initial", "0002_swap").replace(first, "")
+    (swapped.parent / "0003_swap.py").write_text(later)
+
+    said = project.manage("migrate", "shop", "0002")
+    assert "Triggers of shop.ItemEmbedding are outdated, and writes go unseen" in said
+    project.manage("migrate")
+
+    project.ask("INSERT INTO shop_item (title, title_old, is_public) VALUES ('a', '', true)")
+    project.ask("DELETE FROM pgembed_job")
+    project.ask("UPDATE shop_item SET title = 'b'")
+    assert project.jobs() == [("shop.ItemEmbedding", "1")]
 
 
 def test_a_watched_column_may_get_another_type(project):
