@@ -35,6 +35,33 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
+    # Postgres names the column too, and tells nobody where it would come from.
+    MISSING_COLUMNS: ClassVar[str] = """
+        DO $$
+        DECLARE
+            missing text;
+        BEGIN
+            SELECT string_agg(wanted.name, ', ')
+            INTO missing
+            FROM unnest({columns}::text[]) AS wanted(name)
+            WHERE NOT EXISTS (
+                SELECT
+                FROM pg_catalog.pg_attribute
+                WHERE attrelid = to_regclass({table})
+                  AND attname = wanted.name::name
+                  AND NOT attisdropped
+            );
+            IF missing IS NOT NULL THEN
+                RAISE EXCEPTION 'pgembed: the table % has no column % to watch', {table}, missing
+                USING HINT = 'Where a migration of another app makes it, as for a proxy of its '
+                    'model, name that one in the dependencies of this migration, '
+                    'for instance (''vendor'', ''0002_item_body'').';
+            END IF;
+        END
+        $$;
+    """
+    WATCHED: ClassVar[re.Pattern[str]] = re.compile(r'"(?:old|new)"\."((?:[^"]|"")+)"')
+    TEXT: ClassVar[re.Pattern[str]] = re.compile(r"'(?:[^']|'')*'")
     DROP: ClassVar[str] = """
         DO $$
         DECLARE
@@ -91,8 +118,17 @@ class CompiledTrigger(compiler.Trigger):
         table = literal(postgres.quoted_name(self.sql.table))
         pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
         install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
-        refuse = self.MISSING + (self.PARTITIONED if self.sql.kwargs.get("referencing") else "")
-        return refuse.replace("{table}", table) + install + pin
+        refuse = self.MISSING + self.MISSING_COLUMNS
+        refuse += self.PARTITIONED if self.sql.kwargs.get("referencing") else ""
+        refuse = refuse.replace("{table}", table).replace("{columns}", self._columns())
+        return refuse + install + pin
+
+    def _columns(self) -> str:
+        """Return the columns that its WHEN names, as SQL writes an array of them."""
+        condition = self.TEXT.sub("''", self.sql.kwargs.get("condition") or "")
+        quoted = dict.fromkeys(self.WATCHED.findall(condition))
+        names = (literal(name.replace('""', '"')) for name in quoted)
+        return f"ARRAY[{', '.join(names)}]"
 
     @property
     def uninstall_sql(self) -> str:

@@ -513,6 +513,35 @@ def test_our_app_may_stand_anywhere_among_the_installed_apps(project):
     assert len(project.triggers()) == 5
 
 
+def test_a_proxy_of_another_apps_model_says_what_its_migration_has_to_wait_for(project):
+    (project.folder / "vendor" / "migrations").mkdir(parents=True)
+    for name in ("__init__.py", "migrations/__init__.py"):
+        (project.folder / "vendor" / name).touch()
+    settings = project.folder / "shop_settings.py"
+    settings.write_text(settings.read_text().replace('"shop",', '"shop", "vendor",', 1))
+    vendor = project.folder / "vendor" / "models.py"
+    proxy = "class Mine(Item):\n    class Meta:\n        proxy = True\n"
+    proxy = "from vendor.models import Item\n{}" + proxy
+    vendor.write_text(IMPORTS + ITEM)
+    project.write(proxy.format(EMBEDDED))
+    project.manage("makemigrations")
+    project.manage("migrate")
+    vendor.write_text(IMPORTS + ITEM + '    body = models.TextField(default="")\n')
+    project.write(proxy.format(EMBEDDED.replace('"title"', '"title", "body"')))
+    project.manage("makemigrations")
+
+    said = project.manage("migrate", fails=True)
+    assert 'pgembed: the table "vendor_item" has no column body to watch' in said
+    assert "name that one in the dependencies of this migration" in said
+
+    [migration] = (project.folder / "shop" / "migrations").glob("0002*.py")
+    written, named = migration.read_text(), "        ('vendor', '0002_item_body'),\n"
+    first = "    dependencies = [\n"
+    migration.write_text(written.replace(first, first + named))
+    project.manage("migrate")
+    assert len(project.triggers()) == 5
+
+
 def test_a_database_of_another_kind_beside_it_migrates_there_and_back(project):
     project.migrated(EMBEDDED + ITEM)
     lite = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(project.folder / "lite.db")}
