@@ -15,6 +15,7 @@ from typing import Any
 
 import psycopg
 from django.db import connections
+from psycopg import sql
 
 from pgembed_django import events, jobs
 
@@ -73,6 +74,9 @@ class Listener:
         parameters.pop("cursor_factory", None)
         try:
             self._connection = _Connection.connect(**parameters, autocommit=True)
+            if role := connections[self._using].settings_dict["OPTIONS"].get("assume_role"):
+                # Its search_path may lead elsewhere, and our tables may be for that role only.
+                self._connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
             self._connection.execute(f"LISTEN {jobs.CHANNEL}")
             # A pooler in transaction mode takes a LISTEN and forgets it. It would hand us
             # what we send ourselves, so the other connection has to.

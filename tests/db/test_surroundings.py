@@ -22,6 +22,7 @@ from django.test import Client
 from django.urls import path
 
 from pgembed_django import jobs, specs
+from pgembed_django.listener import Listener
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job
@@ -278,6 +279,30 @@ class TestRowLevelSecurity:
         worker.step()
 
         assert embedded_text(article)
+
+
+def test_a_listener_takes_the_role_that_its_connection_assumes(alias, second_connection):
+    """Our table is found by that role only: it is in its schema, as search_path has it."""
+    second_connection.execute(
+        """
+        CREATE ROLE pgembed_assumed;
+        CREATE SCHEMA pgembed_assumed AUTHORIZATION pgembed_assumed;
+        CREATE TABLE pgembed_assumed.pgembed_job ();
+        """
+    )
+    second_connection.commit()
+    options = {"assume_role": "pgembed_assumed", "options": '-c search_path="$user"'}
+    using = alias("assuming", OPTIONS={**connection.settings_dict["OPTIONS"], **options})
+    listener = Listener(["app.ArticleEmbedding"], using=using)
+
+    is_up = listener.open()
+
+    listener.close()
+    connections[using].close()
+    second_connection.execute("DROP OWNED BY pgembed_assumed CASCADE; DROP ROLE pgembed_assumed")
+    second_connection.commit()
+
+    assert is_up
 
 
 class TestRestore:
