@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ from pgembed_django import faults
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
+
+NAMED = re.compile(r"(?<!%)%\((\w+)\)s")
 
 SETTING = "SELECT current_setting(%(name)s)"
 SET = "SELECT set_config(%(name)s, %(value)s, true)"
@@ -56,9 +59,22 @@ class Busy(Exception):
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
-        cursor.execute(statement, parameters or None)
+        run(cursor, statement, parameters or None)
         found: list[Row] = cursor.fetchall()
         return found
+
+
+def run(cursor: Any, statement: str, parameters: Mapping[str, Any] | None) -> None:
+    """Run a statement on Django's cursor, with parameters by name.
+
+    What wraps all statements of a connection, as ``pgtrigger.ignore`` does, may put one of its
+    own in front, with parameters in order. Both kinds cannot be mixed: then ours have an order.
+    """
+    given: Any = parameters
+    if parameters and cursor.db.execute_wrappers:
+        given = [parameters[name] for name in NAMED.findall(statement)]
+        statement = NAMED.sub("%s", statement)
+    cursor.execute(statement, given)
 
 
 def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
@@ -145,7 +161,7 @@ def learn_vectors(using: str) -> None:
 def execute(using: str, statement: str, **parameters: Any) -> int:
     """Run a statement and return how many rows it touched."""
     with connections[using].cursor() as cursor:
-        cursor.execute(statement, parameters or None)
+        run(cursor, statement, parameters or None)
         return int(cursor.rowcount)
 
 

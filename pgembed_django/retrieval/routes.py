@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from django.db import connections, transaction
 
-from pgembed_django import conf
+from pgembed_django import conf, database
 from pgembed_django.retrieval.statements import Statement
 
 SCANNED_PER_READ = 5
@@ -36,7 +36,7 @@ def estimate(using: str, keys: Statement) -> int:
     """Return how many rows the planner expects, without running the statement."""
     with connections[using].cursor() as cursor:
         # Also where there are none: a doubled % of the queryset's own is to become one.
-        cursor.execute(EXPLAIN + keys.text, keys.parameters)
+        database.run(cursor, EXPLAIN + keys.text, keys.parameters)
         [[plan]] = cursor.fetchall()
     # Which it is follows from how the connection reads JSON.
     [explained] = json.loads(plan) if isinstance(plan, str) else plan

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pgtrigger
 import pytest
 
 from pgembed_django import search, similar_to
+from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding, Product, ProductEmbedding
 from tests.conftest import embedded_text
 
@@ -29,6 +31,17 @@ def test_a_row_is_similar_to_others_but_not_to_itself(make_article, run_jobs):
 
     assert similar_to(trout)[0] == salmon
     assert trout not in similar_to(trout)
+
+
+def test_rows_are_embedded_and_found_while_triggers_are_ignored(make_article, run_jobs):
+    trout, salmon = make_article(title="Trout"), make_article(title="Trout and salmon")
+    # Puts a statement of its own, with parameters in order, before each of ours.
+    with pgtrigger.ignore():
+        run_jobs()
+
+        assert_fresh(trout)
+        assert set(search(Article.objects.filter(author=""), "trout")) == {trout, salmon}
+        assert list(similar_to(trout)) == [salmon]
 
 
 def test_an_unpublished_row_is_neither_embedded_nor_found(make_article, run_jobs):
