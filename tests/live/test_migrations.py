@@ -245,6 +245,21 @@ def test_a_project_that_takes_it_off_again_keeps_nothing_of_it(project):
     assert project.ask("SELECT * FROM their_own") == []
 
 
+def test_triggers_that_no_migration_drops_are_pruned_as_the_message_says(project):
+    project.migrated(EMBEDDED + ITEM)
+    project.ask(ROW)
+    # pgtrigger writes nothing for a model that is not managed.
+    project.migrated(ITEM + "\n    class Meta:\n        managed = False\n")
+    assert len(project.triggers()) == 5
+
+    said = project.manage("embed_forget", "--yes", fails=True)
+    assert "and pgtrigger prune where those leave them" in said
+    project.manage("pgtrigger", "prune")
+
+    assert project.triggers() == []
+    assert "deleted: 1 jobs" in project.manage("embed_forget", "--yes")
+
+
 def test_another_condition_makes_other_triggers_and_keeps_the_table(project):
     project.migrated(EMBEDDED + ITEM)
     project.ask(ROW)

@@ -70,7 +70,10 @@ class Command(EmbedCommand):
     def _used_by(self, key: str) -> str:
         """Return who still writes of a spec, and the remedy. Empty: nobody does."""
         if tables := triggers.tables_of(key, using=self.using):
-            return f"its triggers are on {', '.join(tables)}. Run makemigrations and migrate"
+            return (
+                f"its triggers are on {', '.join(tables)}. Run makemigrations and migrate, "
+                "and pgtrigger prune where those leave them"
+            )
         for worker in status.overview(specs=[], using=self.using).workers:
             if worker.is_live and key in worker.specs:
                 return f"the worker {worker.name} knows it. Start it anew, with the code of today"
