@@ -72,7 +72,9 @@ def embedding_model(model: type[models.Model], *, name: str) -> type[models.Mode
 
 
 def _constraint_name(name: str) -> str:
-    if len(name) <= CONSTRAINT_NAME_LENGTH:
+    # Postgres counts bytes, and cuts what is longer without a word.
+    encoded = name.encode()
+    if len(encoded) <= CONSTRAINT_NAME_LENGTH:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: CONSTRAINT_NAME_LENGTH - 9]}_{digest}"
+    digest = hashlib.sha256(encoded).hexdigest()[:8]
+    return f"{encoded[: CONSTRAINT_NAME_LENGTH - 9].decode(errors='ignore')}_{digest}"
