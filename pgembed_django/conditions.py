@@ -6,6 +6,7 @@ subqueries and the clock are refused, not compiled into something that looks rig
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -37,6 +38,9 @@ SIMPLE_TYPES = frozenset(
     }
 )
 
+# A column that is read, or a text or another name, which may look like one.
+READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
+
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
     """Return SQL that is true or false, never NULL: does this version of the row match?"""
@@ -66,6 +70,37 @@ def changed(field: Any) -> str:
     if field.db_type(postgres.any_postgres()) in SIMPLE_TYPES:
         return f"{old} IS DISTINCT FROM {new}"
     return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
+
+
+def columns_read(condition: str) -> list[str]:
+    """Return the columns that a condition reads, in the order in which it first does.
+
+    The order shows columns that have taken each other's names.
+    """
+    read = (match[1] for match in READ.finditer(condition) if match[1])
+    return list(dict.fromkeys(_unquoted(name) for name in read))
+
+
+def declared(condition: str, *, model: type[Model]) -> str:
+    """Return what a migration may change of the columns that a condition reads.
+
+    Name, type, collation and generated expression of each. Empty: it reads none.
+    """
+    fields = {
+        _unquoted(postgres.quoted_name(str(field.column))): field
+        for field in model._meta.concrete_fields
+    }
+    return "\n".join(_declared(fields[name]) for name in columns_read(condition))
+
+
+def _declared(field: Any) -> str:
+    connection = postgres.any_postgres()
+    parameters = field.db_parameters(connection)
+    expression = ""
+    if isinstance(field, GeneratedField):
+        text, params = field.generated_sql(connection)
+        expression = text % tuple(sql.quote(param) for param in params)
+    return repr((field.column, parameters["type"], parameters.get("collation"), expression))
 
 
 def _in_order(node: Any) -> Any:
@@ -175,3 +210,7 @@ def column_problem(field: Any, *, model: type[Model]) -> str | None:
             "Make it db_persist=True, or name the columns that it is made of."
         )
     return None
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name

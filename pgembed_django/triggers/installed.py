@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from pgtrigger import registry
 from psycopg import sql
 
-from pgembed_django import database, postgres
+from pgembed_django import conditions, database, postgres
 from pgembed_django.triggers.compiled import CompiledTrigger
 from pgembed_django.triggers.kinds import SpecTrigger
 
@@ -33,9 +32,6 @@ INSTALLED = """
 ALWAYS = "A"
 FIRES = ("O", ALWAYS)
 ENABLE_ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
-
-# A column that is read, or a text or another name, which may look like one.
-READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
 
 # Each has a function of its own, which names the spec.
 TABLES_OF = r"""
@@ -86,7 +82,9 @@ class Installed:
         named = self.declared.sql.kwargs["condition"]
         # From WHEN on: a schema may be called "old".
         _, _, condition = self.definition.partition(" WHEN (")
-        return columns_read(condition.rpartition(" EXECUTE ")[0]) != columns_read(named)
+        return conditions.columns_read(
+            condition.rpartition(" EXECUTE ")[0]
+        ) != conditions.columns_read(named)
 
     def renew(self, *, using: str) -> None:
         """Install it again, bound to the columns that have the names now."""
@@ -100,15 +98,6 @@ class Installed:
 
     def _is_another(self) -> bool:
         return self.hash not in (None, self.declared.hash)
-
-
-def columns_read(condition: str) -> list[str]:
-    """Return the columns that a condition reads, in the order in which it first does.
-
-    The order shows columns that have taken each other's names.
-    """
-    read = (match[1] for match in READ.finditer(condition) if match[1])
-    return list(dict.fromkeys(_unquoted(name) for name in read))
 
 
 def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
@@ -157,7 +146,3 @@ def _installed(keys: Collection[str], *, using: str) -> Iterator[Installed]:
             hash=written,
             definition=definition,
         )
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace('""', '"') if name.startswith('"') else name

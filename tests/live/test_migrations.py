@@ -470,6 +470,45 @@ def test_a_watched_column_may_get_another_type(project):
     assert len(project.jobs()) == 1
 
 
+def test_a_watched_column_may_get_a_collation(project):
+    project.migrated(EMBEDDED + ITEM)
+
+    project.migrated(EMBEDDED + ITEM.replace("TextField()", 'TextField(db_collation="C")'))
+
+    assert len(project.triggers()) == 5
+
+
+def test_a_watched_column_of_a_table_that_is_quoted_may_get_another_type(project):
+    quoted = ITEM + "\n    class Meta:\n        db_table = 'ShopItem'\n"
+    project.migrated(EMBEDDED + quoted)
+
+    project.migrated(EMBEDDED + quoted.replace("TextField()", "CharField(max_length=50)"))
+
+    assert len(project.triggers()) == 5
+
+
+def test_a_generated_column_of_a_condition_may_be_made_anew(project):
+    shown = (
+        "    is_shown = models.GeneratedField(expression=Q(is_public={}), "
+        "output_field=models.BooleanField(), db_persist=True)\n"
+    )
+    decorated = EMBEDDED.replace("is_public", "is_shown") + ITEM
+    project.migrated(decorated + shown.format(True))
+    project.write(decorated + shown.format(False))
+    project.manage("makemigrations", "shop")
+    [migration] = (project.folder / "shop" / "migrations").glob("0002*.py")
+    # As the error of Django says that has to be done by hand.
+    removed = "migrations.RemoveField('item', 'is_shown'),\n        migrations.AddField("
+    migration.write_text(migration.read_text().replace("migrations.AlterField(", removed))
+
+    project.manage("migrate")
+
+    assert len(project.triggers()) == 5
+    assert "W006" not in project.manage("check", "--database", "default")
+    project.ask("INSERT INTO shop_item (title, is_public) VALUES ('a', false)")
+    assert project.jobs() == [("shop.ItemEmbedding", "1")]
+
+
 def test_a_watched_column_may_go_together_with_its_watch(project):
     two = ITEM + '    body = models.TextField(default="")\n'
     project.migrated(EMBEDDED.replace('"title"', '"title", "body"') + two)

@@ -57,11 +57,11 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_EntryEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."name"::text COLLATE "C" IS DISTINCT FROM "new"."name"::text COLLATE "C" OR "old"."docstring"::text COLLATE "C" IS DISTINCT FROM "new"."docstring"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id"))', func='PERFORM "public".pgembed_enqueue_v1(\'library.EntryEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='9940b88c70488f4dd6472251318f9bef55d433c0', operation='UPDATE', pgid='pgtrigger_pgembed_update_entryembedding_4aa7c', table='library_entry', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_EntryEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."name"::text COLLATE "C" IS DISTINCT FROM "new"."name"::text COLLATE "C" OR "old"."docstring"::text COLLATE "C" IS DISTINCT FROM "new"."docstring"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id"))', func='-- Columns: 3fff44a40c00\nPERFORM "public".pgembed_enqueue_v1(\'library.EntryEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='3eddd3cd1b6107c9becb18b16b6f54359cf6c166', operation='UPDATE', pgid='pgtrigger_pgembed_update_entryembedding_4aa7c', table='library_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_EntryEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS DISTINCT FROM "new"."id"))', func='PERFORM "public".pgembed_forget_v1(\'library.EntryEmbedding\', OLD."id"::text, 0, \'"library_entryembedding"\');\nRETURN NULL;', hash='9bd69841c39896d4366766f82e8af0b19e2088bd', operation='UPDATE', pgid='pgtrigger_pgembed_leave_entryembedding_6afd3', table='library_entry', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_EntryEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS DISTINCT FROM "new"."id"))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_forget_v1(\'library.EntryEmbedding\', OLD."id"::text, 0, \'"library_entryembedding"\');\nRETURN NULL;', hash='e15e706fba5483b5c86b4fe802bd3d25c904bded', operation='UPDATE', pgid='pgtrigger_pgembed_leave_entryembedding_6afd3', table='library_entry', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='entry',
