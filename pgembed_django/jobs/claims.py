@@ -123,24 +123,7 @@ CLAIM = EVERY_LANE + TAKEN + STARTED_IN_ORDER
 CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 
 # Seconds until the next pending job is due; zero or less where one is due already.
-NEXT_DUE = """
-    WITH RECURSIVE lane AS (
-        SELECT spec, NULL::smallint AS priority
-        FROM unnest(%(specs)s::text[]) AS wanted(spec)
-      UNION ALL
-        SELECT lane.spec, lower.priority
-        FROM lane
-        CROSS JOIN LATERAL (
-            SELECT priority
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND id > 0
-              AND pgembed_job.spec = lane.spec
-              AND pgembed_job.priority < COALESCE(lane.priority, 32767)
-            ORDER BY priority DESC
-            LIMIT 1
-        ) AS lower
-    )
+UNTIL_DUE = """
     SELECT extract(epoch FROM min(head.run_at) - statement_timestamp())::float8
     FROM lane
     CROSS JOIN LATERAL (
@@ -154,6 +137,7 @@ NEXT_DUE = """
         LIMIT 1
     ) AS head
 """
+NEXT_DUE = EVERY_LANE + UNTIL_DUE
 
 
 class Lease(NamedTuple):

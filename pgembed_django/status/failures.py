@@ -17,8 +17,9 @@ MAX_KINDS = 200
 
 RECENT = 1000
 
-KINDS = """
-    WITH RECURSIVE failing AS (
+# The specs that have open failures, found by jumping along their index.
+FAILING = """
+    failing AS (
         (
             SELECT spec
             FROM pgembed_job
@@ -39,7 +40,10 @@ KINDS = """
             ORDER BY spec
             LIMIT 1
         ) AS following
-    ),
+    )
+"""
+
+OF_EACH_KIND = """,
     kind AS (
         SELECT failing.spec, lowest.signature, 1 AS number
         FROM failing
@@ -139,6 +143,7 @@ KINDS = """
     ) AS counted
     ORDER BY counted.count DESC, chosen.finished_at DESC
 """
+KINDS = "WITH RECURSIVE" + FAILING + OF_EACH_KIND
 
 NEXT = """
     SELECT id, finished_at

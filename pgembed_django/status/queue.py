@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgembed_django import database
+from pgembed_django.jobs.lanes import EVERY_LANE
 from pgembed_django.models import Job
+from pgembed_django.status.failures import FAILING
 from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 
 MAX_COUNT = 10_000
@@ -19,48 +21,8 @@ BUDGET = 60_000
 CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
 """What somebody is waiting for."""
 
-# Lanes, and specs with failures, are found by jumping along an index, and counted no further
-# than the bound. Three kinds of rows: P(ending), R(unning), F(ailed).
-COUNT = """
-    WITH RECURSIVE lane AS (
-        SELECT spec, NULL::smallint AS priority
-        FROM unnest(%(specs)s::text[]) AS wanted(spec)
-      UNION ALL
-        SELECT lane.spec, lower.priority
-        FROM lane
-        CROSS JOIN LATERAL (
-            SELECT priority
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND id > 0
-              AND pgembed_job.spec = lane.spec
-              AND pgembed_job.priority < COALESCE(lane.priority, 32767)
-            ORDER BY priority DESC
-            LIMIT 1
-        ) AS lower
-    ),
-    failing AS (
-        (
-            SELECT spec
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-            ORDER BY spec
-            LIMIT 1
-        )
-      UNION ALL
-        SELECT following.spec
-        FROM failing
-        CROSS JOIN LATERAL (
-            SELECT spec
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-              AND pgembed_job.spec > failing.spec
-            ORDER BY spec
-            LIMIT 1
-        ) AS following
-    )
+# Three kinds of rows: P(ending), R(unning), F(ailed). Counted no further than the bound.
+COUNTS = """
     SELECT
         'P' AS what,
         lane.spec,
@@ -117,6 +79,7 @@ COUNT = """
         ) AS failed
     ) AS counted
 """
+COUNT = EVERY_LANE + "," + FAILING + COUNTS
 
 
 @dataclass(slots=True)
