@@ -12,20 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import OperationalError, ProgrammingError, connections
+from django.db import ProgrammingError, connections
 from psycopg import sql
 
 from pgembed_django import conf, database, events, faults, postgres
 from pgembed_django.models import Space
 from pgembed_django.once import Told
+from pgembed_django.spaces.builder import as_builder
 from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
 from pgembed_django.specs import Spec
-
-# One builder among all workers, whatever the index: of two on one table, each would wait for
-# the other. A session lock, which goes with the connection. Whoever waits for it in Postgres
-# would hold a snapshot that the builder waits for: so it is only ever tried.
-TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_index_builder', 0))"
-UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('pgembed_index_builder', 0))"
 
 STATE = """
     SELECT indisvalid AND indisready
@@ -67,14 +62,6 @@ CREATE_FULLTEXT = """
     WHERE space_id = {space}
 """
 
-# A build, or a drop, takes as long as it takes: it waits for older transactions, not for rows.
-# ``transaction_timeout`` is known since PostgreSQL 17.
-TAKE_TIME = """
-    SELECT set_config(name, '0', false)
-    FROM pg_settings
-    WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')
-"""
-
 HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, false)"
 
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
@@ -114,7 +101,7 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     """
     built = 0
     for name, statement in _missing(spec, space, using=using):
-        with _as_builder(using) as is_builder:
+        with as_builder(using) as is_builder:
             if is_builder:
                 with _told_if_refused(spec, name, using=using):
                     built += _build_one(spec, name, statement, using=using)
@@ -128,32 +115,13 @@ def drop(spec: Spec, space: Space, *, using: str) -> bool:
     Tells whether it did: not while another worker builds one.
     """
     is_done = False
-    with _as_builder(using) as is_builder:
+    with as_builder(using) as is_builder:
         if is_builder:
             for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
                 with _told_if_refused(spec, name, using=using):
                     _run(using, DROP, name=_qualified(spec, name, using=using))
             is_done = True
     return is_done
-
-
-@contextmanager
-def _as_builder(using: str) -> Iterator[bool]:
-    """Be the one builder, if there is no other. A build that gave way is tried again later."""
-    [[is_builder]] = database.rows(using, TRY_LOCK)
-    try:
-        if is_builder:
-            database.rows(using, TAKE_TIME)
-        yield is_builder
-    except OperationalError as error:
-        # Somebody else's VACUUM or CREATE INDEX on the same table, and Postgres chose us.
-        if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
-            raise
-        events.tell(events.INDEX_POSTPONED, error=str(error).strip())
-    finally:
-        # Where the connection is gone the lock went with it, and what ended it is told.
-        if is_builder and not database.is_lost(using):
-            database.rows(using, UNLOCK)
 
 
 @contextmanager
@@ -175,7 +143,7 @@ def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
         return
     for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
         if database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None)):
-            with _as_builder(using) as is_builder:
+            with as_builder(using) as is_builder:
                 if not is_builder:
                     continue
                 with _told_if_refused(spec, name, using=using):

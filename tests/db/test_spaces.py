@@ -14,7 +14,7 @@ from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import answering, search, surveying, targets
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces import builder, indexes
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
 
@@ -337,7 +337,7 @@ def test_of_all_workers_one_builds_an_index(spec, make_article, run_jobs, second
     make_article()
     run_jobs()
     space = spaces.active(spec, using="default")
-    second_connection.execute(indexes.TRY_LOCK)
+    second_connection.execute(builder.TRY_LOCK)
 
     assert indexes.build(spec, space, using="default") == 0
     assert not indexes.drop(spec, space, using="default")
