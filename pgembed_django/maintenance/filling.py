@@ -29,6 +29,8 @@ FIRST_LAP_SECONDS = 5.0
 FIRST_FILL = timedelta(minutes=15)
 """So long the indexes of a space that is searched already wait for its first rows."""
 
+PROBES_BEFORE_SWITCH = 3
+
 RESTS = 10
 """After a look the space is left alone, for so many times as long as that took."""
 
@@ -41,6 +43,8 @@ class Seen:
     look_at: float = float("-inf")
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
+    failed_probes: int = 0
+    """Of the active model, in a row."""
 
 
 class Filling:
@@ -73,6 +77,24 @@ class Filling:
                 return self._find_more(spec, space, seen)
             except database.Busy:
                 return 0  # a writer holds the whole table
+
+    def switch_early(self, spec: Spec, space: Space) -> None:
+        """Switch to a space that is not full yet, if the active one's model stays out of reach."""
+        seen = self._seen[space.pk]
+        active = spaces.active(spec, using=self.using)
+        if active is None or spaces.provider_of(active).probe().ok:
+            seen.failed_probes = 0
+            return
+        seen.failed_probes += 1
+        if seen.failed_probes >= PROBES_BEFORE_SWITCH and spaces.activate(
+            space, is_partial=True, using=self.using
+        ):
+            events.tell(
+                events.SPACE_ACTIVATED_EARLY,
+                spec=spec.key,
+                space=str(space),
+                previous=str(active),
+            )
 
     def index(self, spec: Spec, space: Space) -> None:
         """Build the indexes of the space that is searched.

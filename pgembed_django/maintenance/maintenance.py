@@ -20,7 +20,6 @@ OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
 PRUNE_CHUNKS = 2000
-PROBES_BEFORE_SWITCH = 3
 
 QUIET_SECONDS = 0.2
 """So much of every second is for laps that find no gap: saved rows do not wait for these."""
@@ -44,7 +43,6 @@ class Maintenance:
         self.specs = worked_on
         self.using = using
         self.settings = settings
-        self._failed_probes: dict[int, int] = {}
         self._quiet_seconds = math.inf
         self._filling = Filling(using=using, reconcile_seconds=settings.reconcile_seconds)
         is_reconciling = settings.reconcile_seconds > 0
@@ -238,22 +236,5 @@ class Maintenance:
             return 0
         enqueued = self._filling.look(spec, space)
         if self.settings.switch_early:
-            self._switch_early(spec, space)
+            self._filling.switch_early(spec, space)
         return enqueued
-
-    def _switch_early(self, spec: Spec, space: Space) -> None:
-        """Switch to a space that is not full yet, if the active one's model stays out of reach."""
-        active = spaces.active(spec, using=self.using)
-        if active is None or spaces.provider_of(active).probe().ok:
-            self._failed_probes.pop(space.pk, None)
-            return
-        failed = self._failed_probes[space.pk] = self._failed_probes.get(space.pk, 0) + 1
-        if failed >= PROBES_BEFORE_SWITCH and spaces.activate(
-            space, is_partial=True, using=self.using
-        ):
-            events.tell(
-                events.SPACE_ACTIVATED_EARLY,
-                spec=spec.key,
-                space=str(space),
-                previous=str(active),
-            )
