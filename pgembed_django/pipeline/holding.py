@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from pgembed_django import conf, events, jobs, rollups, signature, text
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Ending
 from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.specs import Spec
 
 MAX_BACKOFF_SECONDS = 3600
 MAX_BUSY_ENDINGS = 3
@@ -61,6 +62,14 @@ class Holding:
             self.without_text[job_id] = unit
         else:
             self.without_text.pop(job_id, None)
+
+    def unplanned(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+        """Return those that are held and not planned yet, by spec."""
+        by_spec = defaultdict(list)
+        for unit in units:
+            if unit in self and not unit.is_planned:
+                by_spec[unit.spec].append(unit)
+        return by_spec
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have succeeded or are lost."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from django.db import DatabaseError
@@ -16,6 +16,7 @@ from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import GIVEN_BACK_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
+from pgembed_django.pipeline.fitting import Fitting
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.slices import Slices
@@ -24,9 +25,6 @@ from pgembed_django.specs import Spec
 
 HELD_CHARACTERS = 2 * lengths.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""
-
-UNASKED = 4
-"""So few rows are read whatever their length."""
 
 
 class Planning:
@@ -38,13 +36,9 @@ class Planning:
         self.live = live
         self.embedding = embedding
         self._units: deque[Unit] = deque()
-        self._readings: dict[Spec, sources.Reading] = {}
+        self._fitting = Fitting(holding=holding, aside=aside)
         # The providers' answers are looked at again after each, whatever the texts' lengths.
         self._slices = Slices()
-        self._asks_lengths = False
-        """Whether the last texts were too long to be read at once."""
-        self._made_lengths: dict[Spec, float] = {}
-        """Of the texts that a method has made: their rows do not tell."""
 
     @property
     def has_more(self) -> bool:
@@ -66,10 +60,10 @@ class Planning:
         few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         try:
-            few, room = self._fitting(few)
+            few, room = self._fitting.choose(few)
             self._plan_by_spec(few, room=room)
         except sources.TooMuch:
-            self._asks_lengths = True
+            self._fitting.was_too_much()
             return self.step()
         except DatabaseError as error:
             if faults.of(error) is not Fault.TOO_SLOW:
@@ -103,59 +97,13 @@ class Planning:
     def _held(self) -> int:
         return _characters(self.holding.units.values())
 
-    def _by_spec(self, units: Iterable[Unit]) -> Mapping[Spec, Sequence[Unit]]:
-        by_spec = defaultdict(list)
-        for unit in units:
-            if unit in self.holding and not unit.is_planned:
-                by_spec[unit.spec].append(unit)
-        return by_spec
-
-    def _fitting(self, units: list[Unit]) -> tuple[list[Unit], float]:
-        """Return the first of them, one at least, and how much room their texts have."""
-        if not self._asks_lengths:
-            return units, lengths.READ_BYTES if len(units) > UNASKED else math.inf
-        fitting = self._known_to_fit(units)
-        self._asks_lengths = len(fitting) < len(units)
-        return fitting, math.inf
-
-    def _known_to_fit(self, units: list[Unit]) -> list[Unit]:
-        """Return the first of them, whose texts can be read at once: one at least."""
-        by_unit: dict[Unit, float] = {}
-        for spec, of_spec in self._by_spec(units).items():
-            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
-            made = self._made_length(spec)
-            for unit in of_spec:
-                by_unit[unit] = max(stored.get(unit.claim.source_pk, 0), made)
-        total = 0.0
-        for number, unit in enumerate(units):
-            total += by_unit.get(unit, unit.characters)
-            if total > lengths.READ_BYTES:
-                return units[: max(number, 1)]
-        return units
-
-    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
-        if spec in self.aside:
-            return {}
-        try:
-            with database.giving_way(self.holding.using, in_one_go=True):
-                return self._reading(spec).lengths(source_pks)
-        except database.Busy:
-            return {}
-        except DatabaseError as error:
-            if faults.of(error) is Fault.TOO_SLOW or faults.is_lost_connection(error):
-                raise
-            return {}  # what is wrong is found when they are read
-
-    def _made_length(self, spec: Spec) -> float:
-        return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
-
     def _plan_by_spec(self, units: Sequence[Unit], *, room: float) -> None:
         """Plan units, with so much room for their texts together.
 
         Raises:
             sources.TooMuch: they have not, as it turned out. Some may be planned.
         """
-        for spec, of_spec in self._by_spec(units).items():
+        for spec, of_spec in self.holding.unplanned(units).items():
             self._plan_or_give_back(spec, of_spec, room=room)
             room -= _characters(of_spec)
 
@@ -196,8 +144,7 @@ class Planning:
         except database.Busy:
             self._give_back(units)
             return
-        if spec.text and loaded.texts:
-            self._made_lengths[spec] = sum(map(len, loaded.texts.values())) / len(loaded.texts)
+        self._fitting.note_made(spec, loaded.texts.values())
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
@@ -220,22 +167,17 @@ class Planning:
         self, spec: Spec, source_pks: Sequence[str], *, room: float = math.inf
     ) -> tuple[sources.Loaded, store.Stored]:
         using = self.holding.using
-        room -= len(source_pks) * self._made_length(spec)
+        room -= len(source_pks) * self._fitting.made_length(spec)
         if room < 0:
             raise sources.TooMuch
         space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, in_one_go=True):
-            read_texts = self._reading(spec).ask(source_pks, room=room)
+            read_texts = self._fitting.reading(spec).ask(source_pks, room=room)
             # After the user's own query, which is planned as they would expect. What is stored
             # may be read later than the text: the job is ours.
             database.keep_plans(using)
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
-
-    def _reading(self, spec: Spec) -> sources.Reading:
-        if spec not in self._readings:
-            self._readings[spec] = sources.Reading(spec, using=self.holding.using)
-        return self._readings[spec]
 
     def _plan_unit(
         self,

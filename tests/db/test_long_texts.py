@@ -17,7 +17,7 @@ from pgembed_django.chunkers import Chunker
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap
-from pgembed_django.pipeline import Pipeline, planning
+from pgembed_django.pipeline import Pipeline, fitting, planning
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.specs import Spec
@@ -167,7 +167,7 @@ def test_the_texts_of_two_specs_share_what_is_read_at_once(make_worker, monkeypa
 
 
 def test_rows_that_are_gone_when_they_are_read_are_not_taken_for_long_ones(run_jobs):
-    Note.objects.bulk_create(Note(body=f"{number}") for number in range(planning.UNASKED + 2))
+    Note.objects.bulk_create(Note(body=f"{number}") for number in range(fitting.UNASKED + 2))
     run_jobs()
     Note.objects.update(body="new")
     with connection.cursor() as cursor:

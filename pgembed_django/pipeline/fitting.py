@@ -1,0 +1,88 @@
+"""Which units are read at once: by the length of their texts, and not by their number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from django.db import DatabaseError
+
+from pgembed_django import database, faults, lengths, sources
+from pgembed_django.faults import Fault
+from pgembed_django.pipeline.aside import Aside
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Unit
+from pgembed_django.specs import Spec
+
+UNASKED = 4
+"""So few rows are read whatever their length."""
+
+
+class Fitting:
+    """Chooses units whose texts can be read together.
+
+    Lengths are asked for only where the last texts were too long to be read at once.
+    """
+
+    def __init__(self, *, holding: Holding, aside: Aside) -> None:
+        self.holding = holding
+        self.aside = aside
+        self._asks_lengths = False
+        self._readings: dict[Spec, sources.Reading] = {}
+        self._made_lengths: dict[Spec, float] = {}
+        """Of the texts that a method has made: their rows do not tell."""
+
+    def reading(self, spec: Spec) -> sources.Reading:
+        """Return what reads the units of a spec."""
+        if spec not in self._readings:
+            self._readings[spec] = sources.Reading(spec, using=self.holding.using)
+        return self._readings[spec]
+
+    def choose(self, units: list[Unit]) -> tuple[list[Unit], float]:
+        """Return the first of them, one at least, and how much room their texts have."""
+        if not self._asks_lengths:
+            return units, lengths.READ_BYTES if len(units) > UNASKED else math.inf
+        fitting = self._known_to_fit(units)
+        self._asks_lengths = len(fitting) < len(units)
+        return fitting, math.inf
+
+    def was_too_much(self) -> None:
+        """Let lengths be asked for: what was chosen last had not room."""
+        self._asks_lengths = True
+
+    def made_length(self, spec: Spec) -> float:
+        """Return about how long a text is that the spec's method makes. Zero where it has none."""
+        return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
+
+    def note_made(self, spec: Spec, texts: Collection[str]) -> None:
+        """Learn from the texts that were read last how long the next may be."""
+        if spec.text and texts:
+            self._made_lengths[spec] = sum(map(len, texts)) / len(texts)
+
+    def _known_to_fit(self, units: list[Unit]) -> list[Unit]:
+        """Return the first of them, whose texts can be read at once: one at least."""
+        by_unit: dict[Unit, float] = {}
+        for spec, of_spec in self.holding.unplanned(units).items():
+            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
+            made = self.made_length(spec)
+            for unit in of_spec:
+                by_unit[unit] = max(stored.get(unit.claim.source_pk, 0), made)
+        total = 0.0
+        for number, unit in enumerate(units):
+            total += by_unit.get(unit, unit.characters)
+            if total > lengths.READ_BYTES:
+                return units[: max(number, 1)]
+        return units
+
+    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
+        if spec in self.aside:
+            return {}
+        try:
+            with database.giving_way(self.holding.using, in_one_go=True):
+                return self.reading(spec).lengths(source_pks)
+        except database.Busy:
+            return {}
+        except DatabaseError as error:
+            if faults.of(error) is Fault.TOO_SLOW or faults.is_lost_connection(error):
+                raise
+            return {}  # what is wrong is found when they are read
