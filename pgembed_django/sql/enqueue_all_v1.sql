@@ -21,8 +21,9 @@ BEGIN
         lane,
         -- Whoever traces the write has set it. Empty where that was an earlier transaction.
         NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
-    -- A key that is there twice (its constraint is deferred) would stop the writer.
-    FROM (SELECT DISTINCT unnest(unit_source_pks)) AS written(source_pk)
+    -- A key that is there twice (its constraint is deferred) would stop the writer. With its
+    -- schema: an unnest() of a role's own, for just this type, would be preferred.
+    FROM (SELECT DISTINCT pg_catalog.unnest(unit_source_pks)) AS written(source_pk)
     {enqueue_end_v1}
 END
 $$;

@@ -14,16 +14,18 @@ BEGIN
     WHERE spec = unit_spec
       AND status IN ('pending', 'running');
 
-    -- From embedding tables only, and from none where the table is gone.
+    -- From embedding tables only, as in pgembed_forget_v1, and from none where it is gone.
     IF EXISTS (
         SELECT FROM pg_catalog.pg_attribute
-        WHERE attrelid = to_regclass(embedding_table)
+        JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
+        WHERE attrelid = to_regclass(embedding_table)::oid
           AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+          AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
         HAVING count(*) = 5
     ) THEN
         -- DELETE, not TRUNCATE: a search that holds this table and waits for the source
         -- table must not deadlock with the writer.
-        EXECUTE format('DELETE FROM %s', to_regclass(embedding_table));
+        EXECUTE pg_catalog.format('DELETE FROM %s', to_regclass(embedding_table));
     END IF;
 
     DELETE FROM pgembed_staging

@@ -45,13 +45,17 @@ BEGIN
       AND status = 'running';
 
     -- A later statement, so with a snapshot that has seen what that worker stored.
-    -- Anyone may call this function, so it deletes from embedding tables only. Where
-    -- the table is gone, there is nothing to forget, and no reason to stop the writer.
+    -- Anyone may call this function, and a table's triggers would run with its rights: so
+    -- it deletes from embedding tables only, of an owner who may open spaces (whoever
+    -- migrated, or a worker's role). Where the table is gone, there is nothing to forget,
+    -- and no reason to stop the writer.
     SELECT max(format_type(atttypid, atttypmod)) FILTER (WHERE attname = 'source_id')
     INTO key_type
     FROM pg_catalog.pg_attribute
-    WHERE attrelid = to_regclass(embedding_table)
+    JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
+    WHERE attrelid = to_regclass(embedding_table)::oid
       AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+      AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
     HAVING count(*) = 5;
 
     -- Nor where another column has become the key, and the one of the vectors still has
@@ -61,14 +65,20 @@ BEGIN
         THEN length(unit_source_pk) = 36 AND unit_source_pk ~ '^[0-9a-f-]+$'
         WHEN key_type IN ('smallint', 'integer', 'bigint') AND unit_source_pk !~ '^-?[0-9]+$'
         THEN false
-        WHEN key_type = 'smallint' THEN unit_source_pk::numeric BETWEEN -32768 AND 32767
-        WHEN key_type = 'integer' THEN unit_source_pk::numeric BETWEEN -2147483648 AND 2147483647
+        WHEN key_type = 'smallint'
+        THEN unit_source_pk::numeric BETWEEN '-32768' AND '32767'
+        WHEN key_type = 'integer'
+        THEN unit_source_pk::numeric BETWEEN '-2147483648' AND '2147483647'
         WHEN key_type = 'bigint'
-        THEN unit_source_pk::numeric BETWEEN -9223372036854775808 AND 9223372036854775807
+        THEN unit_source_pk::numeric BETWEEN '-9223372036854775808' AND '9223372036854775807'
         ELSE key_type IS NOT NULL
     END;
     IF is_a_key THEN
-        EXECUTE format('DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk);
+        -- With its schema: a role that may create functions beside our tables could make a
+        -- format() for just these types, which Postgres would prefer.
+        EXECUTE pg_catalog.format(
+            'DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk
+        );
     END IF;
 
     DELETE FROM pgembed_staging

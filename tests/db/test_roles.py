@@ -173,8 +173,73 @@ class TestWeb:
         assert [hit.pk for hit in similar_to(article)] == [other.pk]
         assert [hit.pk for hit in search(PageExtra.objects.using("web"), "red")] == [extra.pk]
 
+    def test_what_a_table_of_its_own_does_is_not_done_with_more_rights(self):
+        with connections["web"].cursor() as cursor:
+            cursor.execute(
+                f"""
+                CREATE TEMPORARY TABLE bait (
+                    source_id bigint, space_id bigint, chunk_digest bytea, text_digest bytea,
+                    embedding text
+                );
+                INSERT INTO bait (source_id) VALUES (1);
+                {as_whom("pg_temp.spring()", "trigger")};
+                CREATE TRIGGER spring BEFORE DELETE ON bait EXECUTE FUNCTION pg_temp.spring();
+                SELECT pgembed_forget_v1('app.ArticleEmbedding', '1', 0, 'pg_temp.bait');
+                SELECT pgembed_forget_all_v1('app.ArticleEmbedding', 'pg_temp.bait');
+                """
+            )
+            cursor.execute("SELECT count(*) FROM bait")
+            assert cursor.fetchone() == (1,)
+            cursor.execute("DROP TABLE bait")
+
+
+def as_whom(function: str, returns: str) -> str:
+    """Return what creates a function that must not be called."""
+    return (
+        f"CREATE FUNCTION {function} RETURNS {returns} LANGUAGE plpgsql "
+        "AS $$ BEGIN RAISE 'called as %', current_user; END $$"
+    )
+
+
+OVERLOADS = (
+    *("format(text, regclass)", "format(text, regclass, text)", "format(text, text, text, text)"),
+    *("num_nonnulls(bigint, timestamptz, timestamptz, timestamptz)", "unnest(text[])"),
+)
+OPERATORS = (
+    *((operator, "numeric", whole) for operator in ("<=", ">=") for whole in ("integer", "bigint")),
+    ("=", "oid", "regclass"),
+)
+
 
 class TestWorker:
+    def test_what_it_creates_beside_our_tables_is_not_called_with_more_rights(self):
+        article, _ = make_article(), make_article()
+        drain()
+        with connections["worker"].cursor() as cursor:
+            for function in OVERLOADS:
+                cursor.execute(as_whom(f"public.{function}", "text"))
+            for number, (operator, left, right) in enumerate(OPERATORS):
+                cursor.execute(as_whom(f"public.compared_{number}({left}, {right})", "boolean"))
+                cursor.execute(
+                    f"CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, "
+                    f"FUNCTION = public.compared_{number})"
+                )
+        try:
+            make_article()
+            with connections["web"].cursor() as cursor:
+                cursor.execute("DELETE FROM app_article WHERE id = %s", [article.pk])
+                cursor.execute("SELECT pgembed_enqueue_all_v1('app.S', ARRAY['1'], 0)")
+                cursor.execute("TRUNCATE app_article")
+        finally:
+            with connections["worker"].cursor() as cursor:
+                for function in OVERLOADS:
+                    cursor.execute(f"DROP FUNCTION public.{function}")
+                for number, (_, left, right) in enumerate(OPERATORS):
+                    cursor.execute(
+                        f"DROP FUNCTION public.compared_{number}({left}, {right}) CASCADE"
+                    )
+        assert not ArticleEmbedding.objects.using("owner").exists()
+
     def test_it_may_only_read_the_source_tables_and_write_ours(self):
         assert rights("worker", SOURCES, *WRITES) == set()
         watched = {(table, "SELECT") for table in SOURCES - {"app_category"}}
