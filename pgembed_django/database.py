@@ -14,7 +14,7 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
 
-from pgembed_django import faults
+from pgembed_django import faults, together
 
 # Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
@@ -43,9 +43,6 @@ BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATIO
 BRIEFLY = "10ms"
 """The ``wait`` of what can as well be done later."""
 
-BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
-
 Row = tuple[Any, ...]
 T = TypeVar("T")
 Read = Callable[[], T]
@@ -60,6 +57,7 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
         run(cursor, statement, parameters or None)
+        together.synchronize(connections[using])
         found: list[Row] = cursor.fetchall()
         return found
 
@@ -135,6 +133,8 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
 
     def read() -> list[Row]:
         with wrapper.wrap_database_errors:
+            if cursor.pgresult is None:
+                together.synchronize(wrapper)
             return cursor.fetchall()
 
     return read
@@ -207,7 +207,6 @@ def leaving_its(setting: str, *, using: str) -> Iterator[None]:
 
 @contextmanager
 def _in_one_go(using: str) -> Iterator[None]:
-    """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each of the three."""
     wrapper = connections[using]
     wrapper.ensure_connection()
     if not _pipelines(wrapper):
@@ -216,17 +215,8 @@ def _in_one_go(using: str) -> Iterator[None]:
         return
     # Before it begins: psycopg looks types up in a transaction, whose COMMIT would end this one.
     learn_vectors(using)
-    connection = wrapper.connection
-    with wrapper.wrap_database_errors:
-        try:
-            with connection.pipeline():
-                cursor = psycopg.Cursor(connection)
-                cursor.execute(BEGIN)
-                yield
-                cursor.execute("COMMIT")
-        finally:
-            if connection.info.transaction_status in OPEN:
-                connection.rollback()
+    with together.sent_together(wrapper):
+        yield
 
 
 def _prepares(wrapper: BaseDatabaseWrapper) -> bool:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from pgembed_django import conf, faults, jobs, spaces, specs
+from pgembed_django import conf, database, faults, jobs, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.reembedding import reembed
@@ -323,8 +323,9 @@ def test_a_worker_that_dies_in_mid_transaction_holds_nobody_up(make_article, con
     assert not Job.objects.filter(status="running").exists()
 
 
+@pytest.mark.parametrize("in_one_go", [False, True], ids=["singly", "in one go"])
 def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
-    make_article, connect, writer, monkeypatch
+    make_article, writer, monkeypatch, in_one_go
 ):
     """SIGSTOP, a paused virtual machine: nobody will end that transaction but Postgres."""
     monkeypatch.setattr(configuring, "FROZEN_AFTER", "200ms")
@@ -333,7 +334,8 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
     connection.close()
     configuring.configure_sessions("default")
     try:
-        with pytest.raises(DatabaseError) as caught, transaction.atomic():  # noqa: PT012
+        storing = database.giving_way("default", in_one_go=in_one_go)
+        with pytest.raises(DatabaseError) as caught, storing:  # noqa: PT012
             assert jobs.hold([held], using="default").ours
             writer.start(DELETE, article.pk)
             writer.end()  # as soon as Postgres has cut us off
