@@ -130,4 +130,4 @@ class Pipeline:
         if stranded:
             self.staging.store_text({unit for unit, _ in stranded})
             for unit, pool in stranded:
-                self.embedding.give_up(unit, pool)
+                self.embedding.failing.give_up(unit, pool)

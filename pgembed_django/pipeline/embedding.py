@@ -7,13 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pgembed_django import spaces
-from pgembed_django.exceptions import (
-    InputRefused,
-    ProviderLost,
-    ProviderUnavailable,
-)
+from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline import batches
+from pgembed_django.pipeline.failing import Failing
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
@@ -37,6 +34,7 @@ class Embedding:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holding = holding
+        self.failing = Failing(holding=holding, pool_of=self.pool)
         self._rationing = Rationing(using=holding.using)
         self._wake = wake
         self._inline = inline
@@ -44,10 +42,6 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Request]] = {}
         self._batches: list[Batch] = []
-        # In the order they came. A unit may be stranded with two providers at once.
-        self._stranded: dict[tuple[Unit, Pool], None] = {}
-        self._lost: set[tuple[Unit, Pool]] = set()
-        self._failures: list[Failure] = []
 
     @property
     def queued(self) -> int:
@@ -118,7 +112,8 @@ class Embedding:
         for batch in done:
             self._batches.remove(batch)
             self._hand_out(batch)
-        self._end_failed()
+        if self.failing.parts:
+            self.failing.end(in_flight=self.in_flight)
         return bool(done)
 
     def look_at_quotas(self) -> None:
@@ -126,7 +121,7 @@ class Embedding:
         self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
     def stranded(self) -> list[tuple[Unit, Pool]]:
-        """Return the units that wait for paused providers, until ``give_up`` lets each go.
+        """Return the units that wait for paused providers, until ``failing`` gives each up.
 
         Their text can be stored. Those that have chunks in flight as well are let go when
         these are back.
@@ -137,35 +132,11 @@ class Embedding:
                 outage = ProviderUnavailable(pool.reason)
                 for unit, part in {(request.unit, request.part) for request in queue}:
                     if unit in in_flight:
-                        self._failures.append(Failure(unit, part, pool, outage))
+                        self.failing.add(Failure(unit, part, pool, outage))
                     elif unit in self.holding:
-                        self._stranded[unit, pool] = None
+                        self.failing.strand(unit, pool)
                 queue.clear()
-        return list(self._stranded)
-
-    def give_up(self, unit: Unit, pool: Pool) -> None:
-        """Let go of a unit that waits for a paused provider.
-
-        A space that is being built never delays the active one: only its part is dropped,
-        and the reconciler brings it back. But where its provider went down with the text,
-        the job has to remember it.
-        """
-        self._stranded.pop((unit, pool), None)
-        is_lost = (unit, pool) in self._lost
-        self._lost.discard((unit, pool))
-        parts = [part for part in unit.parts if self.pool(part.space) is not pool]
-        active = [part for part in parts if part.space.state == Space.State.ACTIVE]
-        # Nor does a doubtful job end before that part has had its turn.
-        if active and not is_lost and not (unit.is_doubtful and active[0].plan.is_fresh):
-            unit.parts = parts
-            self.holding.look_at(unit)
-            return
-        self.holding.give_back(
-            unit,
-            delay_seconds=0 if active and is_lost else pool.paused_seconds,
-            reason=pool.reason,
-            outages=int(is_lost),
-        )
+        return self.failing.stranded
 
     def close(self) -> None:
         """Let the pool threads end."""
@@ -183,7 +154,7 @@ class Embedding:
 
     def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
         requests: list[Request] = []
-        failed = {failure.part for failure in self._failures}
+        failed = self.failing.parts
         tokens = self._rationing.tokens_at_once(pool)
         while queue and len(requests) < pool.provider.batch_size:
             request = queue[0]
@@ -225,46 +196,7 @@ class Embedding:
                 else:
                     self.holding.look_at(unit)
             else:
-                self._failures.append(Failure(unit, part, batch.pool, outcome))
+                self.failing.add(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, seconds=self._clock() - batch.started)
         # Last: the database may be lost at it, and the answers are handed out by then.
         self._rationing.pay_up(batch.pool)
-
-    def _end_failed(self) -> None:
-        """End the units whose chunks have failed, each when nothing of it is in flight any more.
-
-        Its other chunks, of this batch or of one that comes back later, are staged: a retry
-        would pay for them once more.
-        """
-        if not self._failures:
-            return
-        in_flight = self.in_flight
-        failures, self._failures = self._failures, []
-        # Of a text that its provider went down with, other chunks had not had their turn.
-        failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
-        for failure in failures:
-            unit, outcome = failure.unit, failure.outcome
-            if unit in in_flight:
-                self._failures.append(failure)
-            elif unit not in self.holding or failure.part not in unit.parts:
-                continue  # lost, or ended by another of its chunks
-            elif isinstance(outcome, ProviderLost):
-                self._lose(unit, failure.pool, outcome)
-            elif isinstance(outcome, ProviderUnavailable):
-                self._stranded[unit, failure.pool] = None
-            elif isinstance(outcome, InputRefused):
-                self.holding.fail(unit, str(outcome))
-            else:
-                self.holding.retry(unit, str(outcome))
-
-    def _lose(self, unit: Unit, pool: Pool, outage: ProviderLost) -> None:
-        times = unit.claim.outages
-        if times < self.holding.settings.max_crashes:
-            self._lost.add((unit, pool))
-            self._stranded[unit, pool] = None
-            return
-        # The first time it had company. Since then the provider had just answered a plain
-        # word each time, and nobody else's text was with it.
-        self.holding.fail(
-            unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
-        )

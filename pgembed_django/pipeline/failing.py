@@ -1,0 +1,101 @@
+"""What becomes of a unit whose chunk has failed, or whose provider is paused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
+from pgembed_django.models import Space
+from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.units import Failure, Part, Unit
+from pgembed_django.pool import Pool
+
+
+class Failing:
+    """Failures, until their units have nothing in flight any more, and stranded units."""
+
+    def __init__(self, *, holding: Holding, pool_of: Callable[[Space], Pool]) -> None:
+        self.holding = holding
+        self._pool_of = pool_of
+        self._failures: list[Failure] = []
+        # In the order they came. A unit may be stranded with two providers at once.
+        self._stranded: dict[tuple[Unit, Pool], None] = {}
+        self._lost: set[tuple[Unit, Pool]] = set()
+
+    @property
+    def parts(self) -> set[Part]:
+        """Those of which a chunk has failed: they are not worth a further request."""
+        return {failure.part for failure in self._failures}
+
+    @property
+    def stranded(self) -> list[tuple[Unit, Pool]]:
+        """The units that wait for paused providers, until ``give_up`` lets each go."""
+        return list(self._stranded)
+
+    def add(self, failure: Failure) -> None:
+        """Note what a unit will end with."""
+        self._failures.append(failure)
+
+    def strand(self, unit: Unit, pool: Pool) -> None:
+        """Let a unit wait for a paused provider."""
+        self._stranded[unit, pool] = None
+
+    def end(self, *, in_flight: Collection[Unit]) -> None:
+        """End the units whose chunks have failed, each when nothing of it is in flight any more.
+
+        Its other chunks, of this batch or of one that comes back later, are staged: a retry
+        would pay for them once more.
+        """
+        failures, self._failures = self._failures, []
+        # Of a text that its provider went down with, other chunks had not had their turn.
+        failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
+        for failure in failures:
+            unit, outcome = failure.unit, failure.outcome
+            if unit in in_flight:
+                self._failures.append(failure)
+            elif unit not in self.holding or failure.part not in unit.parts:
+                continue  # lost, or ended by another of its chunks
+            elif isinstance(outcome, ProviderLost):
+                self._lose(unit, failure.pool, outcome)
+            elif isinstance(outcome, ProviderUnavailable):
+                self.strand(unit, failure.pool)
+            elif isinstance(outcome, InputRefused):
+                self.holding.fail(unit, str(outcome))
+            else:
+                self.holding.retry(unit, str(outcome))
+
+    def give_up(self, unit: Unit, pool: Pool) -> None:
+        """Let go of a unit that waits for a paused provider.
+
+        A space that is being built never delays the active one: only its part is dropped,
+        and the reconciler brings it back. But where its provider went down with the text,
+        the job has to remember it.
+        """
+        self._stranded.pop((unit, pool), None)
+        is_lost = (unit, pool) in self._lost
+        self._lost.discard((unit, pool))
+        parts = [part for part in unit.parts if self._pool_of(part.space) is not pool]
+        active = [part for part in parts if part.space.state == Space.State.ACTIVE]
+        # Nor does a doubtful job end before that part has had its turn.
+        if active and not is_lost and not (unit.is_doubtful and active[0].plan.is_fresh):
+            unit.parts = parts
+            self.holding.look_at(unit)
+            return
+        self.holding.give_back(
+            unit,
+            delay_seconds=0 if active and is_lost else pool.paused_seconds,
+            reason=pool.reason,
+            outages=int(is_lost),
+        )
+
+    def _lose(self, unit: Unit, pool: Pool, outage: ProviderLost) -> None:
+        times = unit.claim.outages
+        if times < self.holding.settings.max_crashes:
+            self._lost.add((unit, pool))
+            self.strand(unit, pool)
+            return
+        # The first time it had company. Since then the provider had just answered a plain
+        # word each time, and nobody else's text was with it.
+        self.holding.fail(
+            unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
+        )
