@@ -46,6 +46,7 @@ IDS = {
     "pgembed.W007": "Vectors are in another schema than the one where functions look for them.",
     "pgembed.W008": "Rows have come without their sequences: new ones get numbers that are taken.",
     "pgembed.W009": "The encoding of the database is not UTF-8.",
+    "pgembed.W010": "Vectors belong to a role that the triggers' functions do not trust.",
 }
 
 register(check_settings)

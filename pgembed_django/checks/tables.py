@@ -50,6 +50,13 @@ ELSEWHERE = """
     WHERE strpos(wanted.name, '.') = 0
       AND vectors.relnamespace <> jobs.relnamespace
 """
+# The functions delete from no others, as their triggers would run with the functions' rights.
+OF_STRANGERS = """
+    SELECT wanted.name, vectors.relowner::regrole::text
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    JOIN pg_class AS vectors ON vectors.oid = to_regclass(wanted.name)
+    WHERE NOT has_table_privilege(vectors.relowner, 'pgembed_space', 'INSERT')
+"""
 RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key} USING NULL"
 
 
@@ -58,6 +65,7 @@ def check_tables(connection: Any) -> Iterator[CheckMessage]:
     yield from _job_table(connection)
     yield from _missing_tables(connection)
     yield from _elsewhere(connection)
+    yield from _of_strangers(connection)
     yield from _partitioned(connection)
     yield from _keys(connection)
     yield from _numbers(connection)
@@ -104,6 +112,24 @@ def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
             hint="The search_path has changed between two migrations. Run "
             f"ALTER TABLE {schema}.{table} SET SCHEMA {ours}",
             id="pgembed.W007",
+        )
+
+
+def _of_strangers(connection: Any) -> Iterator[CheckMessage]:
+    by_table = {
+        postgres.quoted_table(one.embedding_model): one
+        for one in specs.written_to(connection.alias)
+    }
+    for table, owner in _asked(connection, OF_STRANGERS, names=list(by_table)):
+        spec = by_table[table]
+        yield Warning(
+            f"{spec}: the vectors of {spec.model.__name__} belong to the role {owner}, who may not "
+            "write pgembed_space. The triggers' functions trust no such table, so what is deleted "
+            "stays searchable until a worker comes by.",
+            hint="Give them to the role that migrates: "
+            f"ALTER TABLE {table} OWNER TO …, or trust their owner: "
+            f"GRANT INSERT ON pgembed_space TO {owner}",
+            id="pgembed.W010",
         )
 
 

@@ -229,3 +229,21 @@ def test_vectors_that_the_functions_do_not_find_are_told_with_the_remedy(run_job
     assert ids() == []
     gone.delete()
     assert list(NoteEmbedding.objects.values_list("source_id", flat=True)) == [kept.pk]
+
+
+def test_vectors_of_a_role_that_the_functions_do_not_trust_are_told_with_the_remedy(run_jobs):
+    """Migrated by another role than our tables: what it lets triggers do is not done for us."""
+    kept, gone = Note.objects.create(body="kept"), Note.objects.create(body="gone")
+    run_jobs()
+    execute("CREATE ROLE pgembed_stranger")
+    execute("ALTER TABLE app_noteembedding OWNER TO pgembed_stranger")
+
+    [found] = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("pgembed.W010", WARNING)
+    assert "belong to the role pgembed_stranger" in found.msg
+
+    [remedy] = re.findall(r"GRANT .*", found.hint or "")
+    execute(remedy)
+    assert ids() == []
+    gone.delete()
+    assert list(NoteEmbedding.objects.values_list("source_id", flat=True)) == [kept.pk]
