@@ -6,13 +6,13 @@ import argparse
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
 
-from pgembed_django import conf, postgres, specs
+from pgembed_django import conf, database, postgres, specs
 
 CANNOT_START = 2
 """The exit status of a command that was called wrongly, or without its database."""
@@ -31,6 +31,13 @@ STATE = """
         'pgembed_job'::regclass
     FROM pg_settings
     WHERE name = 'default_transaction_read_only'
+"""
+
+HIDDEN = """
+    SELECT current_user, name
+    FROM unnest(%(names)s::text[]) AS wanted(name)
+    WHERE row_security_active(to_regclass(name)::oid)
+    ORDER BY name
 """
 
 
@@ -112,6 +119,22 @@ class EmbedCommand(StoppableCommand):
                 returncode=CANNOT_START,
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
+
+    def refuse_hidden_rows(self, chosen: Iterable[specs.Spec], *, using: str) -> None:
+        """Refuse a role that row-level security hides rows from: it would not see which lack.
+
+        A worker reads with ``row_security = off``, and so does not set out to do half of it. Here
+        that would stay with the session of whoever has called the command.
+        """
+        models = [model for spec in chosen for model in (spec.model, spec.embedding_model)]
+        names = [postgres.quoted_table(model) for model in models]
+        if hidden := database.rows(using, HIDDEN, names=names):
+            tables = ", ".join(name for _, name in hidden)
+            raise CommandError(
+                f"Row-level security hides rows of {tables} from the role {hidden[0][0]!r}. "
+                "Run it as one that sees all: ALTER ROLE … BYPASSRLS.",
+                returncode=CANNOT_START,
+            )
 
     def chosen_database(
         self, alias: str | None, *, writes: bool = True, waits: bool = False

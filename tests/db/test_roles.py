@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pgtrigger
 import psycopg
 import pytest
 from django.apps import apps
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connections, models
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
@@ -248,6 +248,28 @@ class TestWorker:
             (table, privilege) for table in OURS for privilege in WRITES[:3]
         }
 
+    @pytest.mark.parametrize(
+        "command",
+        [["embed_reconcile"], ["embed_backfill"], ["embed_backfill", "--dry-run"]],
+        ids=" ".join,
+    )
+    def test_where_a_policy_hides_rows_no_command_is_about_all_of_them(self, command):
+        make_article()
+        drain()
+        with policy_on("app_article"), pytest.raises(CommandError) as refused:
+            call_command(*command, "--specs", "app.ArticleEmbedding", database="worker")
+
+        assert refused.value.returncode == 2
+        assert f"rows of \"app_article\" from the role '{PREFIX}_worker'" in str(refused.value)
+
+    def test_where_a_policy_is_on_one_table_of_vectors_it_works_on_the_others(self):
+        make_article()
+        page = Page.objects.using("web").create(slug="p", body="red wool")
+        with policy_on("app_articleembedding"), suppress(CommandError):  # one is left
+            drain()
+
+        assert_fresh(page, using="owner")
+
     def test_it_embeds_builds_indexes_and_finds_gaps(self, settings):
         settings.PGEMBED_INDEX_ROWS = 1
         article = make_article()
@@ -332,6 +354,21 @@ def owned_by(role: str) -> Iterator[None]:
         yield
     finally:
         own("worker")
+
+
+@contextmanager
+def policy_on(table: str) -> Iterator[None]:
+    def alter(state: str) -> None:
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {table} {state} ROW LEVEL SECURITY")
+
+    alter("ENABLE")
+    alter("FORCE")
+    try:
+        yield
+    finally:
+        alter("NO FORCE")
+        alter("DISABLE")
 
 
 def spaces_of(spec: specs.Spec) -> list[Any]:

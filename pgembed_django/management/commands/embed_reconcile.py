@@ -40,7 +40,9 @@ class Command(EmbedCommand):
         using = self.chosen_database(options["database"])
         sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
         unfinished = []
-        for spec in self.chosen_specs(options["specs"], using=using).values():
+        chosen = self.chosen_specs(options["specs"], using=using).values()
+        self.refuse_hidden_rows(chosen, using=using)
+        for spec in chosen:
             if not spaces.live(spec, using=using):
                 raise CommandError(
                     f"{spec.key} has no space yet: start manage.py embed_worker once.",
