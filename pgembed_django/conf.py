@@ -14,10 +14,16 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.db import connections
 
 PREFIX = "PGEMBED_"
-LEAST = {"index_rows": 0, "index_workers": 0}
-"""Whole numbers that may be less than one."""
+LEAST = {"index_rows": 0, "index_workers": 0, "hnsw_m": 2, "hnsw_ef_construction": 4}
+"""Whole numbers that do not begin at one. HNSW's are as pgvector takes them."""
+
+MOST = {"hnsw_m": 100, "hnsw_ef_construction": 1000}
+
+ENDLESS = 10**9
+"""The most of all other numbers. No lock is waited for longer, and Postgres adds no infinity."""
 
 ABOVE_ZERO = {"lease_seconds"}
 """A lease of no time is over when it begins: jobs of healthy workers would count as crashed."""
@@ -191,16 +197,34 @@ def problems() -> Iterator[tuple[str, str]]:
             yield f"{name} is no setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
     for setting, name in zip(fields(Settings), NAMES, strict=True):
         value: Any = getattr(django_settings, name, setting.default)
+        if remedy := _remedy(setting.name, str(setting.type), value):
+            yield f"{name} is {value!r}.", remedy
+
+
+def _remedy(name: str, kind: str, value: Any) -> str | None:
+    if kind in ("float", "int"):
+        least = LEAST.get(name, 1) if kind == "int" else 0
+        most = MOST.get(name, ENDLESS)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if setting.type in ("float", "int") and (not is_number or value < 0):
-            yield f"{name} is {value!r}.", "Set it to a number of zero or more."
-        elif setting.name in ABOVE_ZERO and not value:
-            yield f"{name} is {value!r}.", "Set it to a number above zero."
-        elif setting.type == "int" and (value < LEAST.get(setting.name, 1) or value != int(value)):
-            least = LEAST.get(setting.name, 1)
-            yield f"{name} is {value!r}.", f"Set it to a whole number of {least} or more."
-        elif setting.type == "bool" and not isinstance(value, bool):
-            # From the environment it comes as a string.
-            yield f"{name} is {value!r}.", "Set it to True or False. 'False' counts as True."
-        elif value not in CHOICES.get(setting.name, (value,)):
-            yield f"{name} is {value!r}.", f"Choose one of: {', '.join(CHOICES[setting.name])}."
+        if not is_number or not least <= value <= most or (kind == "int" and value % 1):
+            whole = "whole " if kind == "int" else ""
+            return f"Set it to a {whole}number from {least} to {most:,}."
+        if name in ABOVE_ZERO and not value:
+            return "Set it to a number above zero."
+        neighbours: object = current().hnsw_m
+        if (
+            name == "hnsw_ef_construction"
+            and isinstance(neighbours, int)
+            and value < 2 * neighbours
+        ):
+            return f"Set it to twice PGEMBED_HNSW_M or more, which is {neighbours}."
+    elif kind == "bool" and not isinstance(value, bool):
+        # From the environment it comes as a string.
+        return "Set it to True or False. 'False' counts as True."
+    elif name in CHOICES and value not in CHOICES[name]:
+        return f"Choose one of: {', '.join(CHOICES[name])}."
+    elif kind == "str" and not isinstance(value, str):
+        return "Set it to a string."
+    elif name == "worker_database" and value is not None and value not in connections:
+        return f"Name an alias of DATABASES: {', '.join(connections)}. Or None."
+    return None

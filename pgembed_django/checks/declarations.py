@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,9 @@ def _model_of(spec: Spec) -> Iterator[CheckMessage]:
 
 
 def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
-    known = conf.current().providers
+    known: object = conf.current().providers
+    if not isinstance(known, Mapping):
+        return  # told by check_settings
     if spec.provider not in known:
         yield _error(
             spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.checks import CheckMessage, Error
@@ -13,7 +14,8 @@ from pgembed_django import conf, providers
 def check_providers(**_: Any) -> list[CheckMessage]:
     """Return which providers do not answer, and why."""
     found: list[CheckMessage] = []
-    for alias in conf.current().providers:
+    known: object = conf.current().providers
+    for alias in known if isinstance(known, Mapping) else ():
         try:
             probe = providers.get(alias).probe()
         except ImproperlyConfigured:

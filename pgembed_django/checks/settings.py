@@ -50,7 +50,11 @@ def _providers() -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             # Our messages say what happened, then in the last sentence what to do.
             what, _, remedy = str(error).rpartition(". ")
-            yield Error(f"{what}." if what else remedy, hint=remedy, id="pgembed.E003")
+            yield (
+                Error(f"{what}.", hint=remedy, id="pgembed.E003")
+                if what
+                else Error(remedy, id="pgembed.E003")
+            )
 
 
 def _tracing() -> Iterator[CheckMessage]:

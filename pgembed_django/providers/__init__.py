@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -31,6 +32,11 @@ def get(alias: str = "default") -> Provider:
         ImproperlyConfigured: what is wrong with the setting, and what to do.
     """
     settings = conf.current()
+    if not isinstance(settings.providers, Mapping):
+        raise ImproperlyConfigured(
+            f"PGEMBED_PROVIDERS is {settings.providers!r}. "
+            "Set it to a dict of aliases, in the shape of DATABASES."
+        )
     if alias not in settings.providers:
         known = ", ".join(map(repr, settings.providers)) or "none: set PGEMBED_PROVIDERS"
         raise ImproperlyConfigured(f"No provider named {alias!r}. Known are: {known}.")
@@ -63,18 +69,7 @@ def build(
     Raises:
         ImproperlyConfigured: what is wrong, and what to do. Not where: who calls knows that.
     """
-    try:
-        provider_class = import_string(backend)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"BACKEND is {backend!r}, which cannot be imported: {error}. "
-            "It takes the dotted path of a provider class."
-        ) from error
-    if not (isinstance(provider_class, type) and issubclass(provider_class, Provider)):
-        raise ImproperlyConfigured(
-            f"BACKEND is {backend!r}, which is not a subclass of "
-            "pgembed_django.providers.base.Provider."
-        )
+    provider_class = _imported(backend)
     known = provider_class.known_options()
     for option in options:
         if option not in known:
@@ -87,8 +82,30 @@ def build(
     return provider_class(alias=alias, model=model, dimensions=dimensions, **options)
 
 
+def _imported(backend: object) -> type[Provider]:
+    takes = "It takes the dotted path of a provider class"
+    if not isinstance(backend, str):
+        raise ImproperlyConfigured(f"BACKEND is {backend!r}. {takes}, as a string.")
+    try:
+        provider_class = import_string(backend)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f"BACKEND is {backend!r}, which cannot be imported: {error}. {takes}."
+        ) from error
+    if not (isinstance(provider_class, type) and issubclass(provider_class, Provider)):
+        raise ImproperlyConfigured(
+            f"BACKEND is {backend!r}, which is not a subclass of "
+            f"pgembed_django.providers.Provider. {takes}."
+        )
+    return provider_class
+
+
 def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> Provider:
     where = f"PGEMBED_PROVIDERS[{alias!r}]"
+    if not isinstance(config, Mapping):
+        raise ImproperlyConfigured(
+            f"{where} is {config!r}. Set it to a dict of {', '.join(NEEDED)}."
+        )
     for key in NEEDED:
         if key not in config:
             raise ImproperlyConfigured(f"{where} has no {key}. It needs {', '.join(NEEDED)}.")
@@ -104,13 +121,23 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
                 f"{where}: {key} is {limit!r}. Set it to a whole number of one or more, or leave "
                 "it out."
             )
+    options = config.get("OPTIONS", {})
+    if not isinstance(options, Mapping):
+        raise ImproperlyConfigured(f"{where}: OPTIONS is {options!r}. Set it to a dict.")
+    try:
+        json.dumps(options, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(
+            f"{where}: OPTIONS holds what JSON cannot: {error}. "
+            "It is stored in the database: give strings, numbers, lists and dicts."
+        ) from error
     try:
         return build(
             alias=alias,
             backend=config["BACKEND"],
             model=config["MODEL"],
             dimensions=config["DIMENSIONS"],
-            options=config.get("OPTIONS", {}),
+            options=options,
             batch_size=batch_size,
         )
     except ImproperlyConfigured as error:

@@ -46,10 +46,10 @@ class Provider(Options, ABC):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alias = alias
-        self.model = model
-        self.dimensions = self.whole("DIMENSIONS", dimensions)
-        self.document_prefix = document_prefix
-        self.query_prefix = query_prefix
+        self.model = self.string("MODEL", model)
+        self.dimensions = self.width(dimensions)
+        self.document_prefix = self.string("document_prefix", document_prefix)
+        self.query_prefix = self.string("query_prefix", query_prefix)
         self.batch_size = self.whole("batch_size", batch_size)
         self.max_tokens_per_batch = max_tokens_per_batch and self.whole(
             "max_tokens_per_batch", max_tokens_per_batch

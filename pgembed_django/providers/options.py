@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
+
+MOST_DIMENSIONS: Final = 16_000
 
 
 class Options:
@@ -29,6 +32,18 @@ class Options:
         """Return the value of an option that must be a whole number of one or more."""
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(option, value, "Set it to a whole number of one or more")
+        return value
+
+    def width(self, value: int) -> int:
+        """Return DIMENSIONS, of which there are no more than pgvector stores."""
+        if self.whole("DIMENSIONS", value) > MOST_DIMENSIONS:
+            raise self.wrong("DIMENSIONS", value, f"pgvector stores {MOST_DIMENSIONS:,} at most")
+        return value
+
+    def string(self, option: str, value: str) -> str:
+        """Return the value of an option that must be a string."""
+        if not isinstance(value, str):
+            raise self.wrong(option, value, "Set it to a string")
         return value
 
     def seconds(self, option: str, value: float) -> float:

@@ -45,8 +45,8 @@ class SentenceTransformerProvider(Provider):
         super().__init__(**common)
         if importlib.util.find_spec("sentence_transformers") is None:
             raise ImproperlyConfigured(
-                "The package sentence-transformers is not installed: "
-                'pip install "pgembed-django[sentence-transformers]".'
+                "The package sentence-transformers is not installed. "
+                'It comes with pip install "pgembed-django[sentence-transformers]".'
             )
         self._revision = revision
         self._arguments = (self.model, device, trust_remote_code, local_files_only, revision)

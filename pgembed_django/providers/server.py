@@ -37,6 +37,12 @@ class ServerProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        for option, given in (("headers", headers), ("header_envs", header_envs)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ImproperlyConfigured(
+                    f"{option} is no dict. Give a name and a value for each."
+                )
+        self.string("base_url", base_url)
         self._refuse_secrets(base_url, headers or {}, api_key_env, header_envs or {})
         self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
         self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
@@ -178,7 +184,7 @@ class ServerProvider(Provider):
                     "Put the name of an environment variable into header_envs instead."
                 )
         for name in filter(None, [api_key_env, *header_envs.values()]):
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", str(name)):
                 raise ImproperlyConfigured(
                     "api_key_env and header_envs take names of environment variables, not secrets."
                 )

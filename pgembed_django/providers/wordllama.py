@@ -38,7 +38,8 @@ class WordLlamaProvider(Provider):
             raise self.wrong("DIMENSIONS", self.dimensions, f"WordLlama has {WIDTHS}")
         if importlib.util.find_spec("wordllama") is None:
             raise ImproperlyConfigured(
-                'The package wordllama is not installed: pip install "pgembed-django[wordllama]".'
+                "The package wordllama is not installed. "
+                'It comes with pip install "pgembed-django[wordllama]".'
             )
         if not _weights(self.model).exists():
             shipped = sorted(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from django.db import connections, models
 from django.db.models import Q
 
 import pgembed_django.checks
-from pgembed_django import embeddable, postgres
-from pgembed_django.checks import IDS, check_declarations, check_settings
+from pgembed_django import conf, embeddable, postgres
+from pgembed_django.checks import IDS, check_declarations, check_providers, check_settings
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -81,6 +83,41 @@ def test_a_lease_of_no_time_is_refused(settings, value):
     assert message.hint == "Set it to a number above zero."
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan, 10**12, Decimal(5), "5", True, None])
+@pytest.mark.parametrize(
+    "name", [name for name in conf.NAMES if name.endswith(("_SECONDS", "_ATTEMPTS", "_LIMIT"))]
+)
+def test_a_number_is_one_that_can_be_counted_to_or_waited_for(settings, name, value):
+    setattr(settings, name, value)
+
+    [message] = check_settings()
+
+    assert (message.id, message.msg) == ("pgembed.E002", f"{name} is {value!r}.")
+    assert "1,000,000,000" in message.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"HNSW_M": 101, "HNSW_EF_CONSTRUCTION": 300}, "PGEMBED_HNSW_M is 101."),
+        ({"HNSW_M": 1}, "PGEMBED_HNSW_M is 1."),
+        ({"HNSW_M": 65}, "PGEMBED_HNSW_EF_CONSTRUCTION is 128."),
+        ({"HNSW_EF_CONSTRUCTION": 1001}, "PGEMBED_HNSW_EF_CONSTRUCTION is 1001."),
+        ({"TEXT_SEARCH_CONFIG": None}, "PGEMBED_TEXT_SEARCH_CONFIG is None."),
+        ({"WORKER_DATABASE": "elsewhere"}, "PGEMBED_WORKER_DATABASE is 'elsewhere'."),
+        ({"WORKER_DATABASE": []}, "PGEMBED_WORKER_DATABASE is []."),
+    ],
+)
+def test_what_pgvector_or_django_would_refuse_later_is_named_at_once(settings, given, said):
+    for name, value in given.items():
+        setattr(settings, f"PGEMBED_{name}", value)
+
+    [message] = check_settings()
+
+    assert (message.id, message.msg) == ("pgembed.E002", said)
+    assert message.hint
+
+
 @pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_SWITCH_EARLY", "PGEMBED_TRACING"])
 @pytest.mark.parametrize("value", ["False", "", 0, None])
 def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(settings, name, value):
@@ -101,6 +138,19 @@ def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(setting
         ({"DIMENSIONS": 0}, "DIMENSIONS is 0."),
         ({"MODELL": "m"}, "has no use for 'MODELL'"),
         ({"OPTIONS": {"colour": "red"}}, "DeterministicProvider has no option 'colour'"),
+        ({"DIMENSIONS": 16_001}, "DIMENSIONS is 16001."),
+        ({"BACKEND": dict}, "BACKEND is <class 'dict'>."),
+        ({"MODEL": None}, "MODEL is None."),
+        ({"OPTIONS": None}, "OPTIONS is None."),
+        ({"OPTIONS": {"document_prefix": None}}, "document_prefix is None."),
+        ({"OPTIONS": {"query_prefix": Path("/")}}, "OPTIONS holds what JSON cannot"),
+        (
+            {
+                "BACKEND": "pgembed_django.providers.openai.OpenAIProvider",
+                "OPTIONS": {"header_envs": "API_KEY"},
+            },
+            "header_envs is no dict",
+        ),
         (
             {
                 "BACKEND": "pgembed_django.providers.wordllama.WordLlamaProvider",
@@ -119,15 +169,16 @@ def test_an_unusable_provider_is_named_with_value_and_remedy(settings, changes, 
     assert message.id == "pgembed.E003"
     assert "PGEMBED_PROVIDERS['default']" in message.msg
     assert said in message.msg
-    assert message.hint
+    assert message.hint not in ("", message.msg)
 
 
-def test_providers_that_are_no_dict_are_named(settings):
-    settings.PGEMBED_PROVIDERS = [PROVIDER]
+@pytest.mark.parametrize("value", [[PROVIDER], None, "default"])
+def test_providers_that_are_no_dict_are_named(settings, value):
+    settings.PGEMBED_PROVIDERS = value
 
-    [message] = check_settings()
+    [message] = [*check_settings(), *check_declarations(), *check_providers()]
 
-    assert message.id == "pgembed.E003"
+    assert (message.id, message.msg) == ("pgembed.E003", f"PGEMBED_PROVIDERS is {value!r}.")
     assert message.hint == "Set it to a dict of aliases, in the shape of DATABASES."
 
 
