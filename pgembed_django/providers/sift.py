@@ -21,7 +21,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import cutting
+from pgembed_django.providers import cutting, plainly
 from pgembed_django.providers.vectors import Embedded
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ class Sift:
                 raise outage
             self._leave(outage)
             if len(self._in_doubt) == len(self._texts):
-                raise _as(ProviderLost, outage)
+                raise plainly.as_kind(ProviderLost, outage)
         return [self._outcomes[index] for index in range(len(self._texts))]
 
     def _leave(self, outage: ProviderUnavailable) -> None:
         """Give back what has no outcome. What the provider had when it went down is told apart."""
         for index in range(len(self._texts)):
             kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
-            self._outcomes.setdefault(index, _as(kind, outage))
+            self._outcomes.setdefault(index, plainly.as_kind(kind, outage))
 
     def _worth_sending(self) -> list[int]:
         """Refuse the empty texts, and cut those that are known not to fit."""
@@ -134,6 +134,8 @@ class Sift:
             return self._too_large(group, error)
         except ProviderTimeout as error:
             return self._too_slow(group, error)
+        except ProviderMisconfigured as error:
+            return self._denied(group, error)
         except ProviderLost:
             self._in_doubt.update(group)
             raise
@@ -209,9 +211,23 @@ class Sift:
 
     def _unclear(self, group: list[int], error: ProviderError) -> list[list[int]]:
         """Bisect after a broken answer or a 5xx, which may be the texts' fault or passing."""
-        self._unclear_left -= 1
         self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
+        return self._divided(group, error)
+
+    def _denied(self, group: list[int], error: ProviderMisconfigured) -> list[list[int]]:
+        """Bisect after what looks like a wrong key or model, where a plain word was answered.
+
+        A firewall before the server says 403 to a text that holds a script, for instance.
+        """
+        if not self._asked_plainly or error.retry_after_seconds:
+            raise error
+        self._ask_plainly(again=len(group) == 1)
+        said = f"{error} A plain word is answered, so it is about this text."
+        return self._divided(group, ProviderError(said))
+
+    def _divided(self, group: list[int], error: ProviderError) -> list[list[int]]:
+        self._unclear_left -= 1
         if self._unclear_left <= 0:
             self._in_doubt.clear()
             raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
@@ -228,25 +244,9 @@ class Sift:
         """Raise ``ProviderUnavailable`` unless the server embeds a plain word just now."""
         if self._asked_plainly and not again:
             return
-        provider = self._provider
-        try:
-            _, faults = provider.answer([provider.plain_text])
-        except ProviderLost as error:
-            raise _as(ProviderUnavailable, error) from error
-        except ProviderUnavailable:
-            raise
-        except InputRefused as error:
-            raise ProviderMisconfigured(f"Even a plain word is refused: {error}") from error
-        except ProviderError as error:
-            raise ProviderUnavailable(str(error)) from error
-        if faults[0]:
-            raise ProviderMisconfigured(f"{provider} answered {faults[0]} for a plain word.")
+        plainly.ask(self._provider)
         self._asked_plainly = True
         self._in_doubt.clear()
-
-
-def _as(kind: type[ProviderUnavailable], outage: ProviderUnavailable) -> ProviderUnavailable:
-    return kind(str(outage), retry_after_seconds=outage.retry_after_seconds)
 
 
 def _halves(group: list[int]) -> list[list[int]]:

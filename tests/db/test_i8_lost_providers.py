@@ -130,6 +130,26 @@ def test_a_crash_is_known_behind_another_that_answers_for_it(
     assert all(map(embedded_text, articles))
 
 
+def test_a_text_that_a_firewall_denies_fails_and_its_neighbours_succeed(
+    server, clock, make_worker, make_article
+):
+    denied = played.plain(403, "<html><title>403 Forbidden</title></html>")
+    server.poison = lambda text: denied if "<script>" in text else None
+    articles = [make_article() for _ in range(3)]
+    culprit = make_article(contents="<script>")
+    articles += [make_article() for _ in range(3)]
+
+    run(make_worker(), clock)
+
+    failed = Job.objects.get(status="failed")
+    assert failed.source_pk == str(culprit.pk)
+    assert "answered 403: an HTML page: 403 Forbidden" in failed.last_error
+    assert all(map(embedded_text, articles))
+    assert set(Job.objects.exclude(pk=failed.pk).values_list("status", "attempts")) == {
+        ("succeeded", 0)
+    }
+
+
 def test_workers_started_anew_go_on_counting(server, make_article, run_jobs):
     article, culprit = make_article(), make_article(contents=POISON)
 

@@ -49,12 +49,23 @@ POISON = [
     played.reply({"error": {"message": "this text is refused"}}, 422),
 ]
 
+DENIED = [
+    played.plain(403, "<html><title>403 Forbidden</title></html>"),
+    played.reply({"error": "model tokenizer: a special token was not found"}, 400),
+]
+"""Of a text alone, these look like an outage until a plain word was answered before."""
+
 # What passes hits a text once and lets it be then: twice in a row would be its own fault.
 passing = st.sampled_from(UNCLEAR).map(lambda fault: [fault, None, None])
 lasting = st.tuples(st.sampled_from(UNCLEAR), st.integers(2, 25)).map(lambda it: [it[0]] * it[1])
 outages = st.sampled_from(OUTAGES).map(lambda fault: [fault])
 faults = st.lists(outages | passing | lasting, max_size=12)
 poisons = st.lists(st.none() | st.none() | st.sampled_from(POISON), min_size=1, max_size=12)
+denied = st.lists(
+    st.none() | st.none() | st.sampled_from(POISON) | st.sampled_from(DENIED),
+    min_size=1,
+    max_size=12,
+)
 
 
 @pytest.fixture(scope="module", params=["ollama", "openai"])
@@ -79,7 +90,7 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(faults=faults, poisons=poisons, batch_size=st.integers(1, 8))
+@given(faults=faults, poisons=denied, batch_size=st.integers(1, 8))
 def test_no_text_is_lost_and_no_innocent_one_is_charged(
     provider: Provider,
     faults: list[list[played.Reply | None]],
@@ -94,14 +105,16 @@ def test_no_text_is_lost_and_no_innocent_one_is_charged(
     embedded: dict[str, Embedded] = {}
     attempts: Counter[str] = Counter()
     pending = list(replies)
+    is_down = False
 
     for _ in range(MAX_ROUNDS + sum(map(len, faults))):
         provider.clock.now += 4000
         asked, requests_before = len(pending), len(provider.played.asked)
         try:
-            outcomes = provider.embed_each(pending)
+            outcomes = provider.embed_each(pending, ask_first=is_down)
+            is_down = any(isinstance(outcome, ProviderUnavailable) for outcome in outcomes)
         except ProviderUnavailable:
-            outcomes = []
+            outcomes, is_down = [], True
         assert len(provider.played.asked) - requests_before <= 8 * asked + 8
         for text, outcome in zip(list(pending), outcomes, strict=False):
             if isinstance(outcome, Embedded):

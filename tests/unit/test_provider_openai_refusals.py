@@ -8,6 +8,7 @@ import pytest
 
 from pgembed_django.exceptions import (
     InputRefused,
+    ProviderError,
     ProviderMisconfigured,
     ProviderUnavailable,
 )
@@ -105,6 +106,21 @@ def test_what_a_person_must_mend_charges_no_text(make_provider: Make, status, bo
     with pytest.raises(ProviderMisconfigured) as raised:
         provider.embed_each(["one", "two"])
     assert "sk-proj" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("status", "body"), CONFIGURATION)
+def test_what_looks_like_a_wrong_key_right_after_a_plain_word_is_about_a_text(
+    make_provider: Make, status, body
+):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.reply(body, status) if "<script>" in text else None
+
+    outcomes = provider.embed_each(["one", "two", "<script>", "four"], ask_first=True)
+
+    assert [isinstance(outcome, Embedded) for outcome in outcomes] == [True, True, False, True]
+    assert type(outcomes[2]) is ProviderError
+    assert f"answered {status}" in str(outcomes[2])
+    assert "sk-proj" not in str(outcomes[2])
 
 
 def test_a_refusal_of_everything_is_the_configurations_fault(make_provider: Make):
