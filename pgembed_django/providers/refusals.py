@@ -38,14 +38,22 @@ _BATCH_TOO_LARGE: Final = _any_of(
     r"too many inputs",
     r"array too long",
     r"\d+ (?:items|inputs) or (?:less|fewer)",
+    r"at most \d+ (?:items|requests can be in one batch)",  # pydantic, Gemini
+    r"texts must be at most \d+",  # Cohere
+    r"split into more batches|tokens in batch",  # Mistral
+    r"batch size (?:limit is|is invalid)|per submitted batch",  # Voyage, DashScope
 )
+_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with a 429 that never passes
 _TOO_LONG: Final = _any_of(
     r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
     r"must have less than \d+ tokens",  # TEI
     r"too large to process",  # llama.cpp
-    r"input is (?:too long|too large|larger)",
-    r"too many tokens",
-    r"maximum (?:number of tokens|input length|sequence length)",
+    r"(?:input|prompt|text)s? (?:is|are) (?:too long|too large|larger)",
+    r"too many (?:input )?tokens",
+    r"maximum (?:allowed )?(?:number of tokens|(?:input |sequence |model |token )?(?:length|size))",
+    r"at most \d+ characters",  # pydantic
+    r"expected maxlength",  # Bedrock
+    r"range of input length",  # DashScope
     r"string[ _](?:is )?(?:too long|above_max_length)",
 )
 # It comes again for the same text; see the Ollama issues 9639 and 14657.
@@ -60,6 +68,7 @@ _BUSY: Final = _any_of(
     r"model is (?:currently )?(?:loading|overloaded)",
     r"overloaded",
     r"more system memory",
+    r"insufficient system resources",  # LM Studio
     r"timed out waiting",
     r"no healthy upstream",
 )
@@ -77,9 +86,19 @@ _MISCONFIGURED: Final = _any_of(
 )
 # Ollama when its runner has died meanwhile. A text may have killed it.
 _RUNNER_LOST: Final = _any_of(r"process has terminated")
-# Ollama answers 400 when its runner dies.
+# Ollama answers 400 when its runner dies. So does LM Studio, and when somebody unloads the model.
 _RUNNER_DIED: Final = _any_of(
-    r"do embedding request", r"connection (?:reset|refused)", r"broken pipe", r"\beof\b"
+    r"do embedding request",
+    r"connection (?:reset|refused)",
+    r"broken pipe",
+    r"\beof\b",
+    r"model has crashed",
+    r"model (?:was |is )?unloaded",
+)
+# Proxies that say 503 where others say 502.
+_HUNG_UP: Final = _any_of(
+    r"reset reason: (?:connection termination|remote reset)",  # Envoy, Istio
+    r"connection to the instance had an error",  # Cloud Run
 )
 
 
@@ -91,9 +110,11 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
-    if status in (502, 520):
+    if status in (502, 520) or _HUNG_UP.search(reason):
         # A proxy whose server hung up: it was busy, restarted, or crashed at a text.
         return ProviderLost(message, retry_after_seconds=wait_seconds)
+    if status == 429 and _ABOVE_QUOTA.search(reason):
+        return BatchTooLarge(message)
     if status in (429, 503, 529) or 521 <= status <= 523:
         return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
     if status in (408, 504, 524):
@@ -114,7 +135,7 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
         return BatchTooLarge(message)
     if status == 404:
         return ProviderMisconfigured(f"{message}. Is base_url right?")
-    if status >= 500 or status in (200, 424, 499) or _RUNNER_DIED.search(reason):
+    if status >= 500 or status in (200, 409, 423, 424, 425, 499) or _RUNNER_DIED.search(reason):
         return ProviderError(message)
     return InputRefused(message)
 

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django.exceptions import ProviderError
+from pgembed_django.exceptions import (
+    BatchTooLarge,
+    InputTooLong,
+    ProviderError,
+    ProviderLost,
+    ProviderUnavailable,
+)
 from pgembed_django.providers import cutting, quoting, refusals, vectors
 from pgembed_django.providers.pace import Pace
 from tests import played
@@ -164,3 +170,80 @@ def test_vectors_come_out_with_length_one_whatever_their_size():
 def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
     with pytest.raises(ProviderError):
         vectors.from_rows(rows, dimensions=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "kind"),
+    [
+        (
+            400,
+            "The decoder prompt (length 600) is longer than the maximum model length of 512.",
+            InputTooLong,
+        ),
+        (
+            400,
+            "Input length (600 tokens) exceeds the maximum allowed length (511 tokens).",
+            InputTooLong,
+        ),
+        (400, "Input length 600 exceeds maximum allowed token size 512", InputTooLong),
+        (
+            400,
+            "Too many input tokens. Max input tokens: 8192, request input token count: 9000",
+            InputTooLong,
+        ),
+        (400, "expected maxLength: 2048, actual: 9000, please reformat your input", InputTooLong),
+        (400, "Range of input length should be [1, 8192]", InputTooLong),
+        (422, "String should have at most 122880 characters", InputTooLong),
+        (422, "List should have at most 2048 items after validation, not 4096", BatchTooLarge),
+        (
+            400,
+            "BatchEmbedContentsRequest.requests: at most 100 requests can be in one batch",
+            BatchTooLarge,
+        ),
+        (400, "invalid request: total number of texts must be at most 96", BatchTooLarge),
+        (400, "Too many tokens in batch. Max is 16384 got 20000", BatchTooLarge),
+        (400, "Too many tokens overall, split into more batches.", BatchTooLarge),
+        (400, "The max allowed tokens per submitted batch is 120000.", BatchTooLarge),
+        (400, "<400> batch size is invalid, it should not be larger than 10.", BatchTooLarge),
+        (
+            429,
+            "Request too large for m on tokens per min (TPM): Limit 40000, Requested 90000.",
+            BatchTooLarge,
+        ),
+        (
+            429,
+            "Rate limit reached for m on tokens per min (TPM): Limit 40000, Used 39000.",
+            ProviderUnavailable,
+        ),
+        (429, "You may send at most 60 requests a minute", ProviderUnavailable),
+        (
+            503,
+            "upstream connect error or disconnect/reset before headers. "
+            "reset reason: connection termination",
+            ProviderLost,
+        ),
+        (
+            503,
+            "upstream connect error or disconnect/reset before headers. "
+            "reset reason: connection failure",
+            ProviderUnavailable,
+        ),
+        (
+            400,
+            "The model has crashed without additional information. (Exit code: 11)",
+            ProviderError,
+        ),
+        (400, "Model unloaded.", ProviderError),
+        (
+            400,
+            "Model loading was stopped due to insufficient system resources.",
+            ProviderUnavailable,
+        ),
+        (409, "conflict", ProviderError),
+        (425, "too early", ProviderError),
+    ],
+)
+def test_the_words_of_a_server_tell_whose_fault_it_is(status: int, words: str, kind: type):
+    error = refusals.classify(status, words, wait_seconds=None, where="http://server")
+
+    assert type(error) is kind
