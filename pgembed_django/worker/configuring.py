@@ -60,6 +60,22 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
         configure(wrapper)
 
 
+def leave_pool(using: str) -> None:
+    """Open this process's connections by themselves from now on, past Django's pool.
+
+    A worker's threads keep theirs. Out of a pool of four, which is the default, they would
+    leave none to the probes and metrics, which wait half a minute for one.
+    """
+    wrapper: Any = connections[using]
+    options = wrapper.settings_dict.get("OPTIONS", {})
+    if "pool" in options:
+        wrapper.close()
+        wrapper.close_pool()
+        kept = {name: value for name, value in options.items() if name != "pool"}
+        # Of all threads: Django hands the same dictionary to each.
+        wrapper.settings_dict["OPTIONS"] = kept
+
+
 def leave_sessions(using: str) -> None:
     """Leave the connections that are opened from now on as they are: the worker has ended."""
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")

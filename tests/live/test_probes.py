@@ -16,6 +16,7 @@ from pgembed_django.models import Job, Worker
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
 from tests.live.conftest import providers, wait_for_log
+from tests.live.test_listening import databases
 from tests.played import plain
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
@@ -51,6 +52,19 @@ def gauge(address: str, name: str) -> float:
 
 def is_ready(address: str) -> bool:
     return get(address, "/readyz") == (200, "ready\n")
+
+
+def test_a_pool_as_small_as_by_default_leaves_the_probes_a_connection(start_worker, address):
+    options = {**connection.settings_dict["OPTIONS"], "pool": {"timeout": 1}}
+    worker = start_worker("--listen", address, DATABASES=databases(OPTIONS=options))
+    # So many that they are stored by a connection of its own.
+    notes = Note.objects.bulk_create(Note(body=f"note {number}") for number in range(500))
+    wait_until(lambda: NoteEmbedding.objects.count() == len(notes))
+
+    assert is_ready(address)
+    assert gauge(address, "pgembed_queue_up") == 1
+    worker.terminate()
+    assert worker.wait(timeout=20) == 0
 
 
 def test_a_loop_that_is_stuck_fails_liveness_and_says_where(

@@ -29,7 +29,7 @@ from pgembed_django.management.command import (
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
-from pgembed_django.worker import Worker
+from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.limits import Limits
 from pgembed_django.worker.liveness import Vigil
 
@@ -119,6 +119,8 @@ class Command(EmbedCommand):
     def _work(self, **options: Any) -> None:
         listen, file = given(options["listen"], address), given(options["heartbeat_file"], Path)
         using = self.chosen_database(options["database"], waits=True)
+        if self._called_from_command_line:
+            configuring.leave_pool(using)
         if not connections[using].get_autocommit():
             raise CommandError(
                 "A worker needs transactions of its own, and was called inside atomic(), or with "
