@@ -46,10 +46,13 @@ class StoppableCommand(BaseCommand):
 
     stopped = "Stopped."
     """What to say after Ctrl-C."""
+    is_a_program = False
+    """Whether the process is there for the command, and was not its caller's before."""
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run as a program of its own. A failure keeps its exit status, read or not."""
         status: int | str | None = None
+        self.is_a_program = True
         try:
             super().run_from_argv(argv)
         except BrokenPipeError:

@@ -119,7 +119,7 @@ class Command(EmbedCommand):
     def _work(self, **options: Any) -> None:
         listen, file = given(options["listen"], address), given(options["heartbeat_file"], Path)
         using = self.chosen_database(options["database"], waits=True)
-        if self._called_from_command_line:
+        if self.is_a_program:
             configuring.leave_pool(using)
         if not connections[using].get_autocommit():
             raise CommandError(
