@@ -194,35 +194,37 @@ def get(key: str) -> Spec | None:
 def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
     """Return the declarations that cover the model's rows, the nearest ones.
 
-    ``name``: only the one that is called so.
-
     Its own; else those of the same table (a proxy, or what it stands for); else those of
-    a table it inherits from.
+    a table it inherits from. ``name``: the one that is called so, however far it is.
 
     Raises:
         ImproperlyConfigured: there are none, or none of that name.
     """
-    concrete = model._meta.concrete_model
-    parents = [parent._meta.concrete_model for parent in model._meta.all_parents]
-    for found in (
-        [spec for spec in all() if spec.model is model],
-        [spec for spec in all() if spec.model._meta.concrete_model is concrete],
-        [spec for spec in all() if spec.model._meta.concrete_model in parents],
-    ):
-        if found:
-            return found if name is None else _named(name, found, model)
+    covering = _covering(model)
+    if not covering:
+        raise ImproperlyConfigured(
+            f"{model.__name__} is not embeddable. Decorate it with @embeddable(fields=[...]), then "
+            "run makemigrations and migrate. Embeddable are: "
+            f"{', '.join(spec.model.__name__ for spec in all()) or 'no models yet'}."
+        )
+    if name is None:
+        return covering[0]
+    for found in covering:
+        if chosen := [spec for spec in found if spec.name == name]:
+            return chosen
+    names = ", ".join(dict.fromkeys(spec.name for found in covering for spec in found))
     raise ImproperlyConfigured(
-        f"{model.__name__} is not embeddable. Decorate it with @embeddable(fields=[...]), then "
-        "run makemigrations and migrate. "
-        f"Embeddable are: {', '.join(spec.model.__name__ for spec in all()) or 'no models yet'}."
+        f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
     )
 
 
-def _named(name: str, found: list[Spec], model: type[Model]) -> list[Spec]:
-    chosen = [spec for spec in found if spec.name == name]
-    if not chosen:
-        names = ", ".join(spec.name for spec in found)
-        raise ImproperlyConfigured(
-            f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
-        )
-    return chosen
+def _covering(model: type[Model]) -> list[list[Spec]]:
+    """Return the declarations that cover the model's rows, the nearest ones first."""
+    concrete = model._meta.concrete_model
+    parents = [parent._meta.concrete_model for parent in model._meta.all_parents]
+    levels = (
+        [spec for spec in all() if spec.model is model],
+        [spec for spec in all() if spec.model._meta.concrete_model is concrete],
+        [spec for spec in all() if spec.model._meta.concrete_model in parents],
+    )
+    return [found for found in levels if found]

@@ -7,8 +7,9 @@ import uuid
 import pytest
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
+from django.db import models
 
-from pgembed_django import specs, text
+from pgembed_django import embeddable, specs, text
 from tests.app.models import (
     Archived,
     Article,
@@ -23,6 +24,7 @@ from tests.app.models import (
     Product,
     Team,
 )
+from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
 
 def spec_of(model):
@@ -58,6 +60,17 @@ def test_the_name_is_that_of_the_generated_model():
 )
 def test_a_models_spec_is_the_nearest_one_that_covers_its_rows(model, declared):
     assert spec_of(model).model is declared
+
+
+def test_a_name_reaches_what_an_inherited_table_declares():
+    place = embeddable(fields=["title"])(make_model("Place", title=models.TextField()))
+    diner = make_model("Diner", bases=(place,), extra=models.TextField())
+    embeddable(fields=["extra"])(diner)
+
+    assert [spec.name for spec in specs.of(diner)] == ["DinerEmbedding"]
+    assert [spec.model for spec in specs.of(diner, name="PlaceEmbedding")] == [place]
+    with pytest.raises(ImproperlyConfigured, match="It has: DinerEmbedding, PlaceEmbedding"):
+        specs.of(diner, name="Other")
 
 
 def test_a_model_without_a_spec_is_told_what_to_do():
