@@ -14,6 +14,14 @@ LIMIT: Final = 300
 
 HIDDEN: Final = "[hidden]"
 
+OPENING: Final = 12
+"""Characters of a text that are looked for in a server's words."""
+
+SHORTEST: Final = 8
+"""What is shorter may stand in any sentence."""
+
+_SEPARATORS: Final = re.compile(r"""[\s"'\\]+""")
+
 _SECRETS: Final = re.compile(
     r"""
     (?P<name> \b (?: bearer | basic ) \s+
@@ -31,7 +39,7 @@ def said(body: bytes) -> str:
 
     Only the reason, never the whole of a JSON body: validation errors carry the input.
     """
-    text = body.decode(errors="replace").strip()
+    text = body.decode(errors="replace").lstrip("\ufeff").strip()  # json takes no BOM in a str
     if not text:
         return "an empty body"
     try:
@@ -68,10 +76,26 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
             words = words.replace(secret, HIDDEN)
     words = _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
     for text in texts:
-        # A server that quotes a text may do so in part, and escape what follows a newline.
-        begin = re.match(r"[^\r\n\t\"'\\]*", text.strip())
-        opening = begin[0][:12] if begin else ""
-        if len(opening) >= 8 and opening in words:
-            words = words[: words.index(opening)] + "[the text]"
+        # A server that quotes a text may do so in part, and escape what is in it.
+        opening = _opening(text)
+        if opening and (found := opening.search(words)):
+            words = words[: found.start()] + "[the text]"
     words = " ".join(words.split())
     return words if len(words) <= LIMIT else f"{words[:LIMIT]}…"
+
+
+def _opening(text: str) -> re.Pattern[str] | None:
+    """Return what finds the beginning of a text, be it escaped. None: too short to be told."""
+    opening = _SEPARATORS.sub(" ", text.strip())[:OPENING]
+    if len(opening) < SHORTEST:
+        return None
+    return re.compile("".join(map(_as_it_is_or_escaped, opening)))
+
+
+def _as_it_is_or_escaped(one: str) -> str:
+    if one == " ":
+        return r"""(?:\\[nrt]?|[\s"'])*"""
+    escaped = json.dumps(one)[1:-1]
+    if escaped == one:
+        return re.escape(one)
+    return f"(?:{re.escape(one)}|{escaped.replace(chr(92), chr(92) * 2 + '+')})"

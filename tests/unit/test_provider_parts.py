@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -134,6 +137,26 @@ def test_texts_are_not_quoted(echo: str):
     text = "my private diary of\nlast summer"
     words = "cannot take " + echo.format(text=text, part=text[:18])
     assert "diary" not in quoting.quote(words, texts=[text])
+
+
+@pytest.mark.parametrize("escape", [str, repr, json.dumps, lambda text: json.dumps([text])])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Q3 plan\n\nmy private diary",  # of two fields, the first of them short
+        '"Dear" all,\r\n\tmy private diary',
+        "Grüße\n\nmy private diary",
+        "😀 \\o/\n\nmy private diary",
+    ],
+)
+def test_a_text_is_not_quoted_where_it_is_escaped(text: str, escape: Callable[[str], str]):
+    assert "diary" not in quoting.quote(f"cannot take {escape(text)}", texts=[text])
+
+
+def test_validation_errors_are_not_quoted_whole_behind_a_byte_order_mark():
+    body = {"detail": [{"loc": ["body", "input"], "msg": "too much", "input": "my diary"}]}
+
+    assert quoting.said(json.dumps(body).encode("utf-8-sig")) == "too much"
 
 
 def test_a_quote_is_short():
