@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 __all__ = [
     "BatchTooLarge",
     "InputRefused",
@@ -44,12 +46,12 @@ class BatchTooLarge(ProviderError):
 class ProviderUnavailable(ProviderError):
     """The server is down, busy or still loading. Not the texts' fault: no attempt is spent.
 
-    ``retry_after_seconds`` is what the server asked for, or None.
+    ``retry_after_seconds`` is what the server asked for, also as its header has it, or None.
     """
 
-    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after_seconds: float | str | None = None) -> None:
         super().__init__(message)
-        self.retry_after_seconds = retry_after_seconds
+        self.retry_after_seconds = _seconds(retry_after_seconds)
 
 
 class ProviderTimeout(ProviderUnavailable):
@@ -76,3 +78,12 @@ class ModelMissing(ProviderMisconfigured):
 
 class MaintenanceDied(PgembedError):
     """A thread of the maintenance ended with an error: the worker stops with it."""
+
+
+def _seconds(given: object) -> float | None:
+    """Return a wait, or None where it is none: a date, or something less than nothing."""
+    try:
+        seconds = float(given) if isinstance(given, (int, float, str)) else math.nan
+    except ValueError:
+        return None
+    return seconds if seconds >= 0 else None

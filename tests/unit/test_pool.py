@@ -213,3 +213,15 @@ def test_units_are_not_held_through_a_long_wait_for_a_quota(pool: Pool):
 
     assert pool.is_waiting
     assert not pool.is_to_be_probed
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("20", 20), ("Thu, 01 Jan 1970 00:16:50 GMT", 0), (float("nan"), 0), (-5, 0), ("inf", 600)],
+)
+def test_what_a_header_says_may_be_handed_up_as_it_is(pool: Pool, given: str, seconds: float):
+    fail(pool, ProviderUnavailable("Busy.", retry_after_seconds=given))
+
+    assert pool.is_down
+    assert pool.paused_seconds >= max(seconds, FIRST_PAUSE_SECONDS * 0.75)
+    assert pool.paused_seconds <= max(seconds, FIRST_PAUSE_SECONDS * 1.25)
