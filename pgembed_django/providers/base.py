@@ -157,7 +157,8 @@ class Provider(Options, ABC):
             return self.check(answer, count=len(texts))
 
     def check(self, answer: Vectors, *, count: int) -> tuple[Vectors, list[str | None]]:
-        return vectors.checked(answer, count=count, dimensions=self.dimensions, name=str(self))
+        matrix = vectors.matrix_of(answer, name=str(self))
+        return vectors.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
 
     def model_digest(self) -> str | None:
         """Return what the server tells of the exact model, or None where it tells nothing.

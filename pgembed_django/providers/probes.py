@@ -13,7 +13,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import raising
+from pgembed_django.providers import raising, vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -90,7 +90,9 @@ def look(provider: Provider) -> Probe:
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
         with raising.provider_errors(provider):
-            answer = provider.embed_batch([provider.plain_text])
+            answer = vectors.matrix_of(
+                provider.embed_batch([provider.plain_text]), name=str(provider)
+            )
             present, width = True, int(answer.shape[-1])
             provider.check(answer, count=1)
             digest = provider.model_digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +59,25 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
                     "The answer holds something else than lists of numbers."
                 ) from None
     return matrix
+
+
+def matrix_of(answer: object, *, name: str) -> Vectors:
+    """Return what ``embed_batch`` returned as an array, where it is lists or a tensor, say.
+
+    Raises:
+        ProviderError: it is no such thing.
+    """
+    if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
+        return answer
+    with suppress(TypeError, ValueError), np.errstate(over="ignore"):
+        matrix: Vectors = np.asarray(answer, dtype=np.float32)
+        if matrix.ndim:
+            return matrix
+    # Not chained: numpy's message quotes the values.
+    raise ProviderError(
+        f"{name} returned {type(answer).__name__}, where embed_batch() is to return an array of "
+        "numbers, one row per text."
+    )
 
 
 def checked(

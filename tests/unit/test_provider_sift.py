@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, log2
 from traceback import format_exception
 
+import numpy as np
 import pytest
 
 from pgembed_django.exceptions import (
@@ -268,3 +269,36 @@ def test_a_provider_that_raises_at_a_plain_word_too_charges_no_text():
         provider.embed_each(texts_with({7}))
 
     assert "good text" not in "".join(format_exception(raised.value))
+
+
+class Returning(DeterministicProvider):
+    """A provider of the user's own, that returns something else than an array."""
+
+    def embed_batch(self, texts):
+        return self.made_of(super().embed_batch(texts))
+
+
+@pytest.mark.parametrize("made_of", [np.ndarray.tolist, list, tuple, np.float64, memoryview])
+def test_a_provider_may_return_whatever_holds_numbers(made_of):
+    provider = Returning(alias="mine", model="m", dimensions=8)
+    provider.made_of = made_of
+
+    found = provider.embed_documents(["one", "two"])
+
+    expected = DeterministicProvider(alias="mine", model="m", dimensions=8)
+    assert found == pytest.approx(expected.embed_documents(["one", "two"]))
+    assert provider.embed_query("one") == pytest.approx(expected.embed_query("one"))
+    assert provider.probe().ok
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 5, "numbers", {"a": [1.0]}, [[1.0], [1.0, 2.0]], iter("")]
+)
+def test_what_holds_no_numbers_is_told_by_its_type(answer):
+    provider = Returning(alias="mine", model="m", dimensions=8)
+    provider.made_of = lambda vectors: answer
+    kind = type(answer).__name__
+
+    with pytest.raises(ProviderUnavailable, match=f"returned {kind}, where embed_batch"):
+        provider.embed_each(["one", "two"])
+    assert f"returned {kind}, where" in provider.probe().message
