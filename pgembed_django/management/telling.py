@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from django.utils import timezone
+
 from pgembed_django import status
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.status.verdicts import duration
@@ -78,7 +80,13 @@ def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
         if kind.spec == key:
             sample = " ".join(kind.sample.split())[:SAMPLE_CHARACTERS]
             yield f"    {kind.count!s:>8}  {kind.signature}"
-            yield f"              last {kind.last_at:%Y-%m-%d %H:%M:%S}: {sample}"
+            # As in the admin and in the log: in the project's own time zone.
+            last = (
+                kind.last_at
+                if timezone.is_naive(kind.last_at)
+                else timezone.localtime(kind.last_at)
+            )
+            yield f"              last {last:%Y-%m-%d %H:%M:%S}: {sample}"
 
 
 def _worker(worker: status.WorkerStatus) -> str:

@@ -115,6 +115,23 @@ def test_the_status_as_json_is_whole(make_article, run_jobs):
     assert told["verdict"]["state"] == "degraded"
 
 
+@pytest.mark.parametrize("is_aware", [True, False])
+def test_the_status_tells_times_in_utc_as_json_and_in_the_projects_zone_to_people(
+    settings, make_article, run_jobs, is_aware
+):
+    make_article()
+    run_jobs()
+    make_failures(1)
+    Job.objects.filter(status="failed").update(finished_at="2026-03-02T09:14:51Z")
+    settings.TIME_ZONE, settings.USE_TZ = "Asia/Kathmandu", is_aware
+
+    told = json.loads(run("embed_status", "--specs", KEY, "--json"))
+    [kind] = told["failures"]["kinds"]
+    assert (kind["first_at"], kind["last_at"]) == ("2026-03-02 09:14:51+00:00",) * 2
+    assert told["at"].endswith("+00:00")
+    assert "last 2026-03-02 14:59:51: refused" in run("embed_status", "--specs", KEY)
+
+
 def test_the_exit_status_answers_the_question(make_article, run_jobs):
     make_article()
     run_jobs()

@@ -6,9 +6,11 @@ import argparse
 import dataclasses
 import json
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
 
 from pgembed_django import status
 from pgembed_django.management.command import EmbedCommand, given, seconds
@@ -87,7 +89,7 @@ class Command(EmbedCommand):
                 "failures": dataclasses.asdict(kinds),
             }
             indent = 2 if options["watch"] is None else None
-            self.stdout.write(json.dumps(told, default=str, indent=indent))
+            self.stdout.write(json.dumps(told, default=in_utc, indent=indent))
             return
         if options["watch"] is not None and self.stdout.isatty():
             self.stdout.write(CLEAR, ending="")
@@ -103,6 +105,12 @@ class Command(EmbedCommand):
         told = [f"{key}: {' and '.join(holding)}" for key, holding in reasons.items() if holding]
         if told:
             raise CommandError("; ".join(told))
+
+
+def in_utc(moment: datetime) -> str:
+    """Return a time as JSON tells it. A naive one is the project's, which has USE_TZ off."""
+    aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+    return str(aware.astimezone(UTC))
 
 
 def condition(text: str) -> fail_if.Condition:
