@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from django.core.management import get_commands, load_command_class
+from django.db import connections
 from django.test import override_settings
 
 from pgembed_django import conf, providers
@@ -179,7 +180,11 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return runpy.run_path(str(DEPLOY / "production.py"))
 
 
-def test_the_settings_are_good_ones(settled: dict[str, Any]) -> None:
+def test_the_settings_are_good_ones(
+    settled: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [worker] = settled["DATABASES"].keys() - {"default"}
+    monkeypatch.setitem(connections.settings, worker, settled["DATABASES"][worker])
     ours = {name: value for name, value in settled.items() if name.startswith(conf.PREFIX)}
 
     with override_settings(**ours):
