@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 from weakref import WeakSet
@@ -163,6 +164,14 @@ class Wire:
             raise ProviderError(
                 f"{self.base_url} broke off its answer: {type(error).__name__}."
             ) from None
+        if response.status_code < 200:
+            # http.client takes it for the answer. The real one comes later, and over this
+            # connection it would be taken for that to the next request.
+            self._session().close()
+            raise ProviderError(
+                f"{self.base_url} announced an answer with {response.status_code}, which is "
+                "not understood here."
+            )
         return Answer(response.status_code, response.headers, content)
 
     def _read(self, response: requests.Response, deadline: float) -> bytes:
@@ -201,7 +210,7 @@ class Wire:
             # Read here, not for each request. And no .netrc puts its own Authorization there.
             session.trust_env = False
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
-            session.verify = _certificates()
+            session.verify = _certificates(self.base_url)
             # Numbers hardly shrink, and a server close by would only work more.
             session.headers.update(
                 {
@@ -218,9 +227,16 @@ class Wire:
         return here
 
 
-def _certificates() -> str | bool:
+def _certificates(base_url: str) -> str | bool:
     """Return which certificates to trust, as requests would: a file, a folder, or its own."""
-    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        if path := os.environ.get(name):
+            if base_url.startswith("https:") and not Path(path).exists():
+                raise ProviderMisconfigured(
+                    f"The environment variable {name} is {path!r}, where nothing is."
+                )
+            return path
+    return True
 
 
 def _was_connected(error: requests.ConnectionError) -> bool:

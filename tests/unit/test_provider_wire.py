@@ -205,6 +205,29 @@ def test_certificates_are_taken_from_the_environment(
     assert provider._wire._session().verify == str(given)
 
 
+def test_certificates_that_are_not_there_are_told_by_their_variable(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ours.pem")
+    provider = make_provider(base_url="https://127.0.0.1:9/v1")
+
+    with pytest.raises(ProviderMisconfigured, match=r"REQUESTS_CA_BUNDLE is '/nowhere/ours.pem'"):
+        provider.embed_each(["one"])
+    assert len(make_provider().embed_query("not asked of http")) == 16
+
+
+def test_what_follows_an_interim_answer_is_not_taken_for_another_texts(make_provider: Make):
+    provider = make_provider()
+    provider.played.faults.append(played.plain(103, "", Link="</style.css>"))
+
+    with pytest.raises(ProviderError, match="announced an answer with 103"):
+        provider.embed_query("one")
+    provider.embed_query("two")
+
+    first, second = provider.played.seen
+    assert first.client != second.client
+
+
 def test_each_request_takes_the_key_of_its_own_time(
     make_provider: Make, monkeypatch: pytest.MonkeyPatch
 ):
