@@ -25,6 +25,10 @@ _ENCODING: Final = re.compile(r"encoding[_ ]format|base64", re.IGNORECASE)
 RECHECK_SECONDS: Final = 3600.0
 """How long a server that refused base64 is spoken to in floats."""
 
+Encoding = Literal["base64", "float"] | None
+ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
+"""What a server is asked for in turn. None: nothing, where it knows of no such thing."""
+
 
 class OpenAIProvider(ServerProvider):
     """A model of any server that speaks OpenAI's embeddings API."""
@@ -62,31 +66,41 @@ class OpenAIProvider(ServerProvider):
             )
         self._send_dimensions = send_dimensions
         self._encoding_format = encoding_format
-        self._floats_until = self.clock()
+        self._learnt: Encoding = None
+        self._learnt_until = self.clock()
 
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
-        encoding = self._encoding_format
-        if encoding == "auto":
-            encoding = "float" if self.clock() < self._floats_until else "base64"
-        try:
-            value = self._post(texts, encoding, timeout_seconds)
-        except ProviderError as error:
-            if self._encoding_format != "auto" or not _ENCODING.search(str(error)):
-                raise
-            value = self._post(texts, "float", timeout_seconds)
-            self._floats_until = self.clock() + RECHECK_SECONDS
+        first, *others = self._encodings()
+        encoding = first
+        while True:
+            try:
+                value = self._post(texts, encoding, timeout_seconds)
+                break
+            except ProviderError as error:
+                if not others or not _ENCODING.search(str(error)):
+                    raise
+                encoding = others.pop(0)
+        if encoding != first:
+            self._learnt, self._learnt_until = encoding, self.clock() + RECHECK_SECONDS
         return self.vectors_of(value)
+
+    def _encodings(self) -> Sequence[Encoding]:
+        """Return what to ask for, and what instead where the server refuses that."""
+        if self._encoding_format != "auto":
+            return [self._encoding_format]
+        known = self.clock() < self._learnt_until
+        return ENCODINGS[ENCODINGS.index(self._learnt) if known else 0 :]
 
     def vectors_of(self, value: dict[str, Any]) -> Vectors:
         """Return the vectors of an answer, in the order of its texts."""
         return vectors.from_rows(self._rows(value), dimensions=self.dimensions)
 
-    def _post(self, texts: Sequence[str], encoding: str, timeout_seconds: float) -> dict[str, Any]:
-        payload: dict[str, Any] = {
-            "model": self.model,
-            "input": list(texts),
-            "encoding_format": encoding,
-        }
+    def _post(
+        self, texts: Sequence[str], encoding: Encoding, timeout_seconds: float
+    ) -> dict[str, Any]:
+        payload: dict[str, Any] = {"model": self.model, "input": list(texts)}
+        if encoding:
+            payload["encoding_format"] = encoding
         if self._send_dimensions:
             payload["dimensions"] = self.dimensions
         answer = self.ask("POST", "/embeddings", payload, timeout_seconds=timeout_seconds)

@@ -63,6 +63,9 @@ def _reason(value: Any) -> str:
     for key in ("error", "message", "detail", "msg"):
         reason = _reason(value.get(key))
         if reason:
+            where = value.get("loc") if key == "msg" else None
+            if isinstance(where, list) and len(where) > 1:  # ["body", "encoding_format"]
+                return f"{'.'.join(map(str, where[1:]))}: {reason}"
             codes = [str(value[name]) for name in ("type", "code") if value.get(name)]
             return f"{reason} ({', '.join(codes)})" if codes and key != "error" else reason
     return ""

@@ -87,6 +87,22 @@ def test_a_server_that_refuses_base64_is_asked_for_floats_once_and_for_long(make
     assert formats == ["base64", "float", "float", "base64", "float"]
 
 
+def test_a_server_that_knows_of_no_encoding_is_not_asked_for_one(make_provider: Make):
+    provider = make_provider(batch_size=1)
+
+    def refuse(seen: played.Seen) -> played.Reply:
+        if "encoding_format" not in seen.payload:
+            return played.OpenAI.embed(provider.played, seen)
+        extra = {"loc": ["body", "encoding_format"], "msg": "Extra inputs are not permitted"}
+        return played.reply({"detail": [extra]}, 422)
+
+    provider.played.embed = refuse
+
+    assert all(isinstance(one, Embedded) for one in provider.embed_each(["one", "two"]))
+    formats = [seen.payload.get("encoding_format") for seen in provider.played.seen]
+    assert formats == ["base64", "float", None, None]
+
+
 @pytest.mark.parametrize("order", [[2, 0, 1], [0, 1, 2]])
 def test_the_index_gives_the_order(make_provider: Make, order: list[int]):
     provider = make_provider()

@@ -95,6 +95,7 @@ def test_a_limit_is_never_nothing():
         (b'{"error": {"message": "no", "type": "bad", "code": null}}', "no (bad)"),
         (b'{"message": "no", "code": 413, "type": "Validation"}', "no (Validation, 413)"),
         (b'{"detail": [{"loc": ["body"], "msg": "no", "input": "a diary"}]}', "no"),
+        (b'{"detail": [{"loc": ["body", "input", 3], "msg": "no", "input": "x"}]}', "input.3: no"),
         (b'{"error": {}}', "no reason given"),
         (b'{"input": "a diary"}', "no reason given"),
         (b"", "an empty body"),
