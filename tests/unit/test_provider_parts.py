@@ -157,7 +157,7 @@ def test_a_text_is_not_quoted_where_it_is_escaped(text: str, escape: Callable[[s
 def test_validation_errors_are_not_quoted_whole_behind_a_byte_order_mark():
     body = {"detail": [{"loc": ["body", "input"], "msg": "too much", "input": "my diary"}]}
 
-    assert quoting.said(json.dumps(body).encode("utf-8-sig")) == "too much"
+    assert quoting.said(json.dumps(body).encode("utf-8-sig")) == "input: too much"
 
 
 def test_a_quote_is_short():
