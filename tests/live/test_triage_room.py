@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from django.contrib.auth.models import Permission, User
 from django.test import Client
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect, sync_playwright
 from playwright.sync_api._generated import Browser
 
 from pgembed_django.models import Job
@@ -259,3 +259,41 @@ def test_it_works_without_javascript(failures: None, open_admin: Callable[..., P
     page.get_by_role("link", name="Dismiss all This text is not allowed").click()
     page.get_by_role("button", name="Dismiss").click()
     expect(page.locator(".messagelist")).to_have_text("Dismissed 100.")
+
+
+def test_charts_are_whole_on_a_page_that_is_read_from_the_right(
+    settings: Any, open_admin: Callable[..., Page]
+) -> None:
+    settings.LANGUAGE_CODE = "ar"
+    page = open_admin(*OPERATOR)
+
+    expect(page.locator("html")).to_have_attribute("dir", "rtl")
+    cut_off = page.locator(".pgembed-chart text").evaluate_all(
+        """
+        (texts) => texts.filter((text) => {
+          const own = text.getBoundingClientRect();
+          const chart = text.ownerSVGElement.getBoundingClientRect();
+          return own.left < chart.left || own.right > chart.right;
+        }).map((text) => text.textContent)
+        """
+    )
+    assert page.locator(".pgembed-chart text").count() == 9
+    assert cut_off == []
+
+
+def test_a_strict_content_security_policy_takes_nothing_away(
+    failures: None, open_admin: Callable[..., Page]
+) -> None:
+    page = open_admin(*OPERATOR, *OTHERS)
+    refused: list[str] = []
+    page.on("console", lambda said: refused.append(said.text))
+
+    def strict(route: Route) -> None:
+        answer = route.fetch()
+        headers = {**answer.headers, "content-security-policy": "default-src 'self'"}
+        route.fulfill(response=answer, headers=headers)
+
+    page.route("**/admin/**", strict)
+    for path in ("", "job/", "job/failures/", f"job/{Job.objects.first().pk}/change/"):
+        page.goto(f"/admin/pgembed/{path}")
+    assert [said for said in refused if "Content Security Policy" in said] == []
