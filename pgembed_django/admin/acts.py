@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.db import DataError
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.http import HttpRequest
@@ -93,11 +94,23 @@ def _reembed(ids: Sequence[int]) -> Counts:
         if spec is None:
             counts["others"] += len(source_pks)
             continue
-        busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
-        # Of jobs, as they were selected: one unit may have several.
-        counts.update("busy" if one in busy else "reembedded" for one in source_pks)
+        counts += _reembed_units(spec, source_pks)
     counts["gone"] += len(ids) - sum(counts.values())
     return counts
+
+
+def _reembed_units(spec: specs.Spec, source_pks: Sequence[str]) -> Counter[str]:
+    try:
+        busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
+    except DataError:
+        # One was typed by hand, or printed when another field was the key.
+        middle = len(source_pks) // 2
+        if not middle:
+            return Counter(others=1)
+        first, second = source_pks[:middle], source_pks[middle:]
+        return _reembed_units(spec, first) + _reembed_units(spec, second)
+    # Of jobs, as they were selected: one unit may have several.
+    return Counter("busy" if one in busy else "reembedded" for one in source_pks)
 
 
 ACTS = {

@@ -12,6 +12,7 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import ValidationError
+from django.db import DataError
 from django.db.models import Model, TextField, Value
 from django.db.models.functions import Cast, Coalesce, Length
 from django.http import HttpRequest
@@ -72,7 +73,10 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
         _may_view(model, job.source_pk, request=request, site=site) for model in _models(spec)
     ):
         return None
-    loaded = sources.load(spec, [job.source_pk], using=using)
+    try:
+        loaded = sources.load(spec, [job.source_pk], using=using)
+    except DataError:
+        return ""  # no key of this table, and so no row's
     return loaded.texts.get(job.source_pk) or loaded.errors.get(job.source_pk, "")
 
 

@@ -11,11 +11,14 @@ from django.contrib.admin import AdminSite
 from django.db import transaction
 from django.test import Client
 from django.urls import path, reverse
+from django.utils import timezone
 
 from pgembed_django import jobs
 from pgembed_django.admin import VectorsMixin, filters
 from pgembed_django.admin.acts import ACTS
 from pgembed_django.admin.buttons import VERBS
+from pgembed_django.models import Job
+from pgembed_django.testing import run_jobs
 from tests.app.models import Article
 from tests.db.conftest import claim
 
@@ -116,3 +119,37 @@ def test_what_is_no_worker_holds_nothing(admin_client: Client, make_article, odd
 
     assert list(listed.context["cl"].result_list) == []
     assert asked.context["count"] == 0
+
+
+# Typed by hand, or printed when another field was the key.
+NO_KEYS = ("abc", "9" * 30, "", "1.5", "0e37b1a5-9d0f-4ee7-bb5f-1ad2cf7d5b5e")
+
+
+@pytest.fixture
+def of_no_row() -> list[Job]:
+    failed = {"status": "failed", "last_error": "no", "finished_at": timezone.now()}
+    return [Job.objects.create(spec=KEY, source_pk=no_key, **failed) for no_key in NO_KEYS]
+
+
+def test_jobs_whose_key_is_none_are_shown(admin_client: Client, of_no_row: list[Job]) -> None:
+    listed = admin_client.get("/admin/pgembed/job/?status=failed")
+    assert listed.status_code == 200
+    for job in of_no_row:
+        page = admin_client.get(f"/admin/pgembed/job/{job.pk}/change/")
+        assert page.status_code == 200
+
+
+def test_jobs_whose_key_is_none_keep_no_other_from_being_embedded_anew(
+    admin_client: Client, of_no_row: list[Job], make_article
+) -> None:
+    make_article()
+    run_jobs()
+    there = Job.objects.get(spec=KEY, status="succeeded")
+    selected = [job.pk for job in (*of_no_row[:2], there, *of_no_row[2:])]
+
+    page = admin_client.post(
+        "/admin/pgembed/job/", {"action": "reembed", "_selected_action": selected}, follow=True
+    )
+
+    assert "To be embedded anew 1, left alone 5." in page.content.decode()
+    assert Job.objects.filter(source_pk=there.source_pk, status="pending").exists()
