@@ -39,10 +39,20 @@ def tell(event: Event, /, *, about: object = None, **fields: str | float | None)
     Never source text, vectors, headers or keys.
     """
     if logger.isEnabledFor(event.level):
-        values = (fields,) if fields else ()
+        values = ({name: _in_a_line(value) for name, value in fields.items()},) if fields else ()
         extra = {"event": event.name, **fields}
         logger.log(event.level, event.text, *values, extra=extra, stacklevel=2)
     happened.send_robust(event, about=about, fields=fields)
+
+
+def _in_a_line(value: str | float | None) -> str | float | None:
+    """Return a value as the text has it: a key or an error of several lines would look like more.
+
+    The field beside it is as it was.
+    """
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return " ".join("".join(one if one.isprintable() else " " for one in value).split())
 
 
 def _event(name: str, level: int, text: str) -> Event:

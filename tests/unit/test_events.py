@@ -76,6 +76,16 @@ def test_a_record_has_its_values_in_the_text_and_as_fields(caplog) -> None:
     assert record.filename == Path(__file__).name
 
 
+def test_a_key_of_several_lines_forges_no_line_of_the_log(caplog) -> None:
+    key = "17\n2026-01-01 ERROR all is lost\x1b[2J"
+    events.tell(events.JOB_FAILED, spec="blog.Page", source_pk=key, job_id=1, signature="refused")
+
+    [record] = caplog.records
+    assert "\n" not in record.getMessage()
+    assert "\x1b" not in record.getMessage()
+    assert record.source_pk == key
+
+
 def test_an_event_without_fields_is_written_as_it_stands(caplog) -> None:
     with caplog.at_level(logging.INFO, logger="pgembed_django"):
         events.tell(events.WORKER_STOPPING)
