@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
-from pgembed_django.providers import forking
+from pgembed_django.providers import forking, quoting
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.probes import Probe, Report, report
 
@@ -79,7 +79,15 @@ def build(
             )
     if "batch_size" not in options:
         options = {**options, "batch_size": batch_size or conf.current().batch_size}
-    return provider_class(alias=alias, model=model, dimensions=dimensions, **options)
+    try:
+        return provider_class(alias=alias, model=model, dimensions=dimensions, **options)
+    except ImproperlyConfigured:
+        raise
+    except Exception as error:
+        raise ImproperlyConfigured(
+            f"{provider_class.__name__} cannot be made of it, which raised "
+            f"{type(error).__name__}: {quoting.quote(str(error))}"
+        ) from error
 
 
 def _imported(backend: object) -> type[Provider]:

@@ -17,6 +17,7 @@ from pgembed_django.providers.pieces import embed_halved
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.sift import Sift
 from pgembed_django.providers.vectors import Embedded, Vector, Vectors
+from pgembed_django.text import clean
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
@@ -156,7 +157,8 @@ class Provider(Options, ABC):
             answer = self.embed_batch([self.document_prefix + text for text in texts])
             return self.check(answer, count=len(texts))
 
-    def check(self, answer: Vectors, *, count: int) -> tuple[Vectors, list[str | None]]:
+    def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
+        """Return what was answered as ``vectors.checked`` does. Raises what it raises."""
         matrix = vectors.matrix_of(answer, name=str(self))
         return vectors.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
 
@@ -186,7 +188,14 @@ class Provider(Options, ABC):
 
     def identity(self) -> dict[str, str | int | None]:
         """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
-        return {**self.declared(), "digest": self.model_digest()}
+        digest = self.model_digest()
+        if not isinstance(digest, str | None):
+            # Not taken as it prints: an object's address would be a new model each time.
+            raise ProviderError(
+                f"{self} has a model_digest() that returned {type(digest).__name__}, where a "
+                "string or None is wanted."
+            )
+        return {**self.declared(), "digest": digest and clean(digest)}
 
     @property
     def max_input_tokens(self) -> int | None:

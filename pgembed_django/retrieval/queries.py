@@ -14,9 +14,10 @@ from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from pgembed_django import conf, events, spaces
-from pgembed_django.exceptions import ProviderTimeout, ProviderUnavailable
+from pgembed_django.exceptions import ProviderError, ProviderTimeout, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pool import Threads
+from pgembed_django.providers import raising
 from pgembed_django.providers.base import Vector
 
 MOST_KEPT = 256
@@ -115,7 +116,15 @@ class QueryVectors:
         self._resting[_server(space)] = time.monotonic() + REST_SECONDS
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
-        return spaces.provider_of(space).embed_query(text, timeout_seconds=seconds)
+        provider = spaces.provider_of(space)
+        # A class of the user's own may have one of its own, with other errors and vectors.
+        with raising.provider_errors(provider):
+            found = provider.embed_query(text, timeout_seconds=seconds)
+            unit, [fault] = provider.check([found], count=1)
+        if fault:
+            raise ProviderError(f"{provider} answered {fault} for the query.")
+        vector: Vector = unit[0]
+        return vector
 
     def _arrived(self, space: Space, text: str, done: Future[Vector]) -> None:
         server = _server(space)

@@ -100,7 +100,7 @@ def provider_of(space: Space) -> Provider:
             options,
             conf.current().batch_size,
         )
-    except (ImproperlyConfigured, TypeError) as error:  # TypeError: an option that it now needs
+    except ImproperlyConfigured as error:
         return LostProvider(
             alias=space.provider,
             model=space.model,

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 from asgiref.sync import async_to_sync
 
@@ -151,6 +152,73 @@ def test_a_model_that_is_gone_from_the_machine_is_no_error(trout):
 
 def test_whatever_error_a_provider_raises_costs_the_meaning_only(trout):
     Space.objects.update(backend="tests.played.provider.RaisingProvider")
+
+    results = search(Article, "trout")
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+class Asking(PlayedProvider):
+    """Embeds queries its own way, as a test has it."""
+
+    def embed_query(self, text, *, timeout_seconds=None):
+        return self.answer_to(text)
+
+
+class AskingOtherwise(PlayedProvider):
+    """Has a signature that is not the base's."""
+
+    def embed_query(self, text):
+        return super().embed_query(text)
+
+
+def out_of_memory(text):
+    raise MemoryError(text)
+
+
+@pytest.mark.parametrize(
+    "answer_to",
+    [
+        lambda text: None,
+        lambda text: "a vector",
+        lambda text: [1.0] * 63,
+        lambda text: np.zeros(64),
+        lambda text: np.full(64, np.nan),
+        lambda text: np.ones((1, 64)),
+        out_of_memory,
+    ],
+)
+def test_a_query_that_is_embedded_wrongly_costs_the_meaning_only(trout, monkeypatch, answer_to):
+    monkeypatch.setattr(Asking, "answer_to", staticmethod(answer_to), raising=False)
+    Space.objects.update(backend=f"{Asking.__module__}.Asking")
+
+    results = search(Article, "trout")
+
+    assert list(results) == [trout]
+    assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_a_query_may_be_embedded_as_a_list_of_any_length(trout, monkeypatch):
+    monkeypatch.setattr(Asking, "answer_to", staticmethod(lambda text: [5] * 64), raising=False)
+    Space.objects.update(backend=f"{Asking.__module__}.Asking")
+
+    results = search(Article, "trout")
+
+    assert (results.ranking, results.degraded) == ("hybrid", False)
+
+
+class Unmakeable(PlayedProvider):
+    """Wants what is not there."""
+
+    def __init__(self, **common):
+        super().__init__(**common)
+        raise KeyError("ACME_KEY")
+
+
+@pytest.mark.parametrize("name", ["AskingOtherwise", "Unmakeable"])
+def test_a_class_with_a_mistake_costs_the_meaning_only(trout, name):
+    Space.objects.update(backend=f"{Asking.__module__}.{name}")
 
     results = search(Article, "trout")
 

@@ -101,3 +101,38 @@ def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare
         ("three", "digest of three", "retired"),
     ]
     call_command("embed_worker", drain=True, verbosity=0)
+
+
+class Odd(DeterministicProvider):
+    """A class of the user's own, whose digest is what a test has it be."""
+
+    told: ClassVar[object] = None
+
+    def model_digest(self) -> Any:
+        return Odd.told
+
+
+@pytest.mark.parametrize("told", [b"bytes", 5, object()])
+def test_a_digest_that_is_no_string_is_not_known(settings, caplog, told):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Odd", "MODEL": "odd", "DIMENSIONS": 64}
+    }
+    [spec] = [spec for spec in specs.all() if spec.key == NOTE]
+    Odd.told = told
+
+    [space] = spaces.ensure(spec, using="default")
+
+    assert space.model_digest == ""
+    assert f"model_digest() that returned {type(told).__name__}" in caplog.text
+
+
+def test_a_digest_is_stored_clean(settings):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Odd", "MODEL": "odd", "DIMENSIONS": 64}
+    }
+    [spec] = [spec for spec in specs.all() if spec.key == NOTE]
+    Odd.told = "sha\0 \ud800"
+
+    [space] = spaces.ensure(spec, using="default")
+
+    assert space.model_digest == "sha \ufffd"
