@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from pgembed_django.specs import Spec
 
 Row = tuple[str, models.Model]
 """An instance, after its source_pk."""
+
+Digests = dict[str, bytes]
 
 UNITS: Final[list[str]] = []
 """Stands for the units that are asked for, in a statement that is compiled once."""
@@ -128,17 +131,21 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     return _texts(spec, *_fetch(_with_source_pk(rows)), using=rows.db)
 
 
-def digests(spec: Spec, rows: models.QuerySet[Any]) -> dict[str, bytes]:
-    """Return the digests of rows' texts. Those that give no text now are left out.
+def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
+    """Return the digests of rows' texts, and the key at which they end early: after ``seconds``.
 
-    Each text is dropped at once: a method may make long ones of short rows.
+    Those that give no text now are left out. Each text is dropped at once: a method may make
+    long ones of short rows.
     """
-    found, _ = _fetch(_with_source_pk(rows))
-    return {
-        source_pk: spec.text_digest(text)
-        for source_pk, text, error in _each(spec, found, using=rows.db)
-        if not error
-    }
+    found, _ = _fetch(_with_source_pk(rows).order_by("pk"))
+    keys, until = [row.pk for _, row in found], time.monotonic() + seconds
+    digests = {}
+    for source_pk, text, error in _each(spec, found, using=rows.db):
+        if not error:
+            digests[source_pk] = spec.text_digest(text)
+        if found and time.monotonic() >= until:
+            return digests, keys[-len(found) - 1]
+    return digests, None
 
 
 def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:

@@ -18,6 +18,9 @@ from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
+TEXTS_SECONDS = 1.0
+"""For how long texts are made in one transaction: TRUNCATE and ALTER TABLE wait for its end."""
+
 PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 
@@ -44,19 +47,21 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
     )
 
 
-def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
-    """Return rows whose text is not the one whose digest is stored. Reads every text."""
+def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[list[str], Any]:
+    """Return rows whose text is not the one whose digest is stored. Reads every text.
+
+    Where a method takes its time for these, it ends early: at the key that is returned, too.
+    """
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Those that give no text now fail when they are written.
-    texts = sources.digests(spec, rows)
+    texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
-    return sorted(
-        {
-            source_pk
-            for (source_pk, _), chunks in stored.chunks.items()
-            if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
-        }
-    )
+    units = {
+        source_pk
+        for (source_pk, _), chunks in stored.chunks.items()
+        if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
+    }
+    return sorted(units), end
 
 
 def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.maintenance import backfill, gaps, reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
@@ -15,6 +16,8 @@ from pgembed_django.specs import Spec
 
 REFILL_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
+STALE_SECONDS = 5.0
+"""For how long pages follow one another whose texts take long to make."""
 PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
@@ -147,8 +150,7 @@ class Maintenance:
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="look_for_stale_rows", using=self.using):
-                page = reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
-                enqueued += page.enqueued if page else 0
+                enqueued += self._look_for_stale_rows(spec)
         return enqueued
 
     def prune_jobs(self) -> int:
@@ -215,6 +217,17 @@ class Maintenance:
             spaces.mark_pruned(space, using=self.using)
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
         return last is None
+
+    def _look_for_stale_rows(self, spec: Spec) -> int:
+        """Go on where the page has ended early: its texts take long to make."""
+        enqueued = 0
+        first = last = time.monotonic()
+        while page := reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using):
+            enqueued += page.enqueued
+            before, last = last, time.monotonic()
+            if page.is_last or last - before < gaps.TEXTS_SECONDS or last - first > STALE_SECONDS:
+                break
+        return enqueued
 
     def _go_over(self, sweeps: Mapping[Spec, Sequence[str]], *, chore: str) -> int:
         enqueued = 0

@@ -131,7 +131,8 @@ def _next_page(
             lap.recipe, lap.cursor = spec.recipe, None
         after = spec.parse_cursor(lap.cursor)
         page, end = _page(spec, sweep, after, rows=rows, using=using)
-        units = _gaps(spec, sweep, live, page, using=using) if is_read else []
+        units, cut_at = _gaps(spec, sweep, live, page, using=using) if is_read else ([], None)
+        end = end if cut_at is None else cut_at
         enqueued = jobs.enqueue(
             spec.key,
             units,
@@ -234,9 +235,12 @@ def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple
     return page, end
 
 
-def _gaps(spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str) -> list[str]:
+def _gaps(
+    spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str
+) -> tuple[list[str], Any]:
+    """Return the gaps of a page, and the key at which it ends early, if it does."""
     if sweep == Lap.Sweep.ORPHANED:
-        return list(gaps.orphaned(spec, page, using=using))
+        return list(gaps.orphaned(spec, page, using=using)), None
     if sweep == Lap.Sweep.STALE:
         return gaps.stale(spec, live, page, using=using)
-    return gaps.missing(spec, live, page, using=using)
+    return gaps.missing(spec, live, page, using=using), None

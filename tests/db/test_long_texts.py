@@ -98,7 +98,7 @@ def test_texts_that_a_method_makes_of_short_rows_are_dropped_one_by_one(run_jobs
     product = specs.get("app.ProductEmbedding")
     live = spaces.live(product, using="default")
 
-    found, megabytes = peak(lambda: gaps.stale(product, live, Q(), using="default"))
+    (found, _), megabytes = peak(lambda: gaps.stale(product, live, Q(), using="default"))
 
     assert len(found) == 20
     assert megabytes < 30

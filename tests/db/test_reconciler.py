@@ -128,7 +128,7 @@ def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkey
     monkeypatch.setattr(Product, "pitch", lambda row: 1 / 0 if row.pk == bad.pk else pitch(row))
     product = spec("app.ProductEmbedding")
 
-    found = gaps.stale(
+    found, _ = gaps.stale(
         product,
         spaces.live(product, using="default"),
         Q(),
@@ -136,6 +136,28 @@ def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkey
     )
 
     assert found == [str(good.pk)]
+
+
+def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
+    run_jobs, monkeypatch
+):
+    products = [Product.objects.create(title=f"product {number}") for number in range(4)]
+    run_jobs()
+    past_the_triggers("UPDATE app_product SET price = 7")
+    Job.objects.all().delete()
+    monkeypatch.setattr(gaps, "TEXTS_SECONDS", 0.0, raising=False)  # every text takes that long
+    product = spec("app.ProductEmbedding")
+
+    page = reconcile.reconcile_page(product, Lap.Sweep.STALE, using="default")
+
+    assert (page.enqueued, page.is_last) == (1, False)
+    assert Lap.objects.get(spec=product.key).cursor == str(products[0].pk)
+    # A worker goes on at once, in further transactions.
+    maintenance = Maintenance(
+        {product.key: product}, using="default", settings=conf.current(), wake=lambda: None
+    )
+    assert maintenance.look_for_stale_rows() == 3
+    assert Lap.objects.get(spec=product.key).cursor is None
 
 
 def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monkeypatch):
