@@ -17,7 +17,6 @@ from pgembed_django.providers.pieces import embed_halved
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.sift import Sift
 from pgembed_django.providers.vectors import Embedded, Vector, Vectors
-from pgembed_django.text import clean
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
@@ -188,14 +187,7 @@ class Provider(Options, ABC):
 
     def identity(self) -> dict[str, str | int | None]:
         """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
-        digest = self.model_digest()
-        if not isinstance(digest, str | None):
-            # Not taken as it prints: an object's address would be a new model each time.
-            raise ProviderError(
-                f"{self} has a model_digest() that returned {type(digest).__name__}, where a "
-                "string or None is wanted."
-            )
-        return {**self.declared(), "digest": digest and clean(digest)}
+        return {**self.declared(), "digest": raising.digest(self)}
 
     @property
     def max_input_tokens(self) -> int | None:
@@ -216,7 +208,7 @@ class Provider(Options, ABC):
 
         A token is some four letters of English and one sign of Chinese (three bytes).
         """
-        counted = self.count_tokens(text)
+        counted = raising.counted(self, text)
         return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
 
     def weigh_document(self, text: str) -> int:

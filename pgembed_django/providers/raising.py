@@ -1,11 +1,20 @@
-"""What a provider of the user's own raises, as an error that everybody here expects."""
+"""What a provider of the user's own raises or returns, as everybody here expects it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import index
+from typing import TYPE_CHECKING, Final
 
 from pgembed_django.exceptions import ProviderError
+from pgembed_django.text import clean
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+
+EXITS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""All else is an error: what panics in Rust, as tokenizers do, is no ``Exception``."""
 
 
 @contextmanager
@@ -13,8 +22,35 @@ def provider_errors(provider: object) -> Iterator[None]:
     """Raise nothing but ``ProviderError``: a provider of the user's own may raise anything."""
     try:
         yield
-    except ProviderError:
+    except (ProviderError, *EXITS):
         raise
-    except Exception as error:  # noqa: BLE001
+    except BaseException as error:  # noqa: BLE001
         # Without the message, and not chained: it may hold the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
+
+
+def counted(provider: Provider, text: str) -> int | None:
+    """Return the tokens that a provider counts, or None where that fails: sent, the text tells."""
+    try:
+        count = provider.count_tokens(text)
+        return None if count is None else index(count)
+    except EXITS:
+        raise
+    except BaseException:  # noqa: BLE001
+        return None
+
+
+def digest(provider: Provider) -> str | None:
+    """Return a model's digest as it can be stored.
+
+    Raises:
+        ProviderError: it is no string. Whatever ``model_digest`` raises.
+    """
+    told = provider.model_digest()
+    if not isinstance(told, str | None):
+        # Not taken as it prints: an object's address would be a new model each time.
+        raise ProviderError(
+            f"{provider} has a model_digest() that returned {type(told).__name__}, where a "
+            "string or None is wanted."
+        )
+    return told and clean(told)

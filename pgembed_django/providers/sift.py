@@ -21,7 +21,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import cutting, plainly
+from pgembed_django.providers import cutting, plainly, raising
 from pgembed_django.providers.vectors import Embedded
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Sift:
         """
         provider, text = self._provider, self._texts[index]
         prefix = provider.document_prefix
-        counted = provider.count_tokens(prefix + text)
+        counted = raising.counted(provider, prefix + text)
         if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
             return
         if provider.too_long != "cut":
@@ -106,7 +106,7 @@ class Sift:
             )
             return
         self._texts[index] = cutting.to_tokens(
-            text, limit=limit, count=lambda start: provider.count_tokens(prefix + start)
+            text, limit=limit, count=lambda start: raising.counted(provider, prefix + start)
         )
         self._cuts[index] = 1
 

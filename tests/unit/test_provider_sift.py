@@ -262,6 +262,54 @@ def test_whatever_a_provider_raises_is_charged_to_the_text_that_it_raises_for():
     assert "bad text" not in str(outcomes[7])
 
 
+class Panic(BaseException):
+    """What a tokenizer written in Rust raises is no ``Exception``."""
+
+
+class Panicking(DeterministicProvider):
+    """Panics at one text."""
+
+    def embed_batch(self, texts):
+        if any("bad" in text for text in texts):
+            raise Panic(texts[0])
+        return super().embed_batch(texts)
+
+
+def test_a_panic_is_charged_to_the_text_that_it_is_about():
+    provider = Panicking(alias="mine", model="m", dimensions=8)
+
+    outcomes = provider.embed_each(texts_with({7}))
+
+    assert charged(outcomes) == {7}
+    assert str(outcomes[7]) == "m (provider 'mine') raised Panic."
+
+
+class Miscounting(DeterministicProvider):
+    """Has a tokenizer that does not take one text."""
+
+    def count_tokens(self, text):
+        if "bad" in text:
+            return self.count_bad(text)
+        return len(text.split())
+
+
+def panic(text):
+    raise Panic(text)
+
+
+@pytest.mark.parametrize("count_bad", [panic, {}.__getitem__, float, lambda text: 2.5, str])
+def test_a_text_that_cannot_be_counted_is_sent_all_the_same(count_bad):
+    provider = Miscounting(
+        alias="mine", model="m", dimensions=8, max_input_tokens=9, max_tokens_per_batch=20
+    )
+    provider.count_bad = count_bad
+
+    outcomes = provider.embed_each(texts_with({7}))
+
+    assert all(isinstance(outcome, Embedded) for outcome in outcomes)
+    assert provider.weigh_document("bad text") > 0
+
+
 def test_a_provider_that_raises_at_a_plain_word_too_charges_no_text():
     provider = RaisingProvider(alias="mine", model="m", dimensions=8)
 
