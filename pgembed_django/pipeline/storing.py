@@ -7,7 +7,6 @@ and asks on.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 
@@ -19,6 +18,7 @@ from pgembed_django.pipeline import transactions
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
+from pgembed_django.pipeline.pieces import Pieces
 from pgembed_django.pipeline.slices import Slices
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
@@ -130,13 +130,15 @@ class Storing:
         A few units in each transaction: who deletes one of their rows waits for its end.
         """
         done = Completion()
-        rest = deque(units)
-        while rest:
-            some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
+        pieces = Pieces(units)
+        while some := pieces.take(self._slices.size):
             started = time.perf_counter()
             try:
-                done += transactions.store_whole(
-                    some, settings=self.holding.settings, using=self.holding.using
+                one = transactions.store_whole(
+                    some,
+                    settings=self.holding.settings,
+                    using=self.holding.using,
+                    wait=pieces.wait,
                 )
             except (DatabaseError, InterfaceError) as error:
                 fault = faults.of(error)
@@ -147,7 +149,11 @@ class Storing:
                 if not done.units:
                     raise
                 break  # as the next try finds: what was done is told first
-            self._slices.adapt(len(some), seconds=time.perf_counter() - started)
+            done += one
+            if one.busy:
+                pieces.part(one.busy)
+            else:
+                self._slices.adapt(len(some), seconds=time.perf_counter() - started)
         return done
 
     def _collect(self) -> tuple[bool, Collection[Unit]]:

@@ -17,7 +17,10 @@ from pgembed_django.specs import Spec
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of whole units. Those in none of these are held on, to be tried again."""
+    """What became of whole units. Those in none of these are held on, to be tried again.
+
+    So are those that were ``busy``.
+    """
 
     units: Sequence[Unit] = ()
     """Those that were stored, their jobs completed."""
@@ -31,6 +34,8 @@ class Completion:
     lost: Collection[int] = ()
     """Job ids: another's by now, or gone with their rows."""
     seconds: float = 0.0
+    busy: Sequence[Unit] = ()
+    """Somebody has one of their tables, or is at one of their failures."""
 
     def __add__(self, other: Completion) -> Completion:
         return Completion(
@@ -41,10 +46,13 @@ class Completion:
             [*self.refused, *other.refused],
             [*self.lost, *other.lost],
             self.seconds + other.seconds,
+            [*self.busy, *other.busy],
         )
 
 
-def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -> Completion:
+def store_whole(
+    units: Sequence[Unit], *, settings: conf.Settings, using: str, wait: str = "100ms"
+) -> Completion:
     """Store whole units and complete their jobs, vectors and completion together.
 
     Those whose jobs an open writer has locked are left as they are. The results of lost
@@ -53,7 +61,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, in_one_go=True, keep_plans=True):
+        with database.giving_way(using, wait=wait, in_one_go=True, keep_plans=True):
             read_live = spaces.ask_live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
@@ -67,7 +75,7 @@ def store_whole(units: Sequence[Unit], *, settings: conf.Settings, using: str) -
                 using=using,
             )
     except database.Busy:
-        return Completion()  # a person is at one of their failures
+        return Completion(busy=units)
     except DatabaseError as error:
         is_many = len(units) > 1
         match faults.of(error):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from django.db import connection
 
+from pgembed_django import jobs
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.locked import LOCKED_SECONDS
-from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
-from tests.db.conftest import Writer, backend_pid
+from tests.app.models import (
+    Article,
+    ArticleComment,
+    ArticleCommentEmbedding,
+    ArticleEmbedding,
+    Note,
+    NoteEmbedding,
+    Page,
+    PageEmbedding,
+)
+from tests.db.conftest import Writer, backend_pid, claim
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -145,3 +156,48 @@ def test_vectors_that_come_due_while_others_are_staged_are_kept(
     worker.staging.stage()
 
     assert {one.spec for one in StagedVector.objects.all()} == {first.spec.key, second.spec.key}
+
+
+def test_a_locked_table_keeps_no_others_vectors_from_being_stored(make_worker, connect):
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(40))
+    page = Page.objects.create(slug="a", body="page")
+    worker = make_worker()
+    worker.step()
+    other = connect()
+    other.execute("LOCK TABLE app_noteembedding IN SHARE MODE")
+
+    worker.step(claim=False)
+    assert PageEmbedding.objects.filter(source=page, embedding__isnull=False).exists()
+
+    started = time.monotonic()
+    for _ in range(5):
+        worker.step(claim=False)
+    assert time.monotonic() - started < 5  # not a wait for each note, each time
+    other.rollback()
+    worker.step(claim=False)
+    assert NoteEmbedding.objects.filter(embedding__isnull=False).count() == 40
+    assert worker.holding.is_empty
+
+
+def test_a_failure_that_a_person_is_at_keeps_no_others_vectors_from_being_stored(
+    make_worker, connect
+):
+    notes = Note.objects.bulk_create(Note(body=f"note {number}") for number in range(20))
+    for held in claim():
+        jobs.fail(held, "no", using="default")
+    Note.objects.update(body="again")
+    worker = make_worker()
+    worker.step()
+    person = connect()
+    person.execute(
+        "UPDATE pgembed_job SET settled_at = now() WHERE status = 'failed' AND source_pk = %s",
+        [str(notes[7].pk)],
+    )
+
+    worker.step(claim=False)
+
+    [unit] = worker.holding.units.values()
+    assert unit.claim.source_pk == str(notes[7].pk)
+    person.rollback()
+    worker.step(claim=False)
+    assert worker.holding.is_empty
