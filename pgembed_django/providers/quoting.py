@@ -12,6 +12,9 @@ from pgembed_django.text import clean
 LIMIT: Final = 300
 """Characters of a server's answer that an error quotes."""
 
+READ: Final = 20_000
+"""Characters of it that are looked at: it may be an echo of all that was sent."""
+
 HIDDEN: Final = "[hidden]"
 
 OPENING: Final = 12
@@ -47,7 +50,7 @@ def said(body: bytes) -> str:
     except (ValueError, RecursionError):
         pass
     if text.startswith("<"):
-        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.DOTALL | re.IGNORECASE)
+        title = re.search(r"<title[^>]*>(.*?)</title>", text[:READ], re.DOTALL | re.IGNORECASE)
         return f"an HTML page: {' '.join(title[1].split())}" if title else "an HTML page"
     return text
 
@@ -73,7 +76,7 @@ def _reason(value: Any) -> str:
 
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
     """Return the words of a server, fit for an error, a log, the database and the admin."""
-    words = clean(words)  # JSON may escape half a surrogate pair, and a body hold NUL
+    words = clean(words[:READ])  # JSON may escape half a surrogate pair, and a body hold NUL
     for secret in secrets:
         if secret:
             words = words.replace(secret, HIDDEN)

@@ -101,6 +101,7 @@ def test_a_limit_is_never_nothing():
         (b"", "an empty body"),
         (b"<html><head><TITLE>502\n Bad Gateway</TITLE>", "an HTML page: 502 Bad Gateway"),
         (b"<!doctype html><p>hello", "an HTML page"),
+        (b"<title" * 200_000, "an HTML page"),  # within a moment
         (b"404 page not found", "404 page not found"),
         (b"\xff\xfe", "\ufffd\ufffd"),
         (b"[" * 100_000, "[" * 100_000),
