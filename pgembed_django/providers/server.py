@@ -177,7 +177,11 @@ class ServerProvider(Provider):
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise self.wrong("base_url", base_url, 'Set it to something like "http://host:8080"')
-        for header in headers:
+        for header, value in headers.items():
+            if not isinstance(value, str | int):
+                raise ImproperlyConfigured(
+                    f"headers has {type(value).__name__} for {header!r}. Give a string."
+                )
             if _SECRET_HEADER.search(header):
                 raise ImproperlyConfigured(
                     f"headers holds {header!r}, which would be stored in the database. "

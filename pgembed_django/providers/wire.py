@@ -248,4 +248,6 @@ def _cause(error: requests.RequestException) -> str:
     """Return the innermost reason, such as "[Errno 111] Connection refused"."""
     reason: object = error.args[0] if error.args else error
     reason = getattr(reason, "reason", reason)
-    return str(reason).rpartition(": ")[2] or type(error).__name__
+    where = "its proxy: " if isinstance(reason, urllib3.exceptions.ProxyError) else ""
+    reason = getattr(reason, "original_error", reason)
+    return where + (str(reason).rpartition(": ")[2] or type(error).__name__)

@@ -77,3 +77,9 @@ def test_a_wrong_option_is_told_with_its_value(options):
     [(name, value)] = options.items()
     with pytest.raises(ImproperlyConfigured, match=f"{name} is {value!r}"):
         OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
+
+
+@pytest.mark.parametrize("value", [None, ["a"]])
+def test_a_header_that_is_no_string_is_refused_at_once(value):
+    with pytest.raises(ImproperlyConfigured, match=f"has {type(value).__name__} for 'X-Team'"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, headers={"X-Team": value})

@@ -194,6 +194,21 @@ def test_a_proxy_is_taken_from_the_environment(
     assert proxied.played.asked == [["through it"]]
 
 
+def test_a_proxy_that_is_down_is_told_without_its_password(
+    make_provider: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://me:hunter2@127.0.0.1:9")
+    provider = make_provider(base_url="http://embeddings.invalid/v1")
+
+    with pytest.raises(ProviderUnavailable) as raised:
+        provider.embed_query("cats")
+    assert str(raised.value) == (
+        "http://embeddings.invalid/v1: its proxy: [Errno 111] Connection refused."
+    )
+
+
 def test_certificates_are_taken_from_the_environment(
     make_provider: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
