@@ -31,6 +31,9 @@ FIRST_FILL = timedelta(minutes=15)
 
 PROBES_BEFORE_SWITCH = 3
 
+INDEXED_SECONDS = 20.0
+"""How long a space that is searched, and lacks no index, is not asked about again."""
+
 RESTS = 10
 """After a look the space is left alone, for so many times as long as that took."""
 
@@ -41,6 +44,7 @@ class Seen:
 
     gap: Any = None
     look_at: float = float("-inf")
+    index_at: float = float("-inf")
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
     failed_probes: int = 0
@@ -102,18 +106,25 @@ class Filling:
         Not in the middle of its first fill: the build would have to be made good for all rows
         that are stored meanwhile, and take many times as long. But a slow fill takes days.
         """
+        seen = self._seen[space.pk]
+        if self._clock() < seen.index_at:
+            return
         is_new = Q(pk=space.pk, activated_at__gt=Now() - FIRST_FILL)
         if (
             not Space.objects.using(self.using).filter(is_new).exists()
             or indexes.is_complete(spec, space, using=self.using)
             or not spaces.has_gap(spec, space, using=self.using)
         ):
-            indexes.build(spec, space, using=self.using)
+            started = self._clock()
+            if not indexes.build(spec, space, using=self.using):
+                # Until there are rows enough for an index, they are counted each time.
+                ended = self._clock()
+                seen.index_at = ended + max(INDEXED_SECONDS, RESTS * (ended - started))
 
     def look_at_once(self) -> None:
         """Let the next look be due, however long the last one took."""
         for seen in self._seen.values():
-            seen.look_at = float("-inf")
+            seen.look_at = seen.index_at = float("-inf")
 
     def _is_full(self, spec: Spec, space: Space, seen: Seen) -> bool:
         if seen.gap is not None:

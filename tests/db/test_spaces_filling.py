@@ -13,7 +13,13 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
 from pgembed_django.maintenance import gaps, reconcile
-from pgembed_django.maintenance.filling import FIRST_FILL, FIRST_LAP_SECONDS, RESTS, Filling
+from pgembed_django.maintenance.filling import (
+    FIRST_FILL,
+    FIRST_LAP_SECONDS,
+    INDEXED_SECONDS,
+    RESTS,
+    Filling,
+)
 from pgembed_django.models import Job, Space
 from pgembed_django.spaces import indexes, switching
 from tests import played
@@ -281,3 +287,24 @@ def test_a_worker_learns_of_a_new_space_from_the_first_row_that_lacks_it(
 
     rows = ArticleEmbedding.objects.filter(source=row, embedding__isnull=False)
     assert {chunk.space_id for chunk in rows} == {space.pk for space in opened}
+
+
+def test_a_space_that_lacks_no_index_is_left_alone_for_a_while(
+    spec, make_article, run_jobs, filling, clock
+):
+    make_article()
+    run_jobs()
+    [active] = spaces.live(spec, using="default")
+
+    def statements() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            filling.index(spec, active)
+        return len(captured)
+
+    assert statements() > 0
+    clock.now += INDEXED_SECONDS - 1
+    assert statements() == 0
+    filling.look_at_once()
+    assert statements() > 0
+    clock.now += INDEXED_SECONDS
+    assert statements() > 0
