@@ -138,11 +138,7 @@ class Maintenance:
 
         Or they had filled the backlog, and there is room again.
         """
-        under_way = {}
-        for spec in self.specs.values():
-            with apart(spec, chore="open_sweeps", using=self.using):
-                if sweeps := reconcile.open_sweeps(spec, using=self.using):
-                    under_way[spec] = sweeps
+        under_way = reconcile.under_way(self.specs.values(), using=self.using)
         return self._go_over(under_way, chore="refill")
 
     def look_for_stale_rows(self) -> int:

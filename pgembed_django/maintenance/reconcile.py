@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError
@@ -199,10 +199,20 @@ def open_sweeps(spec: Spec, *, using: str) -> list[str]:
     Those in the middle of the table, where the backlog was full; and the one that reads
     texts, while the rows are not all compared with a changed recipe yet.
     """
-    laps = Lap.objects.using(using).filter(spec=spec.key, sweep__in=ALL_SWEEPS)
-    stale = Q(sweep=Lap.Sweep.STALE)
-    is_open = (~stale & Q(cursor__isnull=False)) | (stale & ~Q(finished_recipe=spec.recipe))
-    return list(laps.filter(is_open).values_list("sweep", flat=True))
+    return under_way([spec], using=using).get(spec, [])
+
+
+def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
+    """Return ``open_sweeps`` of those specs that have some: one statement for all, every second."""
+    by_key = {spec.key: spec for spec in specs}
+    may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
+    laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
+    found: dict[Spec, list[str]] = {}
+    for key, sweep, recipe in laps.order_by("pk").values_list("spec", "sweep", "finished_recipe"):
+        spec = by_key[key]
+        if sweep != Lap.Sweep.STALE or recipe != spec.recipe:
+            found.setdefault(spec, []).append(sweep)
+    return found
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 from django.db.models import Q
 from django.db.models.signals import post_save
+from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import Maintenance, gaps, reconcile
@@ -304,3 +305,14 @@ def test_jobs_of_a_removed_spec_are_settled_and_shown():
     # During a deploy another worker may know it; and what is known is left alone.
     pending = Job.objects.filter(status="pending").values_list("spec", "source_pk")
     assert set(pending) == {("app.Removed", "3"), (KEY, "4")}
+
+
+def test_whether_laps_are_to_go_on_is_one_question_about_all_specs():
+    """It is asked every second, and a project may have a hundred of them."""
+    known = {one.key: one for one in specs.all()}
+    maintenance = Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
+    with CaptureQueriesContext(connection) as captured:
+        maintenance.refill()
+
+    assert len(known) > 1
+    assert len(captured) == 1
