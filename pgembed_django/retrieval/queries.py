@@ -11,14 +11,20 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import NamedTuple
 
 from pgembed_django import conf, events, spaces
-from pgembed_django.exceptions import ProviderError, ProviderTimeout, ProviderUnavailable
+from pgembed_django.exceptions import (
+    ModelMissing,
+    ProviderError,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
 from pgembed_django.models import Space
 from pgembed_django.pool import Threads
 from pgembed_django.providers import raising
-from pgembed_django.providers.base import Vector
+from pgembed_django.providers.base import Provider, Vector
 
 MOST_KEPT = 256
 THREADS = 8
@@ -119,6 +125,7 @@ class QueryVectors:
         provider = spaces.provider_of(space)
         # A class of the user's own may have one of its own, with other errors and vectors.
         with raising.provider_errors(provider):
+            _refuse_other_weights(space, provider)
             found = provider.embed_query(text, timeout_seconds=seconds)
             unit, [fault] = provider.check([found], count=1)
         if fault:
@@ -148,6 +155,22 @@ os.register_at_fork(after_in_child=vectors.begin)
 
 def _server(space: Space) -> Server:
     return space.provider, space.fingerprint
+
+
+def _refuse_other_weights(space: Space, provider: Provider) -> None:
+    """Raise where the server has another model by now under the name that a space knows.
+
+    Its vectors are not to be compared with those of the space, until a new one is full.
+    """
+    digest = None
+    if space.model_digest:
+        with suppress(ProviderError), raising.provider_errors(provider):
+            digest = raising.digest(provider)
+    if digest and digest != space.model_digest:
+        raise ModelMissing(
+            f"{provider} has other weights by now than those of space {space.pk}. Searches "
+            "are by words until the new space is full, or activated: manage.py embed_spaces."
+        )
 
 
 def known(space: Space, vector: Vector) -> Pending:

@@ -8,10 +8,13 @@ from typing import Any, ClassVar
 import pytest
 from django.core.management import call_command
 
-from pgembed_django import spaces, specs
+from pgembed_django import search, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.retrieval import queries
+from pgembed_django.spaces import switching
+from tests.app.models import Note
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -136,3 +139,42 @@ def test_a_digest_is_stored_clean(settings):
     [space] = spaces.ensure(spec, using="default")
 
     assert space.model_digest == "sha \ufffd"
+
+
+class Pulled(DeterministicProvider):
+    """A tag that is pulled again under a running server."""
+
+    told: ClassVar[str | Exception] = "sha-one"
+
+    def model_digest(self) -> str:
+        if isinstance(Pulled.told, Exception):
+            raise Pulled.told
+        return Pulled.told
+
+
+def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_jobs, caplog):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Pulled", "MODEL": "tag", "DIMENSIONS": 64}
+    }
+    Pulled.told = "sha-one"
+    note = Note.objects.create(body="trout")
+    run_jobs()
+    queries.vectors.clear()
+
+    Pulled.told = ProviderUnavailable("The list of models is not there just now.")
+    assert search(Note, "trout").ranking == "hybrid"
+
+    Pulled.told = "sha-two"
+    queries.vectors.clear()
+    results = search(Note, "trout")
+    assert (list(results), results.ranking, results.degraded) == ([note], "lexical", True)
+    assert "has other weights by now" in caplog.text
+
+    Note.objects.update(body="A trout.")  # so that it is embedded in both
+    run_jobs()
+    old, new = Space.objects.filter(spec=NOTE).order_by("pk")
+    assert (old.model_digest, new.model_digest) == ("sha-one", "sha-two")
+    assert switching.activate(new, using="default")
+    queries.vectors.clear()
+    results = search(Note, "trout")
+    assert (list(results), results.ranking, results.degraded) == ([note], "hybrid", False)
