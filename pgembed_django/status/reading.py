@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
+from itertools import chain, islice
 
 from pgembed_django import conf, jobs, rollups
 from pgembed_django import specs as declared
@@ -25,6 +25,9 @@ from pgembed_django.status.shapes import (
     WorkerStatus,
     after,
 )
+
+MAX_UNKNOWN = 100
+"""Specs that nobody declares: any name may have been queued, and each one would be a metric."""
 
 SILENT_SECONDS = 60.0
 """A worker reports every ten seconds. One that has not for so long is believed dead."""
@@ -76,12 +79,13 @@ def overview(
         paused=paused,
     )
     known = {spec.key for spec in declared.all()}
+    unknown = ((key, count) for key, count in counted.failures.items() if key not in known)
     return Overview(
         at=now,
         specs=tuple(_spec(spec, seen) for spec in chosen),
         workers=tuple(workers),
         providers=tuple(seen.providers.values()),
-        unknown={key: count for key, count in counted.failures.items() if key not in known},
+        unknown=dict(islice(unknown, MAX_UNKNOWN)),
     )
 
 

@@ -197,7 +197,7 @@ class Overview:
     workers: tuple[WorkerStatus, ...]
     providers: tuple[ProviderStatus, ...]
     unknown: dict[str, Count]
-    """Open failures of specs that are not declared here."""
+    """Open failures of specs that are not declared here: of no more than a hundred of them."""
 
     @property
     def verdict(self) -> Verdict:

@@ -404,6 +404,14 @@ def test_failures_of_specs_that_are_gone_are_shown():
     assert status.overview(using="default").unknown == {"app.Gone": status.Count(2)}
 
 
+def test_no_more_than_a_hundred_specs_are_told_that_nobody_declares():
+    """Whoever may write at all may name them, and each is a line, and a series of the metrics."""
+    for number in range(101):
+        make_failures(1, spec=f"app.Gone{number}")
+
+    assert len(status.overview(using="default").unknown) == 100
+
+
 def test_without_specs_there_is_nothing_to_say():
     found = status.overview(specs=[], using="default")
 
