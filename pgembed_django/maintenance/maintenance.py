@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
 from pgembed_django.maintenance import backfill, gaps, reconcile
@@ -144,7 +145,7 @@ class Maintenance:
     def look_for_stale_rows(self) -> int:
         """Read the next page of texts of each spec, round and round."""
         enqueued = 0
-        for spec in self.specs.values():
+        for spec in self._in_turn(self.specs.values()):
             with apart(spec, chore="look_for_stale_rows", using=self.using):
                 enqueued += self._look_for_stale_rows(spec)
         return enqueued
@@ -227,15 +228,19 @@ class Maintenance:
 
     def _go_over(self, sweeps: Mapping[Spec, Sequence[str]], *, chore: str) -> int:
         enqueued = 0
-        for spec, of_spec in sweeps.items():
+        for spec in self._in_turn(sweeps):
             with apart(spec, chore=chore, using=self.using):
                 enqueued += reconcile.reconcile_once(
                     spec,
                     using=self.using,
-                    sweeps=of_spec,
+                    sweeps=sweeps[spec],
                     quiet_seconds=self._quiet_seconds / len(sweeps),
                 )
         return enqueued
+
+    def _in_turn(self, of: Iterable[Spec]) -> Iterator[Spec]:
+        """Yield specs until the keeper is to end."""
+        return itertools.takewhile(lambda _: not self._keeper.stopping.is_set(), of)
 
     def _build(self, spec: Spec, space: Space) -> int:
         if space.state == Space.State.ACTIVE:

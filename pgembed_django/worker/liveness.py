@@ -22,6 +22,8 @@ from pgembed_django.worker.sessions import Sessions
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
 LISTENER = "pgembed_django.listener"  # which gives up by itself
 LOOK_SECONDS = 5.0
+WAITED_SECONDS = 1.0
+"""For how long a worker that should have ended waits for a table at least."""
 
 
 class Stuck(NamedTuple):
@@ -78,14 +80,21 @@ class Liveness:
 class Vigil:
     """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not.
 
-    Where it waits for the database, asks that whether there is anything to wait for.
+    Where it waits for the database, asks that whether there is anything to wait for. Where it
+    should have ended by now (``is_overdue``), ends its waits for tables that somebody has locked.
     """
 
     def __init__(
-        self, liveness: Liveness, *, sessions: Sessions | None = None, file: Path | None = None
+        self,
+        liveness: Liveness,
+        *,
+        sessions: Sessions | None = None,
+        is_overdue: Callable[[], bool] = lambda: False,
+        file: Path | None = None,
     ) -> None:
         self._liveness = liveness
         self._sessions = sessions
+        self._is_overdue = is_overdue
         self._asking: threading.Thread | None = None
         self._file = file
         self._is_stuck = False
@@ -114,18 +123,22 @@ class Vigil:
         self._is_stuck = stuck is not None
         if self._file and not stuck:
             self._touch(self._file)
-        if self._sessions and self._liveness.waiting_for_database() is not None:
+        if self._sessions and (
+            self._is_overdue() or self._liveness.waiting_for_database() is not None
+        ):
             self._ask(self._sessions)
 
     def _ask(self, sessions: Sessions) -> None:
         """In a thread of its own: there may be no answer to this, either."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(
-                target=self._cut_silent, args=[sessions], name="pgembed-asking", daemon=True
+                target=self._end_waits, args=[sessions], name="pgembed-asking", daemon=True
             )
             self._asking.start()
 
-    def _cut_silent(self, sessions: Sessions) -> None:
+    def _end_waits(self, sessions: Sessions) -> None:
+        if self._is_overdue():
+            sessions.cancel_waiting(seconds=WAITED_SECONDS)
         loop = self._liveness.waiting_for_database()
         if loop is not None:
             sessions.cut_silent(loop, seconds=self._liveness.stuck_seconds)

@@ -45,6 +45,18 @@ BUSY = """
       )
 """
 
+# Locks of rows are waited for briefly. A build of an index waits for transactions, and goes on.
+WAITING = """
+    SELECT pid, extract(epoch FROM backend_start)
+    FROM pg_locks
+    JOIN pg_stat_activity USING (pid)
+    WHERE pid = ANY(%(pids)s)
+      AND NOT granted
+      AND locktype = 'relation'
+      AND waitstart < clock_timestamp() - %(seconds)s * interval '1 second'
+"""
+CANCEL = "SELECT pg_cancel_backend(pid) FROM unnest(%(pids)s::int[]) AS waiting(pid)"
+
 Backend = tuple[int, Any]
 """Its pid, and when it started: a pid is used again."""
 
@@ -95,6 +107,20 @@ class Sessions:
         events.tell(events.CONNECTIONS_CUT, count=len(silent), seconds=seconds)
         return len(silent)
 
+    def cancel_waiting(self, *, seconds: float) -> int:
+        """Cancel what has waited for a table for so long. Returns how many statements were."""
+        with self._lock:
+            backends = {session.backend for session in self._sessions.values()}
+        pids = [pid for pid, _ in backends]
+        try:
+            with self._connect() as asking:
+                found = asking.execute(WAITING, {"pids": pids, "seconds": seconds}).fetchall()
+                waiting = [pid for pid, _ in backends.intersection(found)]
+                asking.execute(CANCEL, {"pids": waiting})
+        except psycopg.Error:
+            return 0
+        return len(waiting)
+
     @property
     def _uid(self) -> str:
         return f"pgembed-sessions-{self.using}"
@@ -112,11 +138,14 @@ class Sessions:
                 self._sessions[raw] = Session(backend, threading.get_ident())
 
     def _busy(self, pids: list[int], *, seconds: float) -> set[Backend]:
+        with self._connect() as asking:
+            return set(asking.execute(BUSY, {"pids": pids, "seconds": seconds}).fetchall())
+
+    def _connect(self) -> psycopg.Connection[Any]:
         parameters = connections[self.using].get_connection_params()
         parameters.pop("cursor_factory", None)
         parameters["connect_timeout"] = CONNECT_SECONDS
-        with psycopg.connect(**parameters, autocommit=True) as asking:
-            return set(asking.execute(BUSY, {"pids": pids, "seconds": seconds}).fetchall())
+        return psycopg.connect(**parameters, autocommit=True)
 
 
 def _cut(connection: psycopg.Connection[Any]) -> None:

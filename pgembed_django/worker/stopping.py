@@ -11,23 +11,27 @@ class Stopping:
     def __init__(self, *, grace_seconds: float) -> None:
         self.asked = 0
         """Once: after what is in flight. Twice: at once."""
+        self.has_begun = False
         self._grace_seconds = grace_seconds
-        self._since: float | None = None
-
-    def ask(self) -> None:
-        """Ask once more. May be called from any thread, or from a signal handler."""
-        self.asked += 1
+        self._since = float("inf")
 
     @property
-    def has_begun(self) -> bool:
-        return self._since is not None
+    def is_overdue(self) -> bool:
+        """Whether the grace is over, or there is none."""
+        return self.asked > 1 or self.grace_left() <= 0
+
+    def ask(self) -> None:
+        """Ask once more: from the first time on there is grace for what is in flight.
+
+        May be called from any thread, or from a signal handler.
+        """
+        self._since = min(self._since, time.monotonic())
+        self.asked += 1
 
     def begin(self) -> None:
-        """Start the grace of what is in flight."""
-        self._since = time.monotonic()
+        """Note that the loop has heard of it."""
+        self.has_begun = True
 
     def grace_left(self) -> float:
-        """Return how many seconds of it are left. Before it has begun: infinitely many."""
-        if self._since is None:
-            return float("inf")
+        """Return how many seconds of the grace are left. Before that: infinitely many."""
         return self._since + self._grace_seconds - time.monotonic()

@@ -107,6 +107,11 @@ class Worker:
         return self.settings.notify and not self.drain and not self.listener.is_up
 
     @property
+    def is_overdue(self) -> bool:
+        """Whether it should have ended by now: whatever it waits for is in vain."""
+        return self.is_asked_to_stop and (self._pipeline is None or self._stopping.is_overdue)
+
+    @property
     def is_asked_to_stop(self) -> bool:
         """Whether a person, a signal or a limit has it end."""
         return self._stopping.asked > 0
@@ -125,10 +130,8 @@ class Worker:
         while not self.is_asked_to_stop:
             try:
                 return self._start()
-            except DatabaseError as error:
-                if not faults.is_of_the_server(error):
-                    raise
-                self._sit_out(error)
+            except (DatabaseError, InterfaceError) as error:
+                self._get_over(error)
         return None
 
     def _start(self) -> Loop:
@@ -174,13 +177,7 @@ class Worker:
                     return
                 loop.round()
             except (DatabaseError, InterfaceError) as error:
-                match faults.of(error):
-                    case Fault.OUTAGE:
-                        self._sit_out(error)
-                    case Fault.TOO_SLOW:
-                        self._try_later(error)
-                    case _:
-                        raise
+                self._get_over(error)
 
     def _is_done(self, loop: Loop) -> bool:
         if not self.is_asked_to_stop and (reason := self.limits.reached(loop.pipeline.completed)):
@@ -212,6 +209,15 @@ class Worker:
         # It reads whole tables, and is not being stuck meanwhile.
         self.liveness.end()
         return not loop.maintenance.once() or is_last
+
+    def _get_over(self, error: Exception) -> None:
+        match faults.of(error):
+            case Fault.OUTAGE:
+                self._sit_out(error)
+            case Fault.TOO_SLOW:
+                self._try_later(error)
+            case _:
+                raise error
 
     def _sit_out(self, error: Exception) -> None:
         """Wait, ever longer. Whoever stops the worker need not wait for that."""

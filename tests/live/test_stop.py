@@ -166,3 +166,50 @@ def assert_given_back() -> None:
     assert (status, attempts, crashes) == ("pending", 0, 0)
     assert not Worker.objects.exists()
     assert not is_asleep()
+
+
+@pytest.mark.parametrize("table", ["pgembed_job", "pgembed_worker", "app_noteembedding"])
+def test_a_worker_that_waits_for_a_table_is_stopped_all_the_same(start_worker, connect, table):
+    worker = start_worker(PGEMBED_STOP_GRACE_SECONDS=0.5)
+    Note.objects.create(body="before")
+    wait_until(NoteEmbedding.objects.filter(embedding__isnull=False).exists)
+    connect().execute(f"LOCK TABLE {table}")
+    wait_until(a_table_is_waited_for, seconds=40)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=25) == 0
+
+
+def test_a_worker_that_waits_for_a_table_to_start_is_stopped_all_the_same(start_worker, connect):
+    connect().execute("LOCK TABLE pgembed_space")
+    worker = start_worker()
+    wait_until(a_table_is_waited_for, seconds=40)
+
+    worker.send_signal(signal.SIGTERM)
+
+    assert worker.wait(timeout=25) == 0
+
+
+def test_a_worker_whose_connection_is_lost_while_it_starts_tries_again(start_worker, connect):
+    somebody = connect()
+    somebody.execute("LOCK TABLE pgembed_space")
+    worker = start_worker()
+    wait_until(a_table_is_waited_for, seconds=40)
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_locks WHERE {WAITS}")
+    wait_for_log(worker, "Lost the database")
+    somebody.rollback()
+
+    Note.objects.create(body="note")
+    wait_until(NoteEmbedding.objects.filter(embedding__isnull=False).exists)
+
+
+WAITS = "NOT granted AND locktype = 'relation'"
+
+
+def a_table_is_waited_for() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM pg_locks WHERE {WAITS})")
+        return bool(cursor.fetchone()[0])

@@ -167,7 +167,12 @@ class Command(EmbedCommand):
                     f"Cannot write --heartbeat-file {file}: {error.strerror}.",
                     returncode=CANNOT_START,
                 ) from error
-        vigil = Vigil(worker.liveness, sessions=worker.sessions, file=file)
+        vigil = Vigil(
+            worker.liveness,
+            sessions=worker.sessions,
+            is_overdue=lambda: worker.is_overdue,
+            file=file,
+        )
         watches: list[AbstractContextManager[object]] = [vigil]
         if worker.settings.tracing:
             watches.append(tracing.of_worker())
