@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import FieldError, ValidationError
 from django.db import connections, models, router
 
-from pgembed_django import conditions, conf, specs
+from pgembed_django import conditions, conf, postgres, specs
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
@@ -116,6 +116,8 @@ def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
 
 
 def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
+    if postgres.any_postgres().vendor != "postgresql":
+        return  # told by _database_of
     try:
         conditions.compiled(spec.when, model=spec.model, row="new")
     except (FieldError, TypeError, ValueError, ValidationError, psycopg.Error) as error:

@@ -347,3 +347,21 @@ def test_an_unreachable_database_is_a_message_and_no_traceback():
     assert "(pgembed.E010) The database 'default' cannot be reached: " in done.stderr
     assert "HINT: Start its server" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_settings_without_a_database_are_a_message_and_no_traceback(tmp_path):
+    (tmp_path / "without.py").write_text("from tests.settings import *\nDATABASES = {}\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "check", "--pythonpath", str(tmp_path)],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "without"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "(pgembed.E005) @embeddable on Article: its database 'default' is" in done.stderr
+    assert "HINT: Vectors and triggers need PostgreSQL." in done.stderr
+    assert "Traceback" not in done.stderr
