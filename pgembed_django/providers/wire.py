@@ -22,9 +22,10 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import parsing
+from pgembed_django.providers import causes, parsing
 
 MAX_REDIRECTS: Final = 3
+REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
 MAX_PREPARED: Final = 16
 
@@ -93,16 +94,18 @@ class Wire:
             body = text.encode(errors="replace")
         for _ in range(MAX_REDIRECTS + 1):
             answer = self._send(method, url, body, timeout_seconds)
-            if answer.status not in (307, 308):
+            location = answer.headers.get("location", "")
+            if answer.status not in REDIRECTS or not location:
                 return answer
             # By ourselves and with the body: requests would also take it, and our key,
-            # to another server.
-            target = urljoin(url, answer.headers.get("location", ""))
-            if urlsplit(target)[:2] != urlsplit(url)[:2]:
+            # to another server. And make a GET of it, for the statuses below 307.
+            target = urljoin(url, location)
+            if answer.status < 307 or urlsplit(target)[:2] != urlsplit(url)[:2]:
                 break
             url = target
+        scheme, where, path, _, _ = urlsplit(target)
         raise ProviderMisconfigured(
-            f"{self.base_url} redirects to {urlsplit(target).hostname}{urlsplit(target).path}. "
+            f"{self.base_url} redirects to {scheme}://{where.rpartition('@')[2]}{path}. "
             "Set base_url to where the server is."
         )
 
@@ -120,8 +123,8 @@ class Wire:
             try:
                 return self._send_once(method, url, body, timeout_seconds)
             except requests.ConnectionError as error:
-                if not _was_connected(error):
-                    raise ProviderUnavailable(f"{self.base_url}: {_cause(error)}.") from None
+                if not causes.was_connected(error):
+                    raise ProviderUnavailable(f"{self.base_url}: {causes.of(error)}.") from None
                 if is_last:
                     break
                 # A pooled connection that the server had closed meanwhile, perhaps.
@@ -152,7 +155,7 @@ class Wire:
                 f"{self.base_url} gave no answer within {timeout_seconds:g} s."
             ) from None
         except requests.exceptions.SSLError as error:
-            raise ProviderMisconfigured(f"{self.base_url}: {_cause(error)}.") from None
+            raise ProviderMisconfigured(f"{self.base_url}: {causes.of(error)}.") from None
         except requests.ConnectionError:
             raise
         except (requests.RequestException, ValueError) as error:
@@ -237,17 +240,3 @@ def _certificates(base_url: str) -> str | bool:
                 )
             return path
     return True
-
-
-def _was_connected(error: requests.ConnectionError) -> bool:
-    """Whether the connection stood when it broke: RemoteDisconnected, reset, broken pipe."""
-    return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
-
-
-def _cause(error: requests.RequestException) -> str:
-    """Return the innermost reason, such as "[Errno 111] Connection refused"."""
-    reason: object = error.args[0] if error.args else error
-    reason = getattr(reason, "reason", reason)
-    where = "its proxy: " if isinstance(reason, urllib3.exceptions.ProxyError) else ""
-    reason = getattr(reason, "original_error", reason)
-    return where + (str(reason).rpartition(": ")[2] or type(error).__name__)

@@ -1,0 +1,20 @@
+"""Why a connection failed, out of what requests wraps it in. Pure."""
+
+from __future__ import annotations
+
+import requests
+import urllib3
+
+
+def was_connected(error: requests.ConnectionError) -> bool:
+    """Whether the connection stood when it broke: RemoteDisconnected, reset, broken pipe."""
+    return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
+
+
+def of(error: requests.RequestException) -> str:
+    """Return the innermost reason, such as "[Errno 111] Connection refused"."""
+    reason: object = error.args[0] if error.args else error
+    reason = getattr(reason, "reason", reason)
+    where = "its proxy: " if isinstance(reason, urllib3.exceptions.ProxyError) else ""
+    reason = getattr(reason, "original_error", reason)
+    return where + (str(reason).rpartition(": ")[2] or type(error).__name__)
