@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import psycopg
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
 
-from pgembed_django import conf, database, postgres, specs
+from pgembed_django import conf, database, faults, postgres, specs
 
 CANNOT_START = 2
 """The exit status of a command that was called wrongly, or without its database."""
@@ -69,11 +70,19 @@ class StoppableCommand(BaseCommand):
             sys.exit(status)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Ctrl-C is an answer, not a traceback."""
+        """Run the command. Ctrl-C is an answer, not a traceback, and so is a right that lacks."""
         try:
             return super().execute(*args, **options)
         except KeyboardInterrupt:
             raise CommandError(self.stopped, returncode=INTERRUPTED) from None
+        except ProgrammingError as error:
+            if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+                raise
+            raise CommandError(
+                f"The role of this connection may not do that: {faults.said(error)}. What it needs "
+                "is under 'Roles with few rights' in the documentation.",
+                returncode=CANNOT_START,
+            ) from error
 
 
 class EmbedCommand(StoppableCommand):

@@ -173,6 +173,15 @@ class TestWeb:
         assert [hit.pk for hit in similar_to(article)] == [other.pk]
         assert [hit.pk for hit in search(PageExtra.objects.using("web"), "red")] == [extra.pk]
 
+    @pytest.mark.parametrize(
+        "command",
+        [["embed_status"], ["embed_worker", "--drain"], ["embed_retry", "--all", "--yes"]],
+    )
+    def test_a_command_that_takes_more_rights_says_so(self, command):
+        with pytest.raises(CommandError, match="permission denied for table pgembed_") as refused:
+            call_command(*command, database="web", verbosity=0)
+        assert refused.value.returncode == 2
+
     def test_what_a_table_of_its_own_does_is_not_done_with_more_rights(self):
         with connections["web"].cursor() as cursor:
             cursor.execute(
