@@ -13,7 +13,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import ValidationError
 from django.db import DataError
-from django.db.models import Model, TextField, Value
+from django.db.models import Manager, Model, QuerySet, TextField, Value
 from django.db.models.functions import Cast, Coalesce, Length
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
@@ -49,8 +49,7 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
             except ValidationError:
                 continue  # the key had another type once
     queries = [
-        spec.model._base_manager.using(using)
-        .filter(pk__in=pks)
+        _rows(spec, pks, using=using)
         .order_by()
         .values_list(
             Value(spec.key, output_field=TextField()),
@@ -78,6 +77,17 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
     except DataError:
         return ""  # no key of this table, and so no row's
     return loaded.texts.get(job.source_pk) or loaded.errors.get(job.source_pk, "")
+
+
+def _rows(spec: specs.Spec, pks: list[Any], *, using: str) -> QuerySet[Any]:
+    """Return the rows that the base manager shows, not as it shows them.
+
+    In a union columns are told apart by their order, and django-modeltranslation's is its own.
+    """
+    shown = spec.model._base_manager.using(using).filter(pk__in=pks)
+    if type(spec.model._base_manager) is Manager:
+        return shown
+    return QuerySet(spec.model, using=using).filter(pk__in=shown.order_by().values("pk"))
 
 
 def _length(name: str) -> Any:

@@ -14,6 +14,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.db import connection
+from django.db.models import Manager, QuerySet
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -307,6 +308,28 @@ def test_one_list_shows_jobs_of_models_with_an_order_and_of_others(
     assert Article._meta.ordering
     Page.objects.create(slug="page", body="y" * 5678)
     make_article(contents="x" * 1234)  # the latest is first
+
+    shown = viewer.get(f"{LIST}?status=pending").content.decode()
+
+    assert re.search("1,?2[0-9]{2}", shown)
+    assert re.search("5,?6[0-9]{2}", shown)
+
+
+class ShuffledQuerySet(QuerySet):
+    """Selects columns in an order of its own, as that of django-modeltranslation does."""
+
+    def _values(self, *fields, **expressions):
+        return super()._values(*reversed(fields), **expressions)
+
+
+def test_one_list_shows_jobs_of_models_whose_managers_select_as_they_like(
+    viewer: Client, make_article: Callable[..., Article], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = Manager.from_queryset(ShuffledQuerySet)()
+    manager.model = Page
+    monkeypatch.setitem(Page._meta.__dict__, "base_manager", manager)
+    Page.objects.create(slug="page", body="y" * 5678)
+    make_article(contents="x" * 1234)
 
     shown = viewer.get(f"{LIST}?status=pending").content.decode()
 
