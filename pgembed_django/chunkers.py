@@ -8,9 +8,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Literal, NamedTuple
 
-from pgembed_django.text import Count, digest, is_boundary, reach, reach_back, trim
+from pgembed_django.text import Count, counted, digest, is_boundary, reach, reach_back, trim
 
 VERSION = 1
 """Raise it with every change of what ``split`` returns: rows become stale by it."""
@@ -136,10 +137,8 @@ class Chunker:
     def _counter(self) -> Count:
         if self.count is None:
             return estimate_tokens if self.unit == "tokens" else len
-        if callable(self.count):
-            return self.count
-        counter: Count = pkgutil.resolve_name(self.count)
-        return counter
+        count = self.count if callable(self.count) else pkgutil.resolve_name(self.count)
+        return count if count in (len, estimate_tokens) else partial(counted, count)
 
 
 def _dotted_path(count: Count | str) -> str:

@@ -10,6 +10,8 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Callable
+from operator import index
+from typing import SupportsIndex
 
 Count = Callable[[str], int]
 
@@ -142,6 +144,19 @@ def _is_linked(text: str, index: int, start: int) -> bool:
         if unicodedata.category(char) not in MARKS and not EXTENDER.match(char):
             return False
     return False
+
+
+def counted(count: Callable[[str], object], text: str) -> int:
+    """Return what a function of the user's own counts.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    found = count(text)
+    if not isinstance(found, SupportsIndex):
+        name = getattr(count, "__qualname__", count)
+        raise TypeError(f"{name}() returned {type(found).__name__}. Return a whole number.")
+    return index(found)
 
 
 def reach(text: str, limit: int, *, start: int = 0, count: Count = len) -> int:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import random
 import time
 from itertools import accumulate, pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 import regex
 from hypothesis import example, given
@@ -164,6 +166,23 @@ def test_a_function_can_count_exactly(count):
 
     assert [chunk.text for chunk in chunker.split("one two three")] == ["one two", "three"]
     assert chunker.recipe == f"chunker 1: size 2, overlap 0, {__name__}.count_words"
+
+
+def count_in_numpy(text: str) -> Any:
+    return np.int64(count_words(text))
+
+
+def count_in_halves(text: str) -> Any:
+    return count_words(text) / 2
+
+
+def test_what_a_function_counts_is_a_whole_number():
+    texts = [
+        chunk.text for chunk in Chunker(size=2, overlap=0, count=count_in_numpy).split("a b c")
+    ]
+    assert texts == ["a b", "c"]
+    with pytest.raises(TypeError, match=r"count_in_halves\(\) returned float. Return a whole"):
+        Chunker(size=2, overlap=0, count=count_in_halves).split("a b c")
 
 
 @pytest.mark.parametrize(
