@@ -36,6 +36,11 @@ FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
 
 
+EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What is to end more than one row. All else is an error of what was called for it: a panic in
+Rust, where tokenizers are written, is no ``Exception``."""
+
+
 class Unreadable(Exception):
     """A value came that Python has none for. Tells the error's name and what it says."""
 
@@ -89,13 +94,13 @@ def is_of_the_server(error: Exception) -> bool:
     return has_no_room(error) or sqlstate(error) == READ_ONLY
 
 
-def has_no_room(error: Exception) -> bool:
+def has_no_room(error: BaseException) -> bool:
     """Tell whether the server's disk or memory is full, or fails."""
     state = sqlstate(error)
     return state.startswith(("53", "58")) and state != LIMIT_EXCEEDED
 
 
-def is_lost_connection(error: Exception) -> bool:
+def is_lost_connection(error: BaseException) -> bool:
     """Tell whether the connection is gone, rather than one statement refused.
 
     Or of no use: what was prepared in it returned columns of other types.
@@ -110,7 +115,7 @@ def is_lost_connection(error: Exception) -> bool:
     )
 
 
-def _is_by_an_outdated_plan(error: Exception) -> bool:
+def _is_by_an_outdated_plan(error: BaseException) -> bool:
     cause = error.__cause__
     return (
         isinstance(cause, psycopg.NotSupportedError)
@@ -129,7 +134,7 @@ def longer(seconds: float) -> float:
     return min(seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS)
 
 
-def sqlstate(error: Exception) -> str:
+def sqlstate(error: BaseException) -> str:
     """Return the SQLSTATE of what Django's error was made of. Empty: it has none."""
     return getattr(error.__cause__, "sqlstate", None) or ""
 

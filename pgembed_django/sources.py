@@ -197,7 +197,9 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
         try:
             with transaction.atomic(using=using) if is_apart else nullcontext():
                 text = spec.text_of(row)
-        except Exception as error:
+        except faults.EXITS:
+            raise
+        except BaseException as error:
             # Whatever the user's own method raises, its job ends with it. It may have
             # asked another database.
             is_lost = faults.is_lost_connection(error) and database.is_lost(using)

@@ -156,7 +156,9 @@ class Planning:
             else:
                 try:
                     chunks = spec.chunker.split(loaded.texts[source_pk])
-                except Exception as error:  # noqa: BLE001 - the user's chunker: its job is retried
+                except faults.EXITS:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - the user's chunker: a retry
                     self.holding.retry(unit, f"{type(error).__name__}: {error}")
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.text import clean
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
-
-EXITS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""All else is an error: what panics in Rust, as tokenizers do, is no ``Exception``."""
 
 
 @contextmanager
@@ -22,7 +20,7 @@ def provider_errors(provider: object) -> Iterator[None]:
     """Raise nothing but ``ProviderError``: a provider of the user's own may raise anything."""
     try:
         yield
-    except (ProviderError, *EXITS):
+    except (ProviderError, *faults.EXITS):
         raise
     except BaseException as error:  # noqa: BLE001
         # Without the message, and not chained: it may hold the text.
@@ -34,7 +32,7 @@ def counted(provider: Provider, text: str) -> int | None:
     try:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
-    except EXITS:
+    except faults.EXITS:
         raise
     except BaseException:  # noqa: BLE001
         return None

@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils.timezone import now
 
 from pgembed_django import database, sources, specs
+from pgembed_django.chunkers import Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from tests.app.models import (
@@ -225,3 +226,49 @@ def test_a_refused_statement_is_no_row_that_cannot_be_read():
 
     with pytest.raises(DataError, match="division by zero"), transaction.atomic():
         sources.read(spec, broken)
+
+
+class Panic(BaseException):
+    """What a tokenizer written in Rust raises is no ``Exception``."""
+
+
+def test_a_text_method_that_panics_fails_its_row_alone(make_worker, monkeypatch):
+    def pitch(product: Product) -> str:
+        if product.title == "bad":
+            raise Panic("at a character")
+        return product.title
+
+    monkeypatch.setattr(Product, "pitch", pitch)
+    pks = {title: str(Product.objects.create(title=title).pk) for title in ("a", "bad", "b")}
+    worker = make_worker(max_attempts=1)
+
+    while worker.step():
+        pass
+
+    ended = Job.objects.filter(spec="app.ProductEmbedding")
+    assert set(ended.values_list("source_pk", "status", "last_error")) == {
+        (pks["a"], "succeeded", ""),
+        (pks["bad"], "failed", "Panic: at a character"),
+        (pks["b"], "succeeded", ""),
+    }
+
+
+def test_a_chunker_that_panics_fails_its_row_alone(make_worker, make_article, monkeypatch):
+    split = Chunker.split
+
+    def panicking(chunker: Chunker, text: str) -> Any:
+        if "bad" in text:
+            raise Panic("at a character")
+        return split(chunker, text)
+
+    monkeypatch.setattr(Chunker, "split", panicking)
+    good, bad = make_article(), make_article(title="bad")
+    worker = make_worker(max_attempts=1)
+
+    while worker.step():
+        pass
+
+    assert set(Job.objects.values_list("source_pk", "status", "last_error")) == {
+        (str(good.pk), "succeeded", ""),
+        (str(bad.pk), "failed", "Panic: at a character"),
+    }
