@@ -114,10 +114,10 @@ class Settings:
     """
 
     hnsw_m: int = 16
-    """HNSW: neighbours of each vector."""
+    """HNSW: neighbours of each vector, 2 to 100."""
 
     hnsw_ef_construction: int = 128
-    """HNSW: candidates looked at while an index is built."""
+    """HNSW: candidates looked at while an index is built, no fewer than twice ``hnsw_m``."""
 
     hnsw_ef_search: int = 200
     """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
