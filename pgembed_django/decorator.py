@@ -7,6 +7,7 @@ makemigrations finds them. Refuses what could not be kept fresh.
 from __future__ import annotations
 
 import functools
+import inspect
 import keyword
 import sys
 from collections.abc import Callable, Sequence
@@ -194,22 +195,32 @@ class _Declaration:
             )
 
     def _require_fields(self, model: type[models.Model]) -> None:
-        if isinstance(self.fields, str) or not self.fields:
+        # The order of a set changes with every process: for each, all rows would be stale.
+        if not isinstance(self.fields, (list, tuple)) or not self.fields:
             _refuse(
                 model,
                 f"fields is {self.fields!r}. Give a list of the fields that the text is made of"
-                f"{' by ' + self.text + '()' if self.text else ''}.",
+                f"{f' by {self.text}()' if self.text else ''}.",
             )
         for name in self.fields:
             self._require_field(model, name)
         if len(set(self.fields)) != len(self.fields):
             _refuse(model, f"fields is {list(self.fields)!r}. Name each field once.")
-        if self.text is not None and not callable(getattr(model, self.text, None)):
+        if self.text is not None:
+            self._require_text(model, self.text)
+
+    def _require_text(self, model: type[models.Model], name: object) -> None:
+        if not isinstance(name, str):
+            _refuse(model, f"text is {name!r}. Give the name of a method.")
+        method = getattr(model, name, None)
+        if not callable(method):
             _refuse(
                 model,
-                f"text is {self.text!r}, and {model.__name__} has no such method. "
-                f"Define {self.text}(self) -> str, or leave text out to embed the fields.",
+                f"text is {name!r}, and {model.__name__} has no such method. "
+                f"Define {name}(self) -> str, or leave text out to embed the fields.",
             )
+        if inspect.iscoroutinefunction(method):
+            _refuse(model, f"text is {name!r}, which is async. Name a method that is not.")
 
     def _require_field(self, model: type[models.Model], name: str) -> None:
         try:
@@ -240,6 +251,8 @@ class _Declaration:
             _refuse(model, f"priority is {self.priority!r}. Give a whole number from -100 to 100.")
         if self.stale not in get_args(Stale):
             _refuse(model, f"stale is {self.stale!r}. Choose 'serve' or 'hide'.")
+        if not isinstance(self.store_text, bool):
+            _refuse(model, f"store_text is {self.store_text!r}. Choose True or False.")
         if self.trigger_level not in get_args(TriggerLevel):
             _refuse(model, f"trigger_level is {self.trigger_level!r}. Choose 'row' or 'statement'.")
         if not isinstance(self.chunker, Chunker):

@@ -33,6 +33,10 @@ def isolated() -> Iterator[None]:
     pgtrigger.registry._registry.data = triggers
 
 
+async def later(self: models.Model) -> str:
+    return "text"
+
+
 def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
     meta = {"app_label": "app", **attributes.pop("meta", {})}
     bases = attributes.pop("bases", (models.Model,))
@@ -51,6 +55,7 @@ def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
         "target": GenericForeignKey("kind", "target_id"),
         "not_a_method": 7,
         "render": lambda self: "text",
+        "later": later,
     }
     attributes = {**given, "__module__": __name__, "__qualname__": f"f.<locals>.{name}"}
     return type(name, bases, {**attributes, "Meta": type("Meta", (), meta)})
@@ -166,6 +171,8 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
     [
         ({"fields": "title"}, "fields is 'title'. Give a list"),
         ({"fields": []}, "fields is []. Give a list"),
+        ({"fields": {"title"}}, "fields is {'title'}. Give a list"),
+        ({"fields": 5}, "fields is 5. Give a list"),
         (
             {"fields": [], "text": "render"},
             "fields is []. Give a list of the fields that the text is made of by render().",
@@ -177,6 +184,9 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
         ({"text": "not_a_method"}, "text is 'not_a_method', and Thing has no such method."),
+        ({"text": 7}, "text is 7. Give the name of a method."),
+        ({"text": "later"}, "text is 'later', which is async."),
+        ({"store_text": "no"}, "store_text is 'no'. Choose True or False."),
         ({"name": "two words"}, "name is 'two words'. Give a name for a Python class"),
         ({"name": "class"}, "name is 'class'. Give a name"),
         ({"name": "A__B"}, "name is 'A__B'. Give a name"),
