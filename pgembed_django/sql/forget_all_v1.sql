@@ -20,6 +20,7 @@ BEGIN
         JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
         WHERE attrelid = to_regclass(embedding_table)::oid
           AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+          AND relpersistence <> 't'
           AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
         HAVING count(*) = 5
     ) THEN

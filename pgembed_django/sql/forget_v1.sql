@@ -47,14 +47,16 @@ BEGIN
     -- A later statement, so with a snapshot that has seen what that worker stored.
     -- Anyone may call this function, and a table's triggers would run with its rights: so
     -- it deletes from embedding tables only, of an owner who may open spaces (whoever
-    -- migrated, or a worker's role). Where the table is gone, there is nothing to forget,
-    -- and no reason to stop the writer.
+    -- migrated, or a worker's role), and never from a temporary one: that much the
+    -- application's role may have been granted. Where the table is gone, there is nothing
+    -- to forget, and no reason to stop the writer.
     SELECT max(format_type(atttypid, atttypmod)) FILTER (WHERE attname = 'source_id')
     INTO key_type
     FROM pg_catalog.pg_attribute
     JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
     WHERE attrelid = to_regclass(embedding_table)::oid
       AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
+      AND relpersistence <> 't'
       AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
     HAVING count(*) = 5;
 

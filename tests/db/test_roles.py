@@ -182,7 +182,11 @@ class TestWeb:
             call_command(*command, database="web", verbosity=0)
         assert refused.value.returncode == 2
 
-    def test_what_a_table_of_its_own_does_is_not_done_with_more_rights(self):
+    @pytest.mark.parametrize("may", ["GRANT INSERT ON pgembed_space TO", "--"])
+    def test_what_a_table_of_its_own_does_is_not_done_with_more_rights(self, may):
+        """Nor where it may write all tables, as many projects have it."""
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(f"{may} {PREFIX}_web")
         with connections["web"].cursor() as cursor:
             cursor.execute(
                 f"""
@@ -200,6 +204,8 @@ class TestWeb:
             cursor.execute("SELECT count(*) FROM bait")
             assert cursor.fetchone() == (1,)
             cursor.execute("DROP TABLE bait")
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(f"REVOKE INSERT ON pgembed_space FROM {PREFIX}_web")
 
 
 def as_whom(function: str, returns: str) -> str:
