@@ -153,13 +153,8 @@ class Pool:
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
     def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
-        """Start one request. ``exclusively``: after a plain word, with no other one beside it.
-
-        The first one after an outage comes after a plain word, too: whether it was the server
-        or is a text that looks like a wrong key, say, is known then.
-        """
-        ask_first = exclusively or self.is_down
-        return self._start(texts, ask_first=ask_first, is_exclusive=exclusively)
+        """Start one request. ``exclusively``: after a plain word, with no other one beside it."""
+        return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
 
     def probe(self) -> Future[Outcomes]:
         """Ask for a plain word."""
@@ -197,7 +192,9 @@ class Pool:
     ) -> Future[Outcomes]:
         self.in_flight += 1
         self._is_exclusive = is_exclusive
-        future = self._executor.submit(self.provider.embed_each, texts, ask_first=ask_first)
+        future = self._executor.submit(
+            self.provider.embed_each, texts, ask_first=ask_first, is_back=self._has_answered
+        )
         future.add_done_callback(lambda _: self._wake())
         return future
 

@@ -98,19 +98,20 @@ class Provider(Options, ABC):
         return np.stack(embedded)
 
     def embed_each(
-        self, texts: Sequence[str], *, ask_first: bool = False
+        self, texts: Sequence[str], *, ask_first: bool = False, is_back: bool = False
     ) -> list[Embedded | ProviderError]:
         """Return one outcome per text, in the same order: a bad text fails alone.
 
         An outcome that is a ``ProviderUnavailable`` says that the server went away before
         this text's turn: it is to be given back uncharged. A ``ProviderLost`` says that it
         went away while it had this text. ``ask_first`` sends nothing unless the server
-        embeds a plain word just now.
+        embeds a plain word just now. ``is_back``: it has done so since it was down, so that
+        what looks like a wrong key or model may be about a text.
 
         Raises:
             ProviderUnavailable: no text could be embedded or blamed. Nothing is to be charged.
         """
-        outcomes = Sift(self, texts).run(ask_first=ask_first)
+        outcomes = Sift(self, texts, is_back=is_back).run(ask_first=ask_first)
         return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:

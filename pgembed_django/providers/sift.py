@@ -34,8 +34,9 @@ MAX_TIMEOUTS: Final = 4
 class Sift:
     """One call of ``embed_each``. Indexes stand for texts."""
 
-    def __init__(self, provider: Provider, texts: Sequence[str]) -> None:
+    def __init__(self, provider: Provider, texts: Sequence[str], *, is_back: bool = False) -> None:
         self._provider = provider
+        self._is_back = is_back
         self._whole = [cutting.well_formed(text) for text in texts]
         self._texts = list(self._whole)
         self._cuts: Counter[int] = Counter()
@@ -216,11 +217,11 @@ class Sift:
         return self._divided(group, error)
 
     def _denied(self, group: list[int], error: ProviderMisconfigured) -> list[list[int]]:
-        """Bisect after what looks like a wrong key or model, where a plain word was answered.
+        """Bisect after what looks like a wrong key or model, where a plain word is answered.
 
         A firewall before the server says 403 to a text that holds a script, for instance.
         """
-        if not self._asked_plainly or error.retry_after_seconds:
+        if not (self._is_back or self._asked_plainly) or error.retry_after_seconds:
             raise error
         self._ask_plainly(again=len(group) == 1)
         said = f"{error} A plain word is answered, so it is about this text."

@@ -111,7 +111,7 @@ def test_no_text_is_lost_and_no_innocent_one_is_charged(
         provider.clock.now += 4000
         asked, requests_before = len(pending), len(provider.played.asked)
         try:
-            outcomes = provider.embed_each(pending, ask_first=is_down)
+            outcomes = provider.embed_each(pending, is_back=is_down)
             is_down = any(isinstance(outcome, ProviderUnavailable) for outcome in outcomes)
         except ProviderUnavailable:
             outcomes, is_down = [], True

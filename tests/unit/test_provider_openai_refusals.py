@@ -109,18 +109,27 @@ def test_what_a_person_must_mend_charges_no_text(make_provider: Make, status, bo
 
 
 @pytest.mark.parametrize(("status", "body"), CONFIGURATION)
-def test_what_looks_like_a_wrong_key_right_after_a_plain_word_is_about_a_text(
+def test_what_looks_like_a_wrong_key_at_a_server_that_is_back_is_about_a_text(
     make_provider: Make, status, body
 ):
     provider = make_provider()
     provider.played.poison = lambda text: played.reply(body, status) if "<script>" in text else None
 
-    outcomes = provider.embed_each(["one", "two", "<script>", "four"], ask_first=True)
+    outcomes = provider.embed_each(["one", "two", "<script>", "four"], is_back=True)
 
     assert [isinstance(outcome, Embedded) for outcome in outcomes] == [True, True, False, True]
     assert type(outcomes[2]) is ProviderError
     assert f"answered {status}" in str(outcomes[2])
     assert "sk-proj" not in str(outcomes[2])
+
+
+def test_a_key_that_is_wrong_after_all_charges_no_text(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.plain(401, "no")
+
+    with pytest.raises(ProviderMisconfigured, match="answered 401"):
+        provider.embed_each(["one", "two"], is_back=True)
+    assert len(provider.played.asked) == 2  # and a plain word
 
 
 def test_a_refusal_of_everything_is_the_configurations_fault(make_provider: Make):
