@@ -143,6 +143,8 @@ class Spec:
 def _as_text(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)  # theirs changes with every process
     if isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)

@@ -73,6 +73,13 @@ def test_a_name_reaches_what_an_inherited_table_declares():
         specs.of(diner, name="Other")
 
 
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_value_without_an_order_is_one_text_in_every_process(kind):
+    article = Article(title=kind(["b", "a", "c"]))
+
+    assert spec_of(Article).text_of(article) == '["a", "b", "c"]'
+
+
 def test_a_model_without_a_spec_is_told_what_to_do():
     with pytest.raises(ImproperlyConfigured) as caught:
         specs.of(User)
