@@ -19,6 +19,9 @@ MINUTE_SECONDS = 60 + SAVED_SECONDS
 
 SHORTEST_WAIT_SECONDS = 0.001
 
+LONGEST_SECONDS = 600.0
+"""The most that one batch is paid for with: a quota that was set too small is mended by then."""
+
 LARGEST_SHARE = 10
 """One batch holds at most a tenth of a minute's tokens, or one text."""
 
@@ -112,8 +115,8 @@ def _pay(
         using,
         TAKE,
         provider=provider,
-        requests=limits.request_seconds(requests),
-        tokens=limits.token_seconds(tokens),
+        requests=min(limits.request_seconds(requests), LONGEST_SECONDS),
+        tokens=min(limits.token_seconds(tokens), LONGEST_SECONDS),
         saved=SAVED_SECONDS,
         is_owed=is_owed,
     )

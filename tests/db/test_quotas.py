@@ -106,6 +106,15 @@ def test_tokens_are_limited_as_well():
     assert 5 < take(limits, tokens=1) <= 61 / 9
 
 
+def test_a_quota_that_was_too_small_is_not_felt_for_hours():
+    too_small = quotas.QuotaLimits(requests=None, tokens=1)
+    assert take(too_small, tokens=400) == 0
+
+    mended = quotas.QuotaLimits(requests=None, tokens=1_000_000)
+
+    assert 500 < take(mended, tokens=400) <= 600
+
+
 def test_what_was_used_beyond_is_charged_afterwards():
     limits = quotas.QuotaLimits(requests=60, tokens=None)
     take(limits)
