@@ -170,9 +170,10 @@ class ServerProvider(Provider):
         The errors do not quote the values.
         """
         parts = urlsplit(base_url)
-        if parts.password or parts.query:
+        # A key may stand before the @ alone, too: of no use there, for it is not sent.
+        if parts.username or parts.password or parts.query:
             raise ImproperlyConfigured(
-                "base_url holds a password or a query, which would be stored in the "
+                "base_url holds a user, a password or a query, which would be stored in the "
                 "database. Use api_key_env or header_envs, which name environment variables."
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -48,6 +48,7 @@ def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch):
         {"headers": {"api-key": "0123456789"}},
         {"header_envs": {"api-key": "sk-0123456789"}},
         {"base_url": "https://user:0123456789@host/v1"},
+        {"base_url": "https://0123456789@host/v1"},
         {"base_url": "https://host/v1?key=0123456789"},
     ],
 )
