@@ -206,7 +206,10 @@ def test_a_worker_whose_connection_is_lost_while_it_starts_tries_again(start_wor
     wait_until(NoteEmbedding.objects.filter(embedding__isnull=False).exists)
 
 
-WAITS = "NOT granted AND locktype = 'relation'"
+WAITS = (
+    "NOT granted AND locktype = 'relation' AND database = "
+    "(SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 
 
 def a_table_is_waited_for() -> bool:
