@@ -17,7 +17,7 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.staging import Staging
-from pgembed_django.pipeline.storing import Storing
+from pgembed_django.pipeline.storing import STOP_SECONDS, Storing
 from pgembed_django.specs import Spec
 
 
@@ -106,7 +106,7 @@ class Pipeline:
         for unit in list(self.holding.units.values()):
             if not unit.is_being_stored:
                 self.holding.give_back(unit)
-        self.holding.end_jobs()
+        self.holding.end_jobs(seconds=STOP_SECONDS)  # there is no next round
 
     def close(self) -> None:
         """Let the threads end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
@@ -138,15 +139,16 @@ class Holding:
             ),
         )
 
-    def end_jobs(self) -> bool:
+    def end_jobs(self, *, seconds: float = 0.0) -> bool:
         """Run the endings, one job a transaction. A busy one is tried again next time.
 
-        Each busy one costs a wait, and an open writer may hold hundreds: after a few, the
-        rest has to wait for the next round too.
+        Each busy one costs a wait, and an open writer may hold hundreds: after a few, and after
+        so many ``seconds``, the rest has to wait for the next round too.
         """
         ended = busy = 0
+        until = time.monotonic() + seconds
         for _ in range(len(self._endings)):
-            if busy >= MAX_BUSY_ENDINGS:
+            if busy >= MAX_BUSY_ENDINGS and time.monotonic() >= until:
                 break
             claim, end = self._endings[0]
             if end(claim) is Ending.BUSY:

@@ -161,6 +161,19 @@ def test_an_open_deleter_costs_no_other_row_its_vectors(writer, make_worker):
     assert worker.holding.is_empty
 
 
+def test_an_open_deleter_costs_no_other_job_its_release_when_the_worker_stops(writer, make_worker):
+    rows = articles(9)
+    worker = make_worker()
+    worker.claiming.claim()
+    gone = [row.pk for row in rows[:5]]
+    writer.connection.execute("DELETE FROM app_article WHERE id = ANY(%s)", [gone])
+
+    worker.release()
+
+    released = Job.objects.filter(status="pending").values_list("source_pk", flat=True)
+    assert set(released) == {str(row.pk) for row in rows[5:]}
+
+
 def test_a_person_with_an_open_request_costs_the_other_rows_nothing(
     writer, connect, make_worker, run_jobs
 ):
