@@ -1,0 +1,138 @@
+"""What ``@embeddable`` refuses: models and keywords that triggers could not keep fresh."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+from django.apps import apps
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
+from django.db import models
+
+from pgembed_django import conditions
+from pgembed_django.chunkers import Chunker
+from pgembed_django.specs import Stale, TriggerLevel
+
+if TYPE_CHECKING:
+    from pgembed_django.decorator import Declaration
+
+HIGHEST_PRIORITY = 100
+
+
+def check(declaration: Declaration, model: type[models.Model]) -> None:
+    """Refuse what is wrong with a declaration, or with the model that it is for.
+
+    Raises:
+        ImproperlyConfigured: what is wrong, and what to do.
+    """
+    _require_app(model)
+    _require_model(model)
+    _require_fields(declaration, model)
+    _require_values(declaration, model)
+
+
+def refuse(model: type[models.Model], problem: str) -> NoReturn:
+    """Raise what is wrong with a declaration on a model."""
+    raise ImproperlyConfigured(f"@embeddable on {model.__name__}: {problem}")
+
+
+def _require_app(model: type[models.Model]) -> None:
+    if not apps.is_installed("pgembed_django"):
+        refuse(
+            model,
+            "'pgembed_django' is not in INSTALLED_APPS. Add it, and 'pgtrigger' and "
+            "'django.contrib.postgres' with it.",
+        )
+
+
+def _require_model(model: type[models.Model]) -> None:
+    concrete = model._meta.concrete_model or model
+    if not (model._meta.managed and concrete._meta.managed):
+        refuse(
+            model,
+            "the model is unmanaged, so no migration can put triggers on its table. Remove "
+            "managed = False, or decorate a managed model of the same table.",
+        )
+    if getattr(model._meta, "is_composite_pk", False) or not concrete._meta.pk.column:
+        refuse(
+            model,
+            "its primary key is composite, and a unit has one key. Add a key of one column.",
+        )
+
+
+def _require_fields(declaration: Declaration, model: type[models.Model]) -> None:
+    # The order of a set changes with every process: for each, all rows would be stale.
+    if not isinstance(declaration.fields, (list, tuple)) or not declaration.fields:
+        refuse(
+            model,
+            f"fields is {declaration.fields!r}. Give a list of the fields that the text is made of"
+            f"{f' by {declaration.text}()' if declaration.text else ''}.",
+        )
+    for name in declaration.fields:
+        _require_field(declaration, model, name)
+    if len(set(declaration.fields)) != len(declaration.fields):
+        refuse(model, f"fields is {list(declaration.fields)!r}. Name each field once.")
+    if declaration.text is not None:
+        _require_text(model, declaration.text)
+
+
+def _require_text(model: type[models.Model], name: object) -> None:
+    if not isinstance(name, str):
+        refuse(model, f"text is {name!r}. Give the name of a method.")
+    method = getattr(model, name, None)
+    if not callable(method):
+        refuse(
+            model,
+            f"text is {name!r}, and {model.__name__} has no such method. "
+            f"Define {name}(self) -> str, or leave text out to embed the fields.",
+        )
+    if inspect.iscoroutinefunction(method):
+        refuse(model, f"text is {name!r}, which is async. Name a method that is not.")
+
+
+def _require_field(declaration: Declaration, model: type[models.Model], name: str) -> None:
+    try:
+        field = model._meta.get_field(name)
+    except FieldDoesNotExist:
+        listed = [field.name for field in model._meta.concrete_fields if _has_text(field)]
+        kind = "Fields with text are" if listed else "There are"
+        listed = listed or [field.name for field in model._meta.concrete_fields]
+        refuse(model, f"no field named {name!r}. {kind}: {', '.join(listed)}.")
+    problem = conditions.column_problem(field, model=model)
+    if problem:
+        refuse(model, f"{name!r} {problem}")
+    if declaration.text is None and isinstance(field, models.BinaryField):
+        refuse(
+            model,
+            f"{name!r} is binary: there is no text in it. Leave it out, or name a method "
+            "that reads it: text='...'.",
+        )
+
+
+def _require_values(declaration: Declaration, model: type[models.Model]) -> None:
+    if declaration.when is not None and not isinstance(declaration.when, models.Q):
+        refuse(model, f"when is {declaration.when!r}. Give a Q object.")
+    for refusal in conditions.refusals(declaration.when or models.Q(), model=model):
+        # Not the whole of it: to print a queryset is to run it.
+        refuse(model, f"when: {refusal}")
+    is_number = isinstance(declaration.priority, int) and not isinstance(declaration.priority, bool)
+    if not is_number or abs(declaration.priority) > HIGHEST_PRIORITY:
+        refuse(
+            model, f"priority is {declaration.priority!r}. Give a whole number from -100 to 100."
+        )
+    if declaration.stale not in get_args(Stale):
+        refuse(model, f"stale is {declaration.stale!r}. Choose 'serve' or 'hide'.")
+    if not isinstance(declaration.store_text, bool):
+        refuse(model, f"store_text is {declaration.store_text!r}. Choose True or False.")
+    if declaration.trigger_level not in get_args(TriggerLevel):
+        refuse(
+            model, f"trigger_level is {declaration.trigger_level!r}. Choose 'row' or 'statement'."
+        )
+    if not isinstance(declaration.chunker, Chunker):
+        refuse(model, f"chunker is {declaration.chunker!r}. Give a Chunker(...).")
+    if not isinstance(declaration.provider, str):
+        refuse(model, f"provider is {declaration.provider!r}. Name an alias of PGEMBED_PROVIDERS.")
+
+
+def _has_text(field: models.Field[Any, Any]) -> bool:
+    return isinstance(field, (models.CharField, models.TextField))
