@@ -19,7 +19,7 @@ WRITES_TO = """
     SELECT
         name,
         (
-            SELECT btrim(split_part(substring(setting FROM '=(.*)'), ',', 1), ' "')
+            SELECT (parse_ident(substring(setting FROM '=(.*)'), false))[1]
             FROM pg_proc
             CROSS JOIN unnest(proconfig) AS setting
             WHERE pg_proc.oid = to_regprocedure(name)

@@ -269,6 +269,16 @@ class TestMishaps:
 
         assert sql.misplaced("acme") == {}
 
+    def test_a_schema_may_have_any_name(self):
+        execute("acme", """CREATE SCHEMA "Smith ""& Sons"", Inc" """)
+        execute("acme", """SET search_path = "Smith ""& Sons"", Inc", public""")
+        try:
+            migrate("acme")
+            assert sql.misplaced("acme") == {}
+        finally:
+            connections["acme"].close()
+            execute("web", """DROP SCHEMA "Smith ""& Sons"", Inc" CASCADE""")
+
     def test_a_renamed_schema_is_told_and_mended_as_the_page_says(self, request):
         page = (request.config.rootpath / "docs/how-to/schema-per-tenant.md").read_text()
         mend = page.partition("```python\nfrom django.db import connections\n")[2]
