@@ -155,7 +155,7 @@ class Swapping:
     def _gaps(self, space: Space) -> list[str]:
         """Return the rows whose vectors in the space are not those of their text."""
         missing = [f"{pk}: missing" for pk in gaps.missing(spec(), [space], Q(), using=USING)]
-        return missing + [f"{pk}: stale" for pk in gaps.stale(spec(), [space], Q(), using=USING)]
+        return missing + [f"{pk}: stale" for pk in _stale(space)]
 
     def _empty(self) -> None:
         """Leave nothing but the rows."""
@@ -168,6 +168,15 @@ class Swapping:
                 cursor.execute(
                     f"TRUNCATE {connection.ops.quote_name(model._meta.db_table)} CASCADE"
                 )
+
+
+def _stale(space: Space) -> list[str]:
+    """Return all rows whose text is not the one whose vectors are stored."""
+    found, end = gaps.stale(spec(), [space], Q(), using=USING)
+    while end is not None:
+        more, end = gaps.stale(spec(), [space], Q(pk__gt=end), using=USING)
+        found += more
+    return found
 
 
 def _now() -> datetime:
