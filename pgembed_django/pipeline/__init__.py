@@ -84,7 +84,7 @@ class Pipeline:
     def claim(self) -> bool:
         """Claim what there is room for, of what is live now. Tells whether there was any."""
         if self.live.read_if_old():
-            self.embedding.pause(self.live)
+            self.embedding.follow(self.live)
             self.planning.look_again()
         return self.claiming.claim()
 

@@ -84,10 +84,15 @@ class Embedding:
             self._queues.setdefault(pool, deque())
         return self._pools[space.pk]
 
-    def pause(self, live: Live) -> None:
-        """Let the pools know who has paused their providers."""
+    def follow(self, live: Live) -> None:
+        """Keep the pools of the live spaces, and let them know who has paused their providers."""
+        self._pools = {space.pk: self.pool(space) for space in live}
         for space in live:
             self.pool(space).paused_by = live.paused.providers.get(space.provider)
+        for pool in self._queues.keys() - self._pools.values():
+            if not (self._queues[pool] or pool.in_flight):
+                del self._queues[pool]
+                pool.close()
 
     def enqueue(self, space: Space, requests: Iterable[Request]) -> None:
         """Add chunks to be embedded in a space."""

@@ -627,6 +627,22 @@ def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maint
 
 
 @pytest.mark.django_db
+def test_a_provider_that_is_gone_is_no_matter_once_another_space_is_searched(lost, make_worker):
+    Article.objects.filter(pk=lost.pk).update(title="Another trout")
+    with provider(model="another"):
+        worker = make_worker()
+        while worker.step():
+            pass
+        assert paused(worker)
+
+        spaces.activate(Space.objects.get(spec=KEY, state="building"), using="default")
+        worker.live.outdate()
+        worker.step()
+
+        assert paused(worker) == {}
+
+
+@pytest.mark.django_db
 def test_a_provider_that_is_there_again_is_asked_again(lost, spec):
     [space] = Space.objects.filter(spec=KEY)
     with provider(model="another"):
