@@ -43,6 +43,9 @@ BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATIO
 BRIEFLY = "10ms"
 """The ``wait`` of what can as well be done later."""
 
+SHORTLY = "100ms"
+"""That of all else."""
+
 Row = tuple[Any, ...]
 T = TypeVar("T")
 Read = Callable[[], T]
@@ -167,7 +170,7 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 @contextmanager
 def giving_way(
-    using: str, *, wait: str = "100ms", in_one_go: bool = False, keep_plans: bool = False
+    using: str, *, wait: str = SHORTLY, in_one_go: bool = False, keep_plans: bool = False
 ) -> Iterator[None]:
     """Run a transaction that waits for no writer: raises ``Busy`` instead.
 

@@ -30,7 +30,7 @@ def reembed(
     *,
     using: str,
     kind: str = Job.Kind.MANUAL_RETRY,
-    wait: str = "100ms",
+    wait: str = database.SHORTLY,
 ) -> Reembedded:
     """Let units be embedded anew. What is stored of them is found until then.
 

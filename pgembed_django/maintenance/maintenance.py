@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import backfill, gaps, reconcile
+from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
@@ -216,13 +216,12 @@ class Maintenance:
         return last is None
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
-        """Go on where the page has ended early: its texts take long to make."""
+        """Go on for a while where the page has ended early."""
         enqueued = 0
-        first = last = time.monotonic()
+        until = time.monotonic() + STALE_SECONDS
         while page := reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using):
             enqueued += page.enqueued
-            before, last = last, time.monotonic()
-            if page.is_last or last - before < gaps.TEXTS_SECONDS or last - first > STALE_SECONDS:
+            if not page.is_cut or time.monotonic() > until:
                 break
         return enqueued
 

@@ -38,6 +38,8 @@ class Page(NamedTuple):
 
     enqueued: int
     is_last: bool
+    is_cut: bool
+    """Whether it has ended early, as its texts took long to make."""
 
 
 class Refreshing(NamedTuple):
@@ -149,7 +151,7 @@ def _next_page(
             state |= {"cursor": str(end), "finished_at": None}
         # Without signals: what their receivers do is not to end the lap.
         Lap.objects.using(using).filter(pk=lap.pk).update(**state)
-    return Page(enqueued, end is None)
+    return Page(enqueued, is_last=end is None, is_cut=cut_at is not None)
 
 
 def rename(old: str, new: str, *, using: str) -> None:

@@ -28,7 +28,7 @@ class Pieces:
     @property
     def wait(self) -> str:
         """How long to wait for locks: briefly, once there was a wait in vain."""
-        return database.BRIEFLY if self._busy else "100ms"
+        return database.BRIEFLY if self._busy else database.SHORTLY
 
     def take(self, size: int) -> Sequence[Unit]:
         """Return which units come next, up to ``size`` new ones. None are left: nothing."""

@@ -51,7 +51,7 @@ class Completion:
 
 
 def store_whole(
-    units: Sequence[Unit], *, settings: conf.Settings, using: str, wait: str = "100ms"
+    units: Sequence[Unit], *, settings: conf.Settings, using: str, wait: str = database.SHORTLY
 ) -> Completion:
     """Store whole units and complete their jobs, vectors and completion together.
 

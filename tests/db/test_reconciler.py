@@ -175,9 +175,9 @@ def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monk
     second_connection.rollback()
     rest = [page(), page()]
 
-    assert first == (3, False)
+    assert first == (3, False, False)
     assert beside is None
-    assert rest == [(3, False), (2, True)]
+    assert rest == [(3, False, False), (2, True, False)]
     assert Job.objects.filter(spec=KEY).count() == 8
 
 
