@@ -268,7 +268,7 @@ def test_a_cursor_that_is_no_key_any_more_begins_anew(note, run_jobs, sweep):
 
     page = reconcile.reconcile_page(spec, sweep, using="default")
 
-    assert page == (0, True)
+    assert page == (0, True, False)
     assert reconcile.refreshing(spec, using="default") is None or sweep != "stale"
 
 
