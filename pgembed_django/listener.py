@@ -118,7 +118,7 @@ class Listener:
     def recruit(self) -> None:
         """Wake the workers that sleep: there is more to do than this one can claim."""
         with self._lost_connection_closes():
-            self._run(f"NOTIFY {jobs.CHANNEL}")
+            self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
     def drain(self) -> bool:
         """Take the notifications that have arrived, and tell whether there were any."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
@@ -41,3 +45,33 @@ def test_database() -> str:
 
 
 test_database.__test__ = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def copied(*how: str, **settings: str) -> Iterator[Path]:
+    """Run a copy of the embedded server, made and started so. Yields the folder of its socket."""
+    with psycopg.connect(url(), autocommit=True) as source:
+        found = source.execute(
+            "SELECT current_setting('data_directory'), "
+            "(SELECT setting FROM pg_config WHERE name = 'BINDIR')"
+        ).fetchone()
+    assert found is not None
+    data, programs = map(Path, found)
+    owner = data.stat().st_uid
+    folder = Path(tempfile.mkdtemp(prefix="pgembed-copy-"))
+    os.chown(folder, owner, -1)
+
+    def run(program: str, *arguments: str) -> None:
+        command = (os.fspath(programs / program), *arguments)
+        subprocess.run(command, user=owner, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+
+    copy = os.fspath(folder / "data")
+    run("pg_basebackup", "-d", url(), "-D", copy, "-X", "stream", "-c", "fast", *how)
+    options = "".join(f" -c {name}={value}" for name, value in settings.items())
+    options = f"-c listen_addresses='' -k {folder}{options}"
+    run("pg_ctl", "-D", copy, "-w", "-l", os.fspath(folder / "log"), "-o", options, "start")
+    try:
+        yield folder
+    finally:
+        run("pg_ctl", "-D", copy, "-m", "immediate", "stop")
+        shutil.rmtree(folder)

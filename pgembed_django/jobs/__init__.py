@@ -11,7 +11,7 @@ from pgembed_django.jobs.forgetting import forget
 from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.lanes import Lane, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold
-from pgembed_django.jobs.nudges import CHANNEL, nudge
+from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
 from pgembed_django.jobs.renaming import rename, share
@@ -28,6 +28,7 @@ from pgembed_django.jobs.triage import (
 
 __all__ = [
     "CHANNEL",
+    "NUDGE",
     "Claim",
     "Dismissed",
     "Held",

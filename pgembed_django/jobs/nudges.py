@@ -6,7 +6,11 @@ from pgembed_django import database
 
 CHANNEL = "pgembed"
 
-NUDGE = "SELECT pg_notify(%(channel)s, '')"
+# Whoever notifies while the cluster's queue is full cannot commit: as in the triggers.
+NUDGE = """
+    SELECT pg_notify(%(channel)s, '')
+    WHERE pg_notification_queue_usage() < 0.5
+"""
 
 
 def nudge(*, using: str) -> None:

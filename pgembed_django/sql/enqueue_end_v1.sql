@@ -29,6 +29,10 @@
     -- until commit keeps it from falling asleep before it has seen this job.
     IF NOT pg_try_advisory_xact_lock_shared(
         hashtextextended(unit_spec, 'pgembed_job'::regclass::oid::bigint)
-    ) THEN
+    )
+        -- Somebody who listens, anywhere in the cluster, has had a transaction open for very
+        -- long: once the queue is full, whoever notifies cannot commit. Better to be polled.
+        AND pg_notification_queue_usage() < 0.5
+    THEN
         PERFORM pg_notify('pgembed', '');
     END IF;

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
 from django.core.management import call_command
+from django.db import connection
 
 from pgembed_django import jobs, spaces, specs
+from pgembed_django.listener import KEYS
 from pgembed_django.models import Job
 from pgembed_django.reembedding import reembed
+from tests import postgres
 from tests.app.models import Article
 from tests.db.conftest import claim
 
@@ -90,3 +94,39 @@ def test_nothing_new_wakes_nobody(article: Article, is_woken: Any) -> None:
     reembed(specs.of(Article)[0], [], using="default")
 
     assert not is_woken()
+
+
+# Anybody's
+
+
+@pytest.fixture
+def cluster() -> Iterator[dict[str, Any]]:
+    """What connects to a copy of the server whose queue of notifications is small."""
+    if postgres.GIVEN or connection.pg_version < 170000:  # type: ignore[attr-defined]
+        pytest.skip("the queue's size is to be set for a server of our own, since PostgreSQL 17")
+    parameters = connection.get_connection_params()
+    known = {name: parameters[name] for name in ("dbname", "user")}
+    with postgres.copied(max_notify_queue_pages="64") as folder:
+        yield {**known, "host": str(folder), "autocommit": True}
+
+
+@pytest.mark.live
+def test_a_full_queue_of_notifications_fails_no_write_and_no_worker(cluster):
+    with psycopg.connect(**cluster) as idle, psycopg.connect(**cluster) as writer:
+        idle.execute("LISTEN anything")
+        idle.execute("BEGIN")
+        with suppress(psycopg.errors.ProgramLimitExceeded):  # full
+            while True:
+                writer.execute("SELECT pg_notify('anything', repeat('x', 7000) || random())")
+        with psycopg.connect(**cluster) as worker:
+            keys = {"specs": [SPEC]}
+            [[key]] = worker.execute(KEYS, keys).fetchall()
+            worker.execute("SELECT pg_advisory_lock(%s)", [key])  # on watch
+
+            writer.execute(
+                "INSERT INTO app_article (title, contents, author, published_time) "
+                "VALUES ('red wool', '', '', now())"
+            )
+
+            assert writer.execute("SELECT spec FROM pgembed_job").fetchall() == [(SPEC,)]
+            worker.execute(jobs.NUDGE, {"channel": jobs.CHANNEL})

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
-from django.db import InternalError, connection, connections
+from django.db import InternalError, connections
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from pgembed_django import asearch, search, similar_to, specs, status
@@ -24,7 +19,6 @@ from pgembed_django.testing import assert_fresh, run_jobs
 from tests import postgres
 from tests.app.models import Article, Page, PageExtra
 from tests.conftest import wait_until
-from tests.db.test_surroundings import binary
 
 pytestmark = pytest.mark.django_db(databases=["default", "replica"], transaction=True)
 
@@ -149,26 +143,8 @@ def standby() -> Iterator[dict[str, Any]]:
     """A hot standby of the embedded server, streaming. As it stands in DATABASES."""
     if postgres.GIVEN:
         pytest.skip("DATABASE_URL names a server that is not ours to replicate")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT current_setting('data_directory')")
-        [data] = cursor.fetchone()
-    settings = connections["default"].settings_dict
-    host = settings["HOST"] or settings["OPTIONS"]["host"]
-    owner = Path(data).stat().st_uid
-    folder = Path(tempfile.mkdtemp(prefix="pgembed-standby-"))
-    os.chown(folder, owner, -1)
-
-    def run(*command: str) -> None:
-        subprocess.run(command, user=owner, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-
-    source = f"host={host} user={settings['USER']}"
-    copy = str(folder / "data")
-    run(binary("pg_basebackup"), "-d", source, "-D", copy, "-R", "-X", "stream", "-c", "fast")
-    options = f"-c listen_addresses='' -k {folder} -c hot_standby=on"
-    run(binary("pg_ctl"), "-D", copy, "-w", "-l", str(folder / "log"), "-o", options, "start")
-    yield {**connections.settings["replica"], "HOST": str(folder), "OPTIONS": {}}
-    run(binary("pg_ctl"), "-D", copy, "-m", "immediate", "stop")
-    shutil.rmtree(folder)
+    with postgres.copied("-R", hot_standby="on") as folder:
+        yield {**connections.settings["replica"], "HOST": str(folder), "OPTIONS": {}}
 
 
 @pytest.mark.live
