@@ -22,6 +22,9 @@ MAX_COUNT = 100_000
 
 REMEMBER_SECONDS = 5.0
 STATEMENT_SECONDS = 2.0
+LOOK_SECONDS = 10.0
+"""A look that takes longer gets no answer: a frozen server ends no statement."""
+
 TIME_OUT = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
 
 Samples = Iterator[tuple[Sequence[str], float | None]]
@@ -35,7 +38,7 @@ class QueueCollector(Collector):
         self._clock = clock
         self._lock = threading.Lock()
         self._families = [_up(is_up=False)]
-        self._read_at = float("-inf")
+        self._began_at = self._read_at = float("-inf")
 
     def describe(self) -> list[GaugeMetricFamily]:
         """Registering must not ask the database."""
@@ -46,10 +49,13 @@ class QueueCollector(Collector):
         if self._lock.acquire(timeout=STATEMENT_SECONDS):
             try:
                 if self._clock() >= self._read_at + REMEMBER_SECONDS:
+                    self._began_at = self._clock()
                     self._families = self._read()
                     self._read_at = self._clock()
             finally:
                 self._lock.release()
+        elif self._clock() >= self._began_at + LOOK_SECONDS:
+            return [_up(is_up=False)]
         return self._families
 
     def _read(self) -> list[GaugeMetricFamily]:

@@ -244,6 +244,38 @@ def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
     assert seen == [collector._families]
 
 
+def test_a_look_that_gets_no_answer_is_told_to_the_scrapes_after_it(monkeypatch, make_article):
+    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.05)
+    now = [0.0]
+    collector = QueueCollector(using="default", clock=lambda: now[0])
+    collector.collect()
+    asked, answered = threading.Event(), threading.Event()
+
+    def frozen(execute: Callable[..., object], *args: object) -> object:
+        asked.set()
+        answered.wait(timeout=10)
+        return execute(*args)
+
+    def look() -> None:
+        with connection.execute_wrapper(frozen):
+            collector.collect()
+        connection.close()
+
+    now[0] += 60
+    first = threading.Thread(target=look)
+    first.start()
+    assert asked.wait(timeout=10)
+    while_it_may_answer = collector.collect()
+    now[0] += 11
+    too_late = collector.collect()
+    answered.set()
+    first.join(timeout=10)
+
+    assert len(while_it_may_answer) > 1
+    [up] = too_late
+    assert [(one.name, one.value) for one in up.samples] == [("pgembed_queue_up", 0)]
+
+
 def test_the_view_answers_prometheus(client: Client, make_article):
     make_article()
 
