@@ -15,6 +15,9 @@ WIDTH, HEIGHT = 380, 120
 TOP, BOTTOM, LEFT = 8, 18, 44
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
 
+ROUNDED_UP = 0.9995
+"""From here on three digits are those of 1, and one unit less would have four."""
+
 Values = Sequence[float | None]
 """One for each bucket of time, oldest first. None: nothing is known of it."""
 
@@ -58,9 +61,10 @@ def short(value: float, unit: str = "") -> str:
         for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
             if value >= seconds:
                 return f"{value / seconds:.3g} {name}"
-        return f"{value:.3g} s" if value >= 1 or not value else f"{value * 1000:.3g} ms"
+        is_shorter = 0 < value < ROUNDED_UP
+        return f"{value * 1000:.3g} ms" if is_shorter else f"{value:.3g} s"
     for size, name in ((1e6, "M"), (1e3, "k")):
-        if value >= size:
+        if value >= size * ROUNDED_UP:
             return f"{value / size:.3g}{name}"
     return f"{value:.3g}"
 

@@ -13,6 +13,8 @@ from pgembed_django.status.verdicts import duration
 
 SAMPLE_CHARACTERS = 100
 SHOWN_KEYS = 20
+EXACT_SECONDS = 9.5
+"""What takes longer is told in whole seconds, then in minutes."""
 
 
 def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
@@ -69,10 +71,13 @@ def _waiting(spec: status.SpecStatus) -> str:
 def _speed(spec: status.SpecStatus) -> str:
     text = f"{spec.units_per_second:.1f} rows a second"
     if spec.p50_seconds is not None and spec.p99_seconds is not None:
-        text += (
-            f"; from write to vector {spec.p50_seconds:.2g} s (p50), {spec.p99_seconds:.2g} s (p99)"
-        )
+        p50, p99 = _took(spec.p50_seconds), _took(spec.p99_seconds)
+        text += f"; from write to vector {p50} (p50), {p99} (p99)"
     return f"{text}; about {duration(spec.eta_seconds)} to go" if spec.eta_seconds else text
+
+
+def _took(seconds: float) -> str:
+    return duration(seconds) if seconds >= EXACT_SECONDS else f"{seconds:.2g} s"
 
 
 def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:

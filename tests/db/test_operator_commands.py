@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import bisect
 import io
 import json
 import re
@@ -15,12 +16,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from pgembed_django import jobs, spaces, specs
+from pgembed_django import jobs, rollups, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
-from pgembed_django.models import Job, Lap, Space, Worker
+from pgembed_django.models import Job, Lap, Rollup, Space, Worker
 from pgembed_django.reembedding import MAX_BUSY
 from tests.app.models import Article, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
@@ -208,6 +209,22 @@ def test_watching_goes_on_until_it_is_stopped(make_article, run_jobs, monkeypatc
 
     assert waits == [2.0, 2.0]
     assert told.count(f"{KEY}  ") == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.3, r"0\.\d+ s \(p50\), 0\.\d+ s"),
+        (30, r"\d\d s \(p50\), \d\d s"),
+        (3000, r"\d\d min \(p50\), \d\d min"),
+    ],
+)
+def test_the_status_tells_long_waits_without_powers_of_ten(seconds, told):
+    waits = [0] * len(rollups.BOUNDS)
+    waits[bisect.bisect(rollups.BOUNDS, seconds)] = 100
+    Rollup.objects.create(spec=KEY, seconds=60, starts_at=timezone.now(), waits=waits)
+
+    assert re.search(rf"from write to vector {told} \(p99\)", run("embed_status"))
 
 
 # embed_retry and embed_dismiss
