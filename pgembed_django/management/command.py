@@ -11,7 +11,13 @@ from typing import Any
 
 import psycopg
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS, OperationalError, ProgrammingError, connections
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+)
 
 from pgembed_django import conf, database, faults, postgres, specs
 
@@ -70,11 +76,21 @@ class StoppableCommand(BaseCommand):
             sys.exit(status)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Ctrl-C is an answer, not a traceback, and so is a right that lacks."""
+        """Run the command. Ctrl-C is an answer, not a traceback.
+
+        So is a right that lacks, and a connection that is lost on the way.
+        """
         try:
             return super().execute(*args, **options)
         except KeyboardInterrupt:
             raise CommandError(self.stopped, returncode=INTERRUPTED) from None
+        except (OperationalError, InterfaceError) as error:
+            if not faults.is_lost_connection(error):
+                raise
+            raise CommandError(
+                f"The connection to the database is lost: {faults.said(error)}. What was done "
+                "before is done: run it again."
+            ) from error
         except ProgrammingError as error:
             if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise

@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 from django.core.management.base import OutputWrapper
@@ -57,6 +58,15 @@ def patience(monkeypatch: Any, command: str, sleep: Any) -> None:
     """Let a command wait in another way. Only that command: no test waits for seconds to pass."""
     module = f"pgembed_django.management.commands.{command}.time"
     monkeypatch.setattr(module, SimpleNamespace(sleep=sleep))
+
+
+def cut_off(other: psycopg.Connection) -> None:
+    """Let the server end the session of the test, as a failover does."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [pid] = cursor.fetchone()
+    other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+    other.commit()
 
 
 def make_gaps(number: int) -> None:
@@ -209,6 +219,39 @@ def test_watching_goes_on_until_it_is_stopped(make_article, run_jobs, monkeypatc
 
     assert waits == [2.0, 2.0]
     assert told.count(f"{KEY}  ") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_watching_goes_on_when_the_database_is_back(make_article, second_connection, monkeypatch):
+    make_article()
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 1:
+            cut_off(second_connection)
+        elif len(waits) == 3:
+            raise KeyboardInterrupt
+
+    patience(monkeypatch, "embed_status", sleep)
+
+    told = run("embed_status", "--specs", KEY, "--watch")
+
+    assert told.count("Cannot look into the database 'default': ") == 1
+    assert told.count(f"{KEY}  ") == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_that_is_lost_on_the_way_is_told_in_a_sentence(second_connection, monkeypatch):
+    make_gaps(1)
+    call_command("embed_worker", "--drain", verbosity=0)
+    patience(monkeypatch, "embed_backfill", lambda _: cut_off(second_connection))
+
+    with pytest.raises(CommandError, match="The connection to the database is lost: ") as caught:
+        run("embed_backfill", "--force")
+
+    assert caught.value.returncode == 1
+    connection.close()
 
 
 @pytest.mark.parametrize(

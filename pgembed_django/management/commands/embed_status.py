@@ -6,15 +6,18 @@ import argparse
 import dataclasses
 import json
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
-from pgembed_django import status
-from pgembed_django.management.command import EmbedCommand, given, seconds
+from pgembed_django import faults, status
+from pgembed_django.management.command import CANNOT_START, EmbedCommand, given, seconds
 from pgembed_django.management.telling import tell
+from pgembed_django.specs import Spec
 from pgembed_django.status import fail_if
 
 CLEAR = "\033[H\033[2J"
@@ -26,7 +29,7 @@ class Command(EmbedCommand):
         "what waits and since when, how fast it goes, what fails; then workers and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
         "and 'about' is a sample. With --fail-if its exit status is an answer for scripts and "
-        "probes. Exit status: 0; 1 what --fail-if says is so; 2 could not start."
+        "probes. Exit status: 0; 1 what --fail-if says is so; 2 could not look."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -58,26 +61,32 @@ class Command(EmbedCommand):
     def handle(self, **options: Any) -> None:
         options["fail_if"] = given(options["fail_if"], condition)
         self.using = self.chosen_database(options["database"], writes=False)
-        try:
-            self._look(options)
-        except KeyboardInterrupt:
-            # It is how watching ends.
-            if options["watch"] is None:
-                raise
-
-    def _look(self, options: dict[str, Any]) -> None:
         chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
-        while True:
+        if options["watch"] is None:
+            self._look(chosen, options)
+        # Ctrl-C is how watching ends.
+        with suppress(KeyboardInterrupt):
+            while options["watch"] is not None:
+                self._look(chosen, options)
+                time.sleep(options["watch"])
+
+    def _look(self, chosen: list[Spec], options: dict[str, Any]) -> None:
+        try:
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
-            if options["specs"]:
-                found = dataclasses.replace(found, unknown={})
             kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
-            self._write(found, kinds, options)
-            self.stdout.flush()
-            self._judge(found, options["fail_if"])
+        except (OperationalError, InterfaceError) as error:
+            message = f"Cannot look into the database {self.using!r}: {faults.said(error)}"
             if options["watch"] is None:
-                return
-            time.sleep(options["watch"])
+                raise CommandError(message, returncode=CANNOT_START) from error
+            # It may be back when the next look is due.
+            connections[self.using].close_if_unusable_or_obsolete()
+            self.stderr.write(message)
+            return
+        if options["specs"]:
+            found = dataclasses.replace(found, unknown={})
+        self._write(found, kinds, options)
+        self.stdout.flush()
+        self._judge(found, options["fail_if"])
 
     def _write(
         self, found: status.Overview, kinds: status.FailureKinds, options: dict[str, Any]
