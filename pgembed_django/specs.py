@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import router
 from django.db.models import Model, Q, QuerySet
+from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
 from pgembed_django import database, postgres
@@ -79,13 +81,17 @@ class Spec:
         """Whether no column is deferred: its text, or the model as it is made, may read any.
 
         A model that remembers its fields when it is made would ask for each that is deferred.
+        So may a field that has a way of its own to be read: an amount with its currency.
         """
         made = Model.__init__, Model.from_db.__func__  # type: ignore[attr-defined]
         of_model: Any = self.model
+        columns = [of_model._meta.get_field(name).attname for name in self.fields]
+        ways = [type(inspect.getattr_static(of_model, column)) for column in columns]
         return (
             self.text is not None
             or (of_model.__init__, of_model.from_db.__func__) != made
             or post_init.has_listeners(self.model)
+            or any(getattr(way, "__get__", None) is not DeferredAttribute.__get__ for way in ways)
         )
 
     def text_digest(self, text: str) -> bytes:

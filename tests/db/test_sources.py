@@ -147,6 +147,29 @@ def test_a_model_that_remembers_its_fields_is_read_as_a_whole():
     assert sources.read(spec, spec.rows()).texts == {str(article.pk): "Was"}
 
 
+def test_a_field_that_is_read_with_another_column_is_read_as_a_whole():
+    class WithItsAuthor:
+        def __get__(self, row: Any, kind: Any = None) -> Any:
+            return self if row is None else f"{row.__dict__['title']} by {row.__dict__['author']}"
+
+        def __set__(self, row: Any, value: Any) -> None:
+            row.__dict__["title"] = value
+
+    with isolate_apps("tests.app"):
+
+        class Composed(Article):
+            class Meta:
+                proxy = True
+                app_label = "app"
+
+    Composed.title = WithItsAuthor()  # type: ignore[assignment]
+    [spec] = specs.of(Article)
+    spec = dataclasses.replace(spec, model=Composed)
+    article = Article.objects.create(title="Notes", author="Ada", published_time=now())
+
+    assert texts(spec, article) == {str(article.pk): "Notes by Ada"}
+
+
 class TestAValueThatPythonCannotRead:
     """A number with too many digits: for Django in one column, for psycopg in the other."""
 
