@@ -86,9 +86,9 @@ def _asked(statement: str, *, using: str) -> list[str]:
         sql.SQL(TABLE).format(relation=sql.Literal(name), table=sql.SQL(name)) for name in here
     ]
     numbered = sql.SQL(NUMBERED).format(tables=sql.SQL(" UNION ALL ").join(tables))
-    with connections[using].cursor() as cursor:
-        cursor.execute(numbered + sql.SQL(statement))
-        return [row[0] for row in cursor.fetchall()]
+    # As text: whatever wraps statements, or caches what they touch, reads them.
+    asked = (numbered + sql.SQL(statement)).as_string(None)
+    return [row[0] for row in database.rows(using, asked)]
 
 
 def _models(using: str) -> list[type[Model]]:

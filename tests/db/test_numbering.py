@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -137,3 +138,17 @@ def test_a_sequence_that_others_have_taken_on_meanwhile_is_not_set_back(
 
     [[number]] = others.execute("SELECT nextval('pgembed_job_id_seq')").fetchall()
     assert number == taken + 1
+
+
+def test_what_wraps_statements_is_given_text(came_without_sequences):
+    seen: list[object] = []
+
+    def wrapper(execute: Any, statement: Any, *rest: Any) -> Any:
+        seen.append(statement)
+        return execute(statement, *rest)
+
+    with connection.execute_wrapper(wrapper):
+        numbering.catch_up(using="default")
+
+    assert numbering.behind(using="default") == []
+    assert {type(statement) for statement in seen} == {str}
