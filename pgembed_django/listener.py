@@ -24,6 +24,9 @@ ECHO_SECONDS = 2.0
 SILENT_SECONDS = 5.0
 """After so long without an answer the connection is given up: it may be half open."""
 
+# A role's own is for sessions that somebody has forgotten. A worker's wait for work.
+MAY_BE_IDLE = "SET idle_session_timeout = 0"
+
 KEYS = """
     SELECT hashtextextended(spec, 'pgembed_job'::regclass::oid::bigint)
     FROM unnest(%(specs)s::text[]) AS known(spec)
@@ -77,6 +80,7 @@ class Listener:
             if role := connections[self._using].settings_dict["OPTIONS"].get("assume_role"):
                 # Its search_path may lead elsewhere, and our tables may be for that role only.
                 self._connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+            self._connection.execute(MAY_BE_IDLE)
             self._connection.execute(f"LISTEN {jobs.CHANNEL}")
             # A pooler in transaction mode takes a LISTEN and forgets it. It would hand us
             # what we send ourselves, so the other connection has to.

@@ -11,6 +11,8 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
+from pgembed_django.listener import MAY_BE_IDLE
+
 # A worker that is frozen in mid-transaction would hold writers up until it wakes.
 FROZEN_AFTER = "10s"
 PREPARE_AFTER = 3
@@ -52,6 +54,7 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             # A row that this role may not see is an error, not a deletion.
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
+            cursor.execute(MAY_BE_IDLE)
 
     leave_sessions(using)
     connection_created.connect(configure, weak=False, dispatch_uid=f"pgembed-{using}")

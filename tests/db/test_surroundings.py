@@ -8,6 +8,7 @@ import subprocess
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 SESSION = """
     SELECT
         current_setting('idle_in_transaction_session_timeout'),
+        current_setting('idle_session_timeout'),
         current_setting('row_security'),
         current_setting('default_transaction_isolation')
 """
@@ -190,6 +192,24 @@ def test_nor_does_the_pool_hand_such_a_session_out(make_article):
     for _ in range(3):
         assert session() == before
         connection.close()  # for the next one of the pool
+
+
+def test_a_time_out_of_idle_sessions_ends_none_of_a_workers(alias, connect):
+    options = {**connection.settings_dict["OPTIONS"], "options": "-c idle_session_timeout=50ms"}
+    hurried = alias("hurried", OPTIONS=options)
+    configuring.configure_sessions(hurried)
+    with closing(Listener(["app.ArticleEmbedding"], using=hurried)) as listener:
+        assert listener.open()
+        forgotten = connect(autocommit=True)
+        forgotten.execute("SET idle_session_timeout = '50ms'")
+        with pytest.raises(psycopg.OperationalError, match="closed the connection"):
+            list(forgotten.notifies(timeout=10))  # the others have been idle for longer
+
+        listener.probe()
+
+        assert listener.is_up
+    with connections[hurried].cursor() as cursor:
+        cursor.execute("SELECT 1")
 
 
 @pytest.mark.parametrize("max_age", [0, 60, None])
