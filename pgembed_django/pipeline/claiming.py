@@ -187,7 +187,7 @@ class Claiming:
         return doubtful or None
 
     def _reachable(self) -> tuple[list[str], list[str]]:
-        """Return the specs whose active provider can be asked now, and the others.
+        """Return the specs of which a provider can be asked now, and the others.
 
         Those that a person has paused are in neither, nor are those that were set aside.
         """
@@ -197,8 +197,6 @@ class Claiming:
             if key in self.live.paused.specs or spec in self.aside:
                 continue
             pools = [self.embedding.pool(space) for space in self.live.of(spec)]
-            # Not one that is lost, while the next space is filled.
-            deciding = [pool for pool in pools if not pool.is_lost] or pools
-            is_down = any(pool.is_waiting for pool in deciding[:1])
+            is_down = bool(pools) and all(pool.is_waiting for pool in pools)
             (down if is_down else up).append(key)
         return up, down

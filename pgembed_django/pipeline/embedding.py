@@ -74,6 +74,18 @@ class Embedding:
         """The units that are with a provider just now."""
         return {request.unit for batch in self._batches for request in batch.requests}
 
+    @property
+    def awaited(self) -> set[Unit]:
+        """Those, and the units that a provider which can be asked has yet to get."""
+        failed = self.failing.parts
+        return self.in_flight | {
+            request.unit
+            for pool, queue in self._queues.items()
+            if not pool.is_waiting
+            for request in queue
+            if request.part not in failed
+        }
+
     def pool(self, space: Space) -> Pool:
         """Return the pool of a space's provider. Spaces of one provider share it."""
         if space.pk not in self._pools:
@@ -118,7 +130,7 @@ class Embedding:
             self._batches.remove(batch)
             self._hand_out(batch)
         if self.failing.parts:
-            self.failing.end(in_flight=self.in_flight)
+            self.failing.end(awaited=self.awaited)
         return bool(done)
 
     def look_at_quotas(self) -> None:
@@ -128,15 +140,16 @@ class Embedding:
     def stranded(self) -> list[tuple[Unit, Pool]]:
         """Return the units that wait for paused providers, until ``failing`` gives each up.
 
-        Their text can be stored. Those that have chunks in flight as well are let go when
-        these are back.
+        Their text can be stored. Those of which another provider has chunks to embed are let
+        go when these are back.
         """
-        in_flight = self.in_flight
-        for pool, queue in self._queues.items():
-            if pool.is_waiting:
+        waiting = [(pool, queue) for pool, queue in self._queues.items() if pool.is_waiting]
+        if any(queue for _, queue in waiting):
+            awaited = self.awaited
+            for pool, queue in waiting:
                 outage = ProviderUnavailable(pool.reason)
                 for unit, part in {(request.unit, request.part) for request in queue}:
-                    if unit in in_flight:
+                    if unit in awaited:
                         self.failing.add(Failure(unit, part, pool, outage))
                     elif unit in self.holding:
                         self.failing.strand(unit, pool)

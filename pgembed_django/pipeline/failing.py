@@ -40,8 +40,8 @@ class Failing:
         """Let a unit wait for a paused provider."""
         self._stranded[unit, pool] = None
 
-    def end(self, *, in_flight: Collection[Unit]) -> None:
-        """End the units whose chunks have failed, each when nothing of it is in flight any more.
+    def end(self, *, awaited: Collection[Unit]) -> None:
+        """End the units whose chunks have failed, each when nothing of it is awaited any more.
 
         Its other chunks, of this batch or of one that comes back later, are staged: a retry
         would pay for them once more.
@@ -51,25 +51,30 @@ class Failing:
         failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
         for failure in failures:
             unit, outcome = failure.unit, failure.outcome
-            if unit in in_flight:
-                self._failures.append(failure)
-            elif unit not in self.holding or failure.part not in unit.parts:
+            if unit not in self.holding or failure.part not in unit.parts:
                 continue  # lost, or ended by another of its chunks
+            if unit in awaited:
+                self._failures.append(failure)
             elif isinstance(outcome, ProviderLost):
                 self._lose(unit, failure.pool, outcome)
             elif isinstance(outcome, ProviderUnavailable):
                 self.strand(unit, failure.pool)
-            elif isinstance(outcome, InputRefused):
-                self.holding.fail(unit, str(outcome))
+            elif _delays_active(unit, failure.part):
+                unit.parts.remove(failure.part)
+                self.holding.look_at(unit)
             else:
-                self.holding.retry(unit, str(outcome))
+                self._keep_whole(unit)
+                if isinstance(outcome, InputRefused):
+                    self.holding.fail(unit, str(outcome))
+                else:
+                    self.holding.retry(unit, str(outcome))
 
     def give_up(self, unit: Unit, pool: Pool) -> None:
         """Let go of a unit that waits for a paused provider.
 
         A space that is being built never delays the active one: only its part is dropped,
         and the reconciler brings it back. But where its provider went down with the text,
-        the job has to remember it.
+        the job has to remember it. Nor does the active one keep it from being filled.
         """
         self._stranded.pop((unit, pool), None)
         is_lost = (unit, pool) in self._lost
@@ -81,6 +86,7 @@ class Failing:
             unit.parts = parts
             self.holding.look_at(unit)
             return
+        self._keep_whole(unit)
         self.holding.give_back(
             unit,
             delay_seconds=0 if active and is_lost else pool.paused_seconds,
@@ -96,6 +102,20 @@ class Failing:
             return
         # The first time it had company. Since then the provider had just answered a plain
         # word each time, and nobody else's text was with it.
+        self._keep_whole(unit)
         self.holding.fail(
             unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
         )
+
+    def _keep_whole(self, unit: Unit) -> None:
+        """Let a unit that is about to end otherwise leave what is whole in one of its spaces."""
+        self.holding.to_stage += [
+            (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
+        ]
+
+
+def _delays_active(unit: Unit, part: Part) -> bool:
+    """Tell whether a part is of a space that is being built, and the active one waits for it."""
+    return part.space.state == Space.State.BUILDING and any(
+        other.space.state == Space.State.ACTIVE and not other.plan.is_fresh for other in unit.parts
+    )

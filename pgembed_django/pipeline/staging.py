@@ -21,7 +21,7 @@ from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]
-Write = Callable[[Spec, Parts], None]
+Write = Callable[[Spec, Parts, str], None]
 
 
 class Staging:
@@ -41,8 +41,8 @@ class Staging:
     def stage(self) -> None:
         """Persist what batches brought for units that wait for further ones.
 
-        Also for those that are about to be given back: their next run resumes there. What
-        somebody has locked is kept for a later try.
+        Also for those that are about to end otherwise: their next run resumes there, and what
+        is whole in one space is stored in it. What somebody has locked is kept for a later try.
         """
         later: Parts = []
         tried: Parts = []
@@ -50,15 +50,18 @@ class Staging:
             (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
             return
-        unfinished = {part: unit for unit, part in tried if part.waiting or unit.is_set_aside}
-
-        def write(spec: Spec, ours: Parts) -> None:
-            changes = [unit.change(part) for unit, part in ours]
-            store.stage(spec, changes, using=self.holding.using)
-
+        unfinished: dict[Part, Unit] = {}
+        whole: dict[Part, Unit] = {}
+        for unit, part in tried:
+            if part.waiting or unit.is_set_aside:
+                unfinished[part] = unit
+            elif unit not in self.holding:  # or it is stored with the unit
+                whole[part] = unit
         busy: set[Spec] = set()
-        for part in self._write([(unit, part) for part, unit in unfinished.items()], write, busy):
+        for part in self._write([(unit, part) for part, unit in unfinished.items()], _stage, busy):
             part.is_staged = True
+        for _ in self._write([(unit, part) for part, unit in whole.items()], _apply, busy):
+            pass
         self._locked.add(busy)
         # Not those that are locked now: by some, the time may just have run out.
         self.holding.to_stage = later + [one for one in tried if one[0].spec in busy]
@@ -70,14 +73,8 @@ class Staging:
         """
         parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
 
-        def write(spec: Spec, ours: Parts) -> None:
-            changes = [
-                store.Change(unit.claim.source_pk, part.space.pk, part.plan) for unit, part in ours
-            ]
-            store.apply_text(spec, changes, using=self.holding.using)
-
         busy: set[Spec] = set()
-        for part in self._write(parts, write, busy):
+        for part in self._write(parts, _apply_text, busy):
             part.has_waiting_text = True
         for unit in units:
             self.holding.look_at(unit)
@@ -109,7 +106,7 @@ class Staging:
                 held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
                 ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
                 if ours:
-                    write(spec, ours)
+                    write(spec, ours, using)
         except DatabaseError as error:
             match faults.of(error):
                 case Fault.OUTAGE | Fault.OURS:
@@ -130,3 +127,23 @@ class Staging:
                         raise database.Busy from error  # the others in a while: it took long
             return
         yield from (part for _, part in ours)
+
+
+def _stage(spec: Spec, ours: Parts, using: str) -> None:
+    store.stage(spec, [unit.change(part) for unit, part in ours], using=using)
+
+
+def _apply(spec: Spec, ours: Parts, using: str) -> None:
+    store.apply(spec, [unit.change(part) for unit, part in ours], using=using)
+    overtaken = [
+        (unit.claim.source_pk, other.space.pk)
+        for unit, _ in ours
+        for other in unit.parts
+        if other.waiting
+    ]
+    store.mark_overtaken(spec, overtaken, using=using)
+
+
+def _apply_text(spec: Spec, ours: Parts, using: str) -> None:
+    changes = [store.Change(unit.claim.source_pk, part.space.pk, part.plan) for unit, part in ours]
+    store.apply_text(spec, changes, using=using)

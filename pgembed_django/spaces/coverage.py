@@ -63,8 +63,8 @@ class LookedUp(Exists):
 def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
     """Return the stored first chunk of the outer row: its vector there, or its text empty.
 
-    In a space that is being built it is also of the text that the active one holds: one
-    that was retired for a while and is reopened may have fallen behind.
+    In a space that is being built it is also of the text that the active one holds, or newer:
+    one that was retired for a while and is reopened may have fallen behind.
     """
     chunks = spec.embedding_model._base_manager.filter(
         FOUND, source_id=OuterRef("pk"), space_id=space.pk
@@ -77,7 +77,9 @@ def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
             space__spec=spec.key,
             space__state=Space.State.ACTIVE,
         )
-        chunks = chunks.exclude(LookedUp(of_active.exclude(text_digest=OuterRef("text_digest"))))
+        # Those without a digest were marked: it is the active one that has fallen behind.
+        same = Q(text_digest=OuterRef("text_digest")) | Q(text_digest=b"")
+        chunks = chunks.exclude(LookedUp(of_active.exclude(same)))
     return chunks
 
 

@@ -116,6 +116,16 @@ def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     unstage(spec, source_pks, using=using)
 
 
+def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) -> None:
+    """Note that units have a newer text in another space. What is here is found all the same."""
+    _send(
+        using,
+        statements.of(spec, using).mark_overtaken,
+        source_pks=[source_pk for source_pk, _ in overtaken],
+        space_ids=[space_id for _, space_id in overtaken],
+    )
+
+
 def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     """Keep the vectors of units that need further batches: a retry resumes there."""
     vectors = [

@@ -141,6 +141,18 @@ OUTDATE = """
       AND end_offset > start_offset
 """
 
+# No text has this digest.
+MARK_OVERTAKEN = """
+    UPDATE {table} AS older
+    SET text_digest = ''
+    FROM unnest(%(source_pks)b::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
+    WHERE older.source_id = unit.source_pk::{key}
+      -- However the two are joined: the plan is kept.
+      AND older.source_id = ANY(%(source_pks)b::text[]::{key}[])
+      AND older.space_id = unit.space_id
+      AND older.text_digest <> ''
+"""
+
 # SKIP LOCKED: a deleter that stays open has some of them, and deletes them itself.
 PRUNE = """
     DELETE FROM {table}
@@ -206,6 +218,7 @@ class Statements(NamedTuple):
     forget: str
     prune: str
     outdate: str
+    mark_overtaken: str
 
 
 @functools.cache
@@ -219,9 +232,15 @@ def of(spec: Spec, using: str) -> Statements:
         "table": sql.SQL(postgres.quoted_table(spec.embedding_model)),
         "key": sql.SQL(key),
     }
-    return Statements(
-        *(
-            sql.SQL(text).format(**names).as_string(None)
-            for text in (STORED, INSERT, KEEP, DROP, DROP_WITHOUT_VECTOR, FORGET, PRUNE, OUTDATE)
-        )
+    texts = (
+        STORED,
+        INSERT,
+        KEEP,
+        DROP,
+        DROP_WITHOUT_VECTOR,
+        FORGET,
+        PRUNE,
+        OUTDATE,
+        MARK_OVERTAKEN,
     )
+    return Statements(*(sql.SQL(text).format(**names).as_string(None) for text in texts))

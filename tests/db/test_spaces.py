@@ -588,15 +588,19 @@ def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_w
         worker = make_worker()
         while worker.step():
             pass
-        maintain().build()
 
-        assert states()[-1] == ("another", "building")
         [job] = Job.objects.filter(status="pending")
         assert job.attempts == 0
         assert "has lost its provider" in job.last_error
         assert "has lost its provider" in paused(worker)["default (bag-of-words)"]
         found = search(Article, "trout")
         assert (found.ranking, found.degraded, list(found)) == ("lexical", True, [lost])
+
+        maintain().build()  # the next space has it, and is full
+
+        assert states()[-1] == ("another", "active")
+        found = search(Article, "trout")
+        assert (found.ranking, found.degraded, list(found)) == ("hybrid", False, [lost])
 
 
 @pytest.mark.django_db

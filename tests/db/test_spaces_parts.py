@@ -1,0 +1,181 @@
+"""A row is embedded in the active space and in the next one. Neither waits for the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from django.db.models.functions import Now
+
+from pgembed_django import conf, spaces, specs
+from pgembed_django.exceptions import InputRefused, ProviderUnavailable
+from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.models import Job, Space
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.vectors import Vectors
+from tests.app.models import Note, NoteEmbedding
+
+pytestmark = pytest.mark.django_db
+
+NOTE = "app.NoteEmbedding"
+
+
+class Moody(DeterministicProvider):
+    """Some models are down, and some refuse a text."""
+
+    down: ClassVar[set[str]] = set()
+    refusing: ClassVar[dict[str, str]] = {}
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        if self.model in Moody.down:
+            raise ProviderUnavailable("connection refused")
+        if any(self._refuses(text) for text in texts):
+            raise InputRefused("too long")
+        Moody.asked += [(self.model, text) for text in texts if text != self.plain_text]
+        return super().embed_batch(texts)
+
+    def _refuses(self, text: str) -> bool:
+        return self.model in Moody.refusing and Moody.refusing[self.model] in text
+
+
+@pytest.fixture
+def declare(settings: Any) -> Iterator[Callable[[str], None]]:
+    def declare(model: str) -> None:
+        settings.PGEMBED_PROVIDERS = {
+            "default": {"BACKEND": f"{__name__}.Moody", "MODEL": model, "DIMENSIONS": 64}
+        }
+
+    declare("old")
+    yield declare
+    Moody.down, Moody.refusing, Moody.asked = set(), {}, []
+
+
+@pytest.fixture
+def swap(declare, run_jobs) -> Space:
+    """A space that is being built beside the one that holds five notes. None is in it."""
+    for number in range(5):
+        Note.objects.create(body=f"trout {number}")
+    run_jobs()
+    declare("new")
+    _, building = spaces.ensure(specs.get(NOTE), using="default")
+    Moody.asked.clear()
+    return building
+
+
+def run(worker: Pipeline) -> None:
+    while worker.step():
+        pass
+
+
+def build() -> None:
+    settings = conf.current()
+    spec = specs.get(NOTE)
+    Maintenance({NOTE: spec}, using="default", settings=settings, wake=lambda: None).build()
+
+
+def texts(model: str) -> set[str]:
+    chunks = NoteEmbedding.objects.filter(space__model=model, embedding__isnull=False)
+    return set(chunks.values_list("passage", flat=True))
+
+
+def test_what_is_written_while_the_active_model_is_down_is_stored_in_the_next_space(
+    swap, make_worker
+):
+    Moody.down = {"old"}
+    Note.objects.update(body="salmon")
+    worker = make_worker()
+    run(worker)
+
+    assert texts("new") == {"salmon"}
+    assert texts("old") == {f"trout {number}" for number in range(5)}
+    waiting = Job.objects.filter(status="pending")
+    assert list(waiting.values_list("attempts", "last_error")) == [(0, "connection refused")] * 5
+
+
+def test_it_is_embedded_once_however_long_the_active_model_is_down(swap, make_worker, clock):
+    Moody.down = {"old"}
+    note = Note.objects.first()
+    Note.objects.filter(pk=note.pk).update(body="salmon")
+    worker = make_worker()
+    for _ in range(5):
+        run(worker)
+        clock.now += 100
+        Job.objects.update(run_at=Now())
+    assert Moody.asked == [("new", "salmon")]
+
+    Moody.down = set()
+    run(worker)
+    assert Moody.asked == [("new", "salmon"), ("old", "salmon")]
+    assert "salmon" in texts("old")
+    assert not Job.objects.filter(source_pk=str(note.pk), status="pending")
+
+
+def test_the_next_space_is_filled_and_switched_to_while_the_active_model_is_down(
+    swap, make_worker, run_jobs
+):
+    Moody.down = {"old"}
+    worker = make_worker(batch_size=2, concurrency=1)
+    Note.objects.filter(body="trout 0").update(body="salmon")
+    run(worker)
+    build()  # finds the others
+    run(worker)
+    build()
+
+    assert spaces.active(specs.get(NOTE), using="default") == swap
+    assert texts("new") == {"salmon", "trout 1", "trout 2", "trout 3", "trout 4"}
+    # And the job that has waited has nothing left to do.
+    Moody.asked.clear()
+    Job.objects.update(run_at=Now())
+    worker.live.outdate()
+    run(worker)
+    assert (Moody.asked, Job.objects.filter(status="pending").count()) == ([], 0)
+
+
+def test_more_than_one_batch_is_waited_for(swap, make_worker):
+    """Units are given back when the next model has had them, not when the active one is down."""
+    Moody.down = {"old"}
+    Note.objects.update(body="salmon")
+    run(make_worker(batch_size=1, concurrency=1))
+
+    assert NoteEmbedding.objects.filter(space=swap, passage="salmon").count() == 5
+
+
+def test_what_the_next_model_refuses_is_stored_in_the_space_that_is_searched(swap, make_worker):
+    Moody.refusing = {"new": "long"}
+    Note.objects.filter(body="trout 0").update(body="a long text")
+    run(make_worker())
+
+    assert "a long text" in texts("old")
+    assert set(Job.objects.values_list("status", flat=True)) == {"succeeded"}
+
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    run(make_worker())
+    assert "too long" in Job.objects.get(status="failed").last_error
+    build()
+    assert spaces.active(specs.get(NOTE), using="default") == swap
+
+
+def test_what_the_active_model_refuses_is_stored_in_the_next_space(swap, make_worker):
+    Moody.refusing = {"old": "long"}
+    Note.objects.filter(body="trout 0").update(body="a long text")
+    run(make_worker())
+
+    assert "a long text" in texts("new")
+    assert "trout 0" in texts("old")
+    assert "too long" in Job.objects.get(status="failed").last_error
+
+
+def test_a_space_that_has_fallen_behind_is_not_taken_for_one_that_is_ahead(
+    swap, make_worker, run_jobs
+):
+    """Of two texts that differ, the next space's is the newer one only where that is known."""
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    run(make_worker())
+    NoteEmbedding.objects.filter(space=swap, passage="trout 0").update(text_digest=b"older")
+
+    build()
+
+    assert spaces.active(specs.get(NOTE), using="default") != swap
