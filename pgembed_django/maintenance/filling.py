@@ -86,7 +86,7 @@ class Filling:
         """Switch to a space that is not full yet, if the active one's model stays out of reach."""
         seen = self._seen[space.pk]
         active = spaces.active(spec, using=self.using)
-        if active is None or spaces.provider_of(active).probe().ok:
+        if active is None or spaces.provider_of_texts(active).probe().ok:
             seen.failed_probes = 0
             return
         seen.failed_probes += 1

@@ -16,7 +16,8 @@ from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Request, Unit
 from pgembed_django.pool import Pool
-from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.lost import LostProvider
 
 
 class Embedding:
@@ -89,18 +90,18 @@ class Embedding:
     def pool(self, space: Space) -> Pool:
         """Return the pool of a space's provider. Spaces of one provider share it."""
         if space.pk not in self._pools:
-            provider = spaces.provider_of(space)
-            shared = [pool for pool in self._queues if pool.provider is provider]
-            pool = shared[0] if shared else self._new_pool(space)
-            self._pools[space.pk] = pool
-            self._queues.setdefault(pool, deque())
+            self._pools[space.pk] = self._pool_for(spaces.provider_of_texts(space))
         return self._pools[space.pk]
 
     def follow(self, live: Live) -> None:
         """Keep the pools of the live spaces, and let them know who has paused their providers."""
-        self._pools = {space.pk: self.pool(space) for space in live}
+        kept = {space.pk: self.pool(space) for space in live}
         for space in live:
-            self.pool(space).paused_by = live.paused.providers.get(space.provider)
+            provider = spaces.provider_of_texts(space)
+            if kept[space.pk].is_lost != isinstance(provider, LostProvider):
+                kept[space.pk] = self._pool_for(provider)  # its weights are gone, or there again
+            kept[space.pk].paused_by = live.paused.providers.get(space.provider)
+        self._pools = kept
         for pool in self._queues.keys() - self._pools.values():
             if not (self._queues[pool] or pool.in_flight):
                 del self._queues[pool]
@@ -161,14 +162,19 @@ class Embedding:
         for pool in self._queues:
             pool.close()
 
-    def _new_pool(self, space: Space) -> Pool:
-        return Pool(
-            spaces.provider_of(space),
+    def _pool_for(self, provider: Provider) -> Pool:
+        for pool in self._queues:
+            if pool.provider is provider:
+                return pool
+        pool = Pool(
+            provider,
             concurrency=self.holding.settings.concurrency,
             wake=self._wake,
             inline=self._inline,
             clock=self._clock,
         )
+        self._queues[pool] = deque()
+        return pool
 
     def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
         requests: list[Request] = []

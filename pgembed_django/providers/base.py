@@ -64,6 +64,8 @@ class Provider(Options, ABC):
         self.token_pace = Pace(clock)
         self.text_pace = Pace(clock)
         self.learnt_characters: int | None = None
+        self.told_digest: str | None = None
+        """What was told last of the exact model, to whoever has asked."""
         self.is_metered = False
         """Whether ``sent`` counts: weighing each text is not for nothing."""
         self._meter = Meter()

@@ -39,7 +39,7 @@ def counted(provider: Provider, text: str) -> int | None:
 
 
 def digest(provider: Provider) -> str | None:
-    """Return a model's digest as it can be stored.
+    """Return a model's digest as it can be stored, and note it.
 
     Raises:
         ProviderError: it is no string. Whatever ``model_digest`` raises.
@@ -51,4 +51,5 @@ def digest(provider: Provider) -> str | None:
             f"{provider} has a model_digest() that returned {type(told).__name__}, where a "
             "string or None is wanted."
         )
-    return told and clean(told)
+    provider.told_digest = told and clean(told)
+    return provider.told_digest

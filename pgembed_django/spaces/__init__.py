@@ -10,7 +10,15 @@ from pgembed_django.spaces.coverage import (
     jobs_of_row,
     last_gap,
 )
-from pgembed_django.spaces.living import active, ask_live_ids, live, live_of, provider_of, warm_up
+from pgembed_django.spaces.living import (
+    active,
+    ask_live_ids,
+    live,
+    live_of,
+    provider_of,
+    provider_of_texts,
+    warm_up,
+)
 from pgembed_django.spaces.opening import adopt, ensure
 from pgembed_django.spaces.switching import (
     activate,
@@ -44,6 +52,7 @@ __all__ = [
     "mark_pruned",
     "note_full",
     "provider_of",
+    "provider_of_texts",
     "prunable",
     "reopen",
     "turn",

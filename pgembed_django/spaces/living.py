@@ -25,6 +25,11 @@ REMEDY = (
     "manage.py embed_spaces."
 )
 
+OTHER_WEIGHTS = (
+    "The server has other weights by now under the name of its model. Wait until a space of "
+    "these is full, or switch to that one now: manage.py embed_spaces. Or pull the former ones."
+)
+
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
 # Asked once for each batch that is stored: the ORM takes longer to write it than it to run.
@@ -101,17 +106,33 @@ def provider_of(space: Space) -> Provider:
             conf.current().batch_size,
         )
     except ImproperlyConfigured as error:
-        return LostProvider(
-            alias=space.provider,
-            model=space.model,
-            dimensions=space.dimensions,
-            reason=f"Space {space.pk} ({space}) has lost its provider. {error} {REMEDY}",
-        )
+        return _lost(space, f"{error} {REMEDY}")
+
+
+def provider_of_texts(space: Space) -> Provider:
+    """Return the provider that texts are embedded with: ``provider_of``, while it has the weights.
+
+    It has as far as it was asked. Workers ask once a minute, for the spaces that they may open.
+    """
+    provider = provider_of(space)
+    told = provider.told_digest
+    if told and space.model_digest and told != space.model_digest:
+        return _lost(space, OTHER_WEIGHTS)
+    return provider
 
 
 def is_of(space: Space, provider: Provider) -> bool:
     """Tell whether a provider makes the vectors of a space, as far as it knows of itself."""
     return all(getattr(space, name) == value for name, value in provider.declared().items())
+
+
+def _lost(space: Space, why: str) -> LostProvider:
+    return LostProvider(
+        alias=space.provider,
+        model=space.model,
+        dimensions=space.dimensions,
+        reason=f"Space {space.pk} ({space}) has lost its provider. {why}",
+    )
 
 
 def _may_be_declared(space: Space) -> bool:

@@ -7,14 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 from django.core.management import call_command
+from django.db.models.functions import Now
 
 from pgembed_django import search, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.models import Space
+from pgembed_django.models import Job, Space
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import queries
 from pgembed_django.spaces import switching
-from tests.app.models import Note
+from pgembed_django.worker.presence import paused
+from tests.app.models import Note, NoteEmbedding
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -170,7 +172,7 @@ def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_j
     assert (list(results), results.ranking, results.degraded) == ([note], "lexical", True)
     assert "has other weights by now" in caplog.text
 
-    Note.objects.update(body="A trout.")  # so that it is embedded in both
+    Note.objects.update(body="A trout.")  # so that it is in the new space
     run_jobs()
     old, new = Space.objects.filter(spec=NOTE).order_by("pk")
     assert (old.model_digest, new.model_digest) == ("sha-one", "sha-two")
@@ -178,3 +180,44 @@ def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_j
     queries.vectors.clear()
     results = search(Note, "trout")
     assert (list(results), results.ranking, results.degraded) == ([note], "hybrid", False)
+
+
+def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(settings, make_worker):
+    """The former vectors are served, and the new text goes to the new space alone."""
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Pulled", "MODEL": "tag", "DIMENSIONS": 64}
+    }
+    Pulled.told = "sha-one"
+    note = Note.objects.create(body="trout")
+    worker = make_worker()
+    while worker.step():
+        pass
+
+    Pulled.told = "sha-two"
+    _, new = spaces.ensure(specs.get(NOTE), using="default")  # as a worker does once a minute
+    Note.objects.update(body="A salmon.")
+    worker.live.outdate()
+    while worker.step():
+        pass
+
+    chunks = NoteEmbedding.objects.filter(source_id=note.pk)
+    assert set(chunks.values_list("space__model_digest", "passage")) == {
+        ("sha-one", "trout"),
+        ("sha-two", "A salmon."),
+    }
+    assert "has other weights by now" in Job.objects.get(status="pending").last_error
+    assert "has other weights by now" in paused(worker)["default"]
+    assert spaces.last_gap(specs.get(NOTE), new, using="default") is None
+
+    Pulled.told = "sha-one"  # that was a mistake
+    spaces.ensure(specs.get(NOTE), using="default")
+    Job.objects.update(run_at=Now())
+    worker.live.outdate()
+    while worker.step():
+        pass
+
+    assert set(chunks.values_list("space__model_digest", "passage")) == {
+        ("sha-one", "A salmon."),
+        ("sha-two", "A salmon."),
+    }
+    assert paused(worker) == {}
