@@ -37,6 +37,9 @@ BY_KEPT_PLANS = f"SELECT {KEPT_PLANS}"
 GIVE_WAY_BY_KEPT_PLANS = f"{GIVE_WAY}, {KEPT_PLANS}"
 WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT set_config('synchronous_commit', 'off', true), {KEPT_PLANS}"
 
+ONE_AT_A_TIME: list[Any] = []
+"""What wraps statements of a connection, and never makes two of one."""
+
 # The last only where a transaction is not READ COMMITTED, as those of workers are.
 BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATION_FAILURE}
 
@@ -228,8 +231,12 @@ def _prepares(wrapper: BaseDatabaseWrapper) -> bool:
 
 
 def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether a transaction of our own may be sent in one go."""
-    return not wrapper.in_atomic_block and psycopg.Pipeline.is_supported()
+    """Tell whether a transaction of our own may be sent in one go.
+
+    What wraps statements may put one of its own in front, and a pipeline takes one at a time.
+    """
+    is_wrapped = any(one not in ONE_AT_A_TIME for one in wrapper.execute_wrappers)
+    return not (wrapper.in_atomic_block or is_wrapped) and psycopg.Pipeline.is_supported()
 
 
 def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:

@@ -15,7 +15,7 @@ from django.db import transaction
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pgembed_django import specs
+from pgembed_django import database, specs
 
 SET = "SELECT set_config('pgembed.traceparent', %s, true)"
 WRITES = r"\s*(?:/\*.*?\*/\s*)*(?:insert|update|merge|with)\b"
@@ -39,6 +39,9 @@ def carry(
     with transaction.atomic(using=connection.alias):
         _set(connection, traceparent)
         return execute(sql, params, many, context)
+
+
+database.ONE_AT_A_TIME.append(carry)
 
 
 def _traceparent() -> str | None:

@@ -44,6 +44,18 @@ def test_rows_are_embedded_and_found_while_triggers_are_ignored(make_article, ru
         assert list(similar_to(trout)) == [salmon]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_rows_are_embedded_while_triggers_are_ignored_outside_of_a_transaction(
+    make_article, run_jobs
+):
+    trout = make_article(title="Trout")
+
+    with pgtrigger.ignore():
+        run_jobs()
+
+    assert_fresh(trout)
+
+
 def test_an_unpublished_row_is_neither_embedded_nor_found(make_article, run_jobs):
     draft = make_article(title="Trout", published_time=None)
 
