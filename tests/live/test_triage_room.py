@@ -18,6 +18,7 @@ from playwright.sync_api._generated import Browser
 from pgembed_django.models import Job
 from tests.app.models import Article
 from tests.conftest import wait_until
+from tests.db.test_status import make_failures
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [
@@ -279,6 +280,66 @@ def test_charts_are_whole_on_a_page_that_is_read_from_the_right(
     )
     assert page.locator(".pgembed-chart text").count() == 9
     assert cut_off == []
+
+
+def test_english_sentences_end_on_the_right_on_a_page_that_is_read_from_the_right(
+    failures: None, settings: Any, open_admin: Callable[..., Page]
+) -> None:
+    settings.LANGUAGE_CODE = "ar"
+    page = open_admin(*OPERATOR)
+
+    for path in ("", "job/failures/", f"job/{Job.objects.first().pk}/change/"):
+        page.goto(f"/admin/pgembed/{path}")
+        ends = page.locator("#content").evaluate(
+            """
+            (content) => {
+              const walker = document.createTreeWalker(content, NodeFilter.SHOW_TEXT);
+              const ends = [];
+              const left = (node, at) => {
+                const range = document.createRange();
+                range.setStart(node, at);
+                range.setEnd(node, at + 1);
+                return range.getBoundingClientRect().left;
+              };
+              for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+                const text = node.data.trimEnd();
+                const parent = node.parentElement;
+                const isShown = parent.checkVisibility() && !parent.closest(".visually-hidden");
+                if (isShown && /^\\s*[A-Za-z].*[.:]$/s.test(text)) {
+                  const last = text.length - 1;
+                  ends.push([text.trim(), left(node, last) > left(node, last - 1)]);
+                }
+              }
+              return ends;
+            }
+            """
+        )
+        assert ends
+        assert [text for text, is_on_the_right in ends if not is_on_the_right] == []
+
+
+def test_a_long_name_does_not_widen_a_narrow_page(open_admin: Callable[..., Page]) -> None:
+    make_failures(1, spec=f"app.{'Long' * 25}Embedding")
+    page = open_admin(*OPERATOR)
+    page.set_viewport_size({"width": 375, "height": 800})
+
+    for path in ("", "job/failures/"):
+        page.goto(f"/admin/pgembed/{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375
+
+
+def test_the_errors_of_a_jobs_history_are_lines_on_a_narrow_page(
+    failures: None, open_admin: Callable[..., Page]
+) -> None:
+    page = open_admin(*OPERATOR)
+    page.set_viewport_size({"width": 375, "height": 800})
+
+    page.goto(f"/admin/pgembed/job/{Job.objects.filter(status='failed').first().pk}/change/")
+
+    error = page.locator(".pgembed-table .pgembed-error").bounding_box()
+    assert error is not None
+    assert error["width"] > error["height"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
 def test_a_strict_content_security_policy_takes_nothing_away(
