@@ -7,7 +7,7 @@ from typing import Any
 from django.db import router
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from pgembed_django import specs, status
 from pgembed_django.admin import acts, charts
@@ -107,18 +107,20 @@ def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
     p50, p99 = [one.p50_seconds for one in points], [one.p99_seconds for one in points]
     known = [value for value in p99 if value is not None]
     told = {"span": span, "each": each}
-    throughput = _("%(sum)s rows in the %(span)s, at most %(max)s in a %(each)s") % {
-        **told,
-        "sum": f"{sum(completed):,}",
-        "max": f"{max(completed):,}",
-    }
+    throughput = ngettext(
+        "%(sum)s row in the %(span)s, at most %(max)s in a %(each)s",
+        "%(sum)s rows in the %(span)s, at most %(max)s in a %(each)s",
+        sum(completed),
+    ) % {**told, "sum": f"{sum(completed):,}", "max": f"{max(completed):,}"}
     freshness = (
         _("From write to vector: at worst %(max)s for the slowest hundredth in the %(span)s")
         % {**told, "max": duration(max(known))}
         if known
         else _("No write was embedded in the %(span)s") % told
     )
-    failures = _("%(sum)s rows failed in the %(span)s") % {**told, "sum": f"{sum(failed):,}"}
+    failures = ngettext(
+        "%(sum)s row failed in the %(span)s", "%(sum)s rows failed in the %(span)s", sum(failed)
+    ) % {**told, "sum": f"{sum(failed):,}"}
     return [
         {
             "title": _("Rows embedded each %(each)s") % told,

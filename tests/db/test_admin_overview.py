@@ -125,7 +125,8 @@ def test_the_charts_show_the_last_hour_or_day_in_words_too(
         pass
     worker.holding.tally.flush(using="default")
 
-    assert "1 rows in the last hour, at most 1 in a minute" in text(viewer)
+    assert "1 row in the last hour, at most 1 in a minute" in text(viewer)
+    assert "bag-of-words, 64 dimensions" in text(viewer)
     assert "in a quarter of an hour" in text(viewer, f"{OVERVIEW}?hours=24")
     assert "in a minute" in text(viewer, f"{OVERVIEW}?hours=nonsense")
     assert text(viewer).count("<svg class=") == 3
