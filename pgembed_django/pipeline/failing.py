@@ -79,17 +79,16 @@ class Failing:
         self._stranded.pop((unit, pool), None)
         is_lost = (unit, pool) in self._lost
         self._lost.discard((unit, pool))
-        parts = [part for part in unit.parts if self._pool_of(part.space) is not pool]
-        active = [part for part in parts if part.space.state == Space.State.ACTIVE]
-        # Nor does a doubtful job end before that part has had its turn.
-        if active and not is_lost and not (unit.is_doubtful and active[0].plan.is_fresh):
-            unit.parts = parts
+        stranded = [part for part in unit.parts if self._pool_of(part.space) is pool]
+        is_delaying = all(_delays_active(unit, part) for part in stranded)
+        if is_delaying and not is_lost:
+            unit.parts = [part for part in unit.parts if part not in stranded]
             self.holding.look_at(unit)
             return
         self._keep_whole(unit)
         self.holding.give_back(
             unit,
-            delay_seconds=0 if active and is_lost else pool.paused_seconds,
+            delay_seconds=0 if is_delaying else pool.paused_seconds,
             reason=pool.reason,
             outages=int(is_lost),
         )

@@ -179,3 +179,30 @@ def test_a_space_that_has_fallen_behind_is_not_taken_for_one_that_is_ahead(
     build()
 
     assert spaces.active(specs.get(NOTE), using="default") != swap
+
+
+def test_what_fills_the_next_space_waits_for_its_model(swap, make_worker, clock):
+    """It is not completed without having done anything, only to be found missing again."""
+    Moody.down = {"new"}
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    worker = make_worker()
+    run(worker)
+
+    fills = Job.objects.filter(kind="reconciler")
+    assert set(fills.values_list("status", "attempts")) == {("pending", 0)}
+    assert reconcile.reconcile_once(specs.get(NOTE), using="default") == 0
+
+    Moody.down = set()
+    clock.now += 100
+    fills.update(run_at=Now())
+    run(worker)
+    assert (len(texts("new")), fills.count()) == (5, 0)
+
+
+def test_what_is_written_while_the_next_model_is_down_does_not_wait_for_it(swap, make_worker):
+    Moody.down = {"new"}
+    Note.objects.filter(body="trout 0").update(body="salmon")
+    run(make_worker())
+
+    assert "salmon" in texts("old")
+    assert not Job.objects.filter(status="pending").exists()
