@@ -117,16 +117,18 @@ def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
 
 
 def _planned_without_a_space(units: Sequence[Unit], live: defaultdict[str, set[int]]) -> list[Unit]:
-    """Return the units for which a space has been opened since they were planned.
+    """Return the units for which a space has been opened since they were planned, or all are gone.
 
     To complete them would leave a gap, or a stale text, in a space that may be searched
-    by now. Where it is opened after this look, the reconciler has yet to fill it.
+    by now. Where it is opened after this look, the reconciler has yet to fill it. And after
+    a flush of the database it would leave the row to the reconciler.
     """
-    return [
-        unit
-        for unit in units
-        if not unit.is_gone and not live[unit.spec.key] <= unit.planned_spaces
-    ]
+
+    def is_for(unit: Unit) -> bool:
+        present = live[unit.spec.key]
+        return bool(present) and present <= unit.planned_spaces
+
+    return [unit for unit in units if not unit.is_gone and not is_for(unit)]
 
 
 def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:

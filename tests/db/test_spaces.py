@@ -17,6 +17,7 @@ from pgembed_django.retrieval import answering, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
+from tests.db.conftest import make_due
 
 KEY = "app.ArticleEmbedding"
 
@@ -444,6 +445,31 @@ def test_vectors_are_not_compressed_in_vain():
             " WHERE attrelid = 'app_articleembedding'::regclass AND attname = 'embedding'"
         )
         assert cursor.fetchone() == ("e",)  # EXTERNAL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_planned_for_a_space_that_a_flush_has_deleted_waits_for_the_next_one(
+    spec, make_article, make_worker
+):
+    article = make_article(title="Database")
+    worker = make_worker()
+    worker.step()
+    Space.objects.all().delete()
+
+    while worker.step():
+        pass
+
+    assert not ArticleEmbedding.objects.exists()
+    assert Job.objects.get().attempts == 0
+    spaces.ensure(spec, using="default")
+    make_due()
+    worker.live.outdate()
+    while worker.step():
+        pass
+    [space] = spaces.live(spec, using="default")
+    assert {chunk.space_id for chunk in ArticleEmbedding.objects.filter(source=article)} == {
+        space.pk
+    }
 
 
 @pytest.mark.django_db(transaction=True)
