@@ -10,7 +10,7 @@ from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Val
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
-from pgembed_django import database, postgres
+from pgembed_django import database, postgres, triggers
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, covering_chunk
 from pgembed_django.specs import Spec
@@ -42,7 +42,17 @@ TABLES = """
         COALESCE(
             (SELECT reltuples / relpages FROM pg_class WHERE oid = source AND relpages > 0),
             0
-        )::float8 AS rows_per_page
+        )::float8 AS rows_per_page,
+        (
+            SELECT count(*)
+            FROM unnest(%(watched)s::text[], %(triggers)s::text[]) AS declared(of_spec, name)
+            WHERE of_spec = spec
+              AND NOT EXISTS (
+                  SELECT
+                  FROM pg_trigger
+                  WHERE tgrelid = source AND tgname = name AND tgenabled::text = ANY(%(fires)s)
+              )
+        ) AS silent_triggers
     FROM (SELECT) AS one
     -- One row at the least: what time it is.
     LEFT JOIN LATERAL (
@@ -69,26 +79,36 @@ SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
 
 
 class Table(NamedTuple):
-    """A spec's source table, ``rows`` by the statistics. Not ``is_there``: not migrated."""
+    """A spec's source table, ``rows`` by the statistics. Not ``is_there``: not migrated.
+
+    ``silent_triggers`` are missing or disabled.
+    """
 
     is_there: bool
     is_locked: bool
     rows: float
+    silent_triggers: int
 
 
 def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
     """Return the time, and what is known of the tables without reading them."""
+    declared = triggers.names([spec.key for spec in specs])
     found = database.rows(
         using,
         TABLES,
+        watched=[key for key, _ in declared],
+        triggers=[name for _, name in declared],
+        fires=list(triggers.FIRES),
         specs=[spec.key for spec in specs],
         sources=[postgres.quoted_table(spec.model) for spec in specs],
         embeddings=[postgres.quoted_table(spec.embedding_model) for spec in specs],
     )
     now: datetime = found[0][1]
     return now, {
-        key: Table(is_there, is_locked, pages * (per_page if per_page > 0 else ROWS_PER_PAGE))
-        for key, _, is_there, is_locked, pages, per_page in found
+        key: Table(
+            is_there, is_locked, pages * (per_page if per_page > 0 else ROWS_PER_PAGE), silent
+        )
+        for key, _, is_there, is_locked, pages, per_page, silent in found
         if key is not None
     }
 

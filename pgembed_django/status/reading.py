@@ -191,6 +191,7 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     facts = verdicts.Facts(
         has_tables=seen.tables[key].is_there,
         has_space=active is not None,
+        silent_triggers=seen.tables[key].silent_triggers,
         paused_by=paused_by or (provider.paused_by if provider else ""),
         workers=len(workers),
         aside=tuple(worker.aside[key] for worker in workers if key in worker.aside),

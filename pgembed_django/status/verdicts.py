@@ -27,6 +27,8 @@ class Facts:
 
     has_tables: bool
     has_space: bool
+    silent_triggers: int
+    """Those that are missing or disabled."""
     paused_by: str
     """Who has paused the spec. Empty: nobody."""
     workers: int
@@ -101,6 +103,12 @@ def _degraded(facts: Facts) -> Iterator[str]:
         yield f"The provider is down. Nothing waits yet. {facts.down}"
     elif facts.unreachable_for:
         yield f"{facts.unreachable_for} of {facts.workers} workers cannot reach the provider."
+    if facts.silent_triggers:
+        one = facts.silent_triggers == 1
+        yield (
+            f"{facts.silent_triggers} of its triggers {'is' if one else 'are'} missing or "
+            "disabled: what is written is found late. Run manage.py check --database."
+        )
     if facts.aside and not facts.is_aside:
         some = f"{len(facts.aside)} of {facts.workers} workers"
         yield f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pgembed_django.triggers.compiled import CompiledTrigger
-from pgembed_django.triggers.installed import Installed, amiss, astray, tables_of
+from pgembed_django.triggers.installed import FIRES, Installed, amiss, astray, names, tables_of
 from pgembed_django.triggers.kinds import (
     Deleted,
     Inserted,
@@ -23,12 +23,14 @@ from pgembed_django.triggers.kinds import (
 )
 
 __all__ = [
+    "FIRES",
     "CompiledTrigger",
     "Installed",
     "SpecTrigger",
     "Watch",
     "amiss",
     "astray",
+    "names",
     "tables_of",
     "trigger_name",
     "triggers",

@@ -125,12 +125,21 @@ def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]
     return found
 
 
-def _installed(keys: Collection[str], *, using: str) -> Iterator[Installed]:
-    wanted: list[tuple[Any, SpecTrigger]] = [
+def names(keys: Collection[str]) -> list[tuple[str, str]]:
+    """Return the names that the triggers of specs have in a database, each with its spec's key."""
+    return [(trigger.watch.key, trigger.get_pgid(model)) for model, trigger in _declared(keys)]
+
+
+def _declared(keys: Collection[str]) -> list[tuple[Any, SpecTrigger]]:
+    return [
         (model, trigger)
         for model, trigger in registry.registered()
         if isinstance(trigger, SpecTrigger) and trigger.watch.key in keys
     ]
+
+
+def _installed(keys: Collection[str], *, using: str) -> Iterator[Installed]:
+    wanted = _declared(keys)
     found = database.rows(
         using,
         INSTALLED,

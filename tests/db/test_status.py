@@ -123,6 +123,25 @@ def test_a_silent_worker_does_not_count(look, make_article, run_jobs, live_worke
     assert worker.silent_seconds > 60
 
 
+def test_triggers_that_do_not_fire_degrade(look, make_article, run_jobs, live_worker):
+    make_article()
+    run_jobs()
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute("ALTER TABLE app_article DISABLE TRIGGER USER")
+    Article.objects.update(title="past the trigger")
+
+    found = look()
+    _, tables = covering.tables(specs.all(), using="default")
+    silent = {key: table.silent_triggers for key, table in tables.items() if table.silent_triggers}
+
+    assert found.verdict.state == "degraded"
+    assert "5 of its triggers are missing or disabled" in found.verdict.reason
+    # Of all that watch the table.
+    assert silent.pop(KEY) == 5
+    assert set(silent) <= {spec.key for spec in specs.all() if spec.model is Article}
+
+
 def test_failures_degrade(look, make_article, run_jobs, live_worker):
     run_jobs()
     make_failures(3)
