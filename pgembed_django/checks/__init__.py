@@ -47,6 +47,7 @@ IDS = {
     "pgembed.W008": "Rows have come without their sequences: new ones get numbers that are taken.",
     "pgembed.W009": "The encoding of the database is not UTF-8.",
     "pgembed.W010": "Vectors belong to a role that the triggers' functions do not trust.",
+    "pgembed.W011": "Queries of tables that triggers and workers write are cached.",
 }
 
 register(check_settings)

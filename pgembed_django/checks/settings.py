@@ -7,17 +7,18 @@ from typing import Any
 
 import pgtrigger.features
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, providers, tracing
+from pgembed_django import conf, providers, specs, tracing
 
 NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Return what is wrong with INSTALLED_APPS, ours and pgtrigger's settings."""
-    return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger()]
+    return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger(), *_caches()]
 
 
 def _apps() -> Iterator[CheckMessage]:
@@ -70,4 +71,24 @@ def _pgtrigger() -> Iterator[CheckMessage]:
             hint="Leave PGTRIGGER_MIGRATIONS and PGTRIGGER_MODEL_META at their defaults, or run "
             "'manage.py pgtrigger install' after each migrate.",
             id="pgembed.W002",
+        )
+
+
+def _caches() -> Iterator[CheckMessage]:
+    is_on = getattr(django_settings, "CACHALOT_ENABLED", True)
+    if not (apps.is_installed("cachalot") and is_on):
+        return
+    spared_apps = getattr(django_settings, "CACHALOT_UNCACHABLE_APPS", ())
+    spared = getattr(django_settings, "CACHALOT_UNCACHABLE_TABLES", ())
+    models = {*apps.get_app_config("pgembed").get_models()}
+    models |= {spec.embedding_model for spec in specs.all()}
+    tables = {model._meta.db_table for model in models if model._meta.app_label not in spared_apps}
+    if cached := sorted(tables.difference(spared)):
+        yield Warning(
+            "django-cachalot caches what is read of tables that triggers and workers write past "
+            f"it: {', '.join(cached)}.",
+            hint="Add 'pgembed' to CACHALOT_UNCACHABLE_APPS and the tables of vectors to "
+            "CACHALOT_UNCACHABLE_TABLES, and run the embed_ commands with CACHALOT_ENABLED = "
+            "False: with old answers a change of model never ends.",
+            id="pgembed.W011",
         )

@@ -17,7 +17,7 @@ from django.db import connections, models
 from django.db.models import Q
 
 import pgembed_django.checks
-from pgembed_django import conf, embeddable, postgres
+from pgembed_django import conf, embeddable, postgres, specs
 from pgembed_django.checks import IDS, check_declarations, check_providers, check_settings
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
@@ -186,6 +186,43 @@ def test_triggers_kept_out_of_migrations_are_a_warning(settings):
     settings.PGTRIGGER_MIGRATIONS = False
 
     assert [message.id for message in check_settings()] == ["pgembed.W002"]
+
+
+@pytest.fixture
+def cachalot(settings, monkeypatch, tmp_path):
+    """An app of that name: all that is asked of it is whether it is there."""
+    (tmp_path / "cachalot").mkdir()
+    (tmp_path / "cachalot/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.INSTALLED_APPS = [*settings.INSTALLED_APPS, "cachalot"]
+
+
+def test_tables_whose_queries_are_cached_are_named(settings, cachalot):
+    [message] = check_settings()
+
+    assert message.id == "pgembed.W011"
+    assert "app_articleembedding" in message.msg
+    assert "pgembed_job" in message.msg
+    assert "app_article," not in message.msg
+
+    settings.CACHALOT_UNCACHABLE_APPS = ("pgembed",)
+    settings.CACHALOT_UNCACHABLE_TABLES = [
+        spec.embedding_model._meta.db_table for spec in specs.all() if "Page" not in spec.key
+    ]
+    [message] = check_settings()
+    assert "pgembed_job" not in message.msg
+    assert "app_articleembedding" not in message.msg
+    assert "app_pageembedding" in message.msg
+
+
+@pytest.mark.parametrize(
+    "spared", [{"CACHALOT_ENABLED": False}, {"CACHALOT_UNCACHABLE_APPS": ("app", "pgembed")}]
+)
+def test_nothing_is_said_where_no_query_of_ours_is_cached(settings, cachalot, spared):
+    for name, value in spared.items():
+        setattr(settings, name, value)
+
+    assert check_settings() == []
 
 
 def test_an_unknown_provider_of_a_model_is_named_with_those_there_are():
