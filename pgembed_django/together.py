@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg import generators
 
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
@@ -41,6 +42,10 @@ def synchronize(wrapper: BaseDatabaseWrapper) -> None:
     long as it takes. To Postgres such a transaction is not idle, and a worker that is frozen
     there, or whose host is gone, would not be cut off.
     """
-    if (pipeline := _pipelines.get(wrapper.connection)) is not None:
+    connection = wrapper.connection
+    if (pipeline := _pipelines.get(connection)) is not None:
         with wrapper.wrap_database_errors:
+            # sync() goes on to wait for answers once a socket has taken a part of what is sent,
+            # and a server that has a part of a long text waits for the rest.
+            connection.wait(generators.send(connection.pgconn))
             pipeline.sync()

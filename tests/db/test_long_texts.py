@@ -189,3 +189,14 @@ def held(worker: Pipeline) -> int:
         for part in unit.parts
         for chunk in part.plan.insert
     )
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.timeout(60)  # it would wait for ever
+def test_what_is_longer_than_a_socket_takes_is_sent_whole_before_its_answer_is_waited_for(run_jobs):
+    note = Note.objects.create(body="x" * 3 * MB)
+
+    assert run_jobs() == 1
+
+    stored = NoteEmbedding.objects.filter(source=note).order_by("position")
+    assert stored.last().end_offset == 3 * MB
