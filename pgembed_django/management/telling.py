@@ -110,10 +110,11 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         text += f", paused by {provider.paused_by}"
     if provider.out_of_reach_of:
         workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
-        text += f", down for {workers}: {provider.reason}"
-    if provider.retries_at:
-        wait = max(0.0, (provider.retries_at - found.at).total_seconds())
-        text += f" Tried again in {duration(wait)}."
+        text += f", down for {workers}"
+        if provider.retries_at:
+            wait = max(0.0, (provider.retries_at - found.at).total_seconds())
+            text += f", tried again in {duration(wait)}"
+        text += f": {provider.reason}"
     return text
 
 

@@ -68,7 +68,7 @@ def judge(facts: Facts) -> Verdict:
         if found := " ".join(sentences):
             return Verdict(state, found)
     if facts.changes:
-        return Verdict("fresh", f"Search is up to date but for {_changes(facts)}.")
+        return Verdict("fresh", f"All else is found with its present text: {_changes(facts)}.")
     if facts.coverage is None:
         return Verdict("fresh", "Nothing waits.")
     return Verdict("fresh", "Every row is found with its present text.")
@@ -142,7 +142,7 @@ def _waiting(facts: Facts) -> str:
 def _changes(facts: Facts) -> str:
     oldest = duration(facts.oldest_change_seconds or 0.0)
     if not facts.changes:
-        return f"one change is at work since {oldest}"
+        return f"one change has been at work for {oldest}"
     changes = "change waits" if facts.changes == Count(1) else "changes wait"
     return f"{facts.changes} {changes}, the oldest for {oldest}"
 

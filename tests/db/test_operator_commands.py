@@ -109,7 +109,7 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     assert "3  timed out" in told
     assert "app.Gone  is not declared here" in run("embed_status")
     assert "here:7  seen 0 s ago, holds nothing, has set app.NoteEmbedding aside: no column" in told
-    assert "default  bag-of-words, down for all workers: No route." in told
+    assert "default  bag-of-words, down for all workers, tried again in 30 s: No route." in told
 
 
 def test_the_status_as_json_is_whole(make_article, run_jobs):
