@@ -129,9 +129,11 @@ class VectorsMixin(ModelAdmin):
         return [retry, *super().get_urls()]
 
     @admin.display(description=gettext_lazy("vectors"))
-    def vectors(self, row: Any) -> SafeString:
-        """The state, worded."""
-        state = getattr(row, "pgembed_state", None) or "missing"
+    def vectors(self, row: Any) -> SafeString | str:
+        """The state, worded. Unknown of a row that another page brings, as one of a history."""
+        state = getattr(row, "pgembed_state", None)
+        if state is None:
+            return "-"
         return format_html('<span class="pgembed-state pgembed-{}">{}</span>', state, STATES[state])
 
     def _vectors_field(self, request: HttpRequest) -> Callable[[Any], SafeString | str]:

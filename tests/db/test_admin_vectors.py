@@ -101,6 +101,16 @@ def test_a_row_that_is_being_added_has_no_state(admin_client: Client) -> None:
     assert "pgembed-state" not in text(admin_client, "/editors/app/note/add/")
 
 
+def test_a_row_that_another_page_brings_has_no_state(
+    make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    article = make_article(title="as it was")
+    run_jobs()
+
+    # As the page of a former version does: it is not in the list's queryset.
+    assert RowAdmin(Article, editors).vectors(article) == "-"
+
+
 def test_the_list_shows_and_filters_the_state_of_each_row(
     admin_client: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
 ) -> None:
