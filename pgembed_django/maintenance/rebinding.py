@@ -25,7 +25,7 @@ def follow(*, using: str) -> None:
         if _are_renewed(found, using=using):
             events.tell(events.TRIGGERS_RENEWED, spec=key)
         else:
-            events.tell(events.TRIGGERS_AMISS, spec=key, states="outdated")
+            events.tell(events.TRIGGERS_AMISS, spec=key, states="outdated", database=using)
 
 
 def after_migrate(sender: object, *, using: str, plan: object = None, **_: Any) -> None:

@@ -37,6 +37,7 @@ SILENT_SECONDS = 60.0
 class Snapshot:
     """What the queries brought, of all specs."""
 
+    using: str
     tables: Mapping[str, covering.Table]
     live: Mapping[str, Sequence[Space]]
     coverage: Mapping[int, Coverage]
@@ -69,6 +70,7 @@ def overview(
     workers = _workers(counted, now, using=using)
     paused = jobs.paused(using=using)
     seen = Snapshot(
+        using=using,
         tables=tables,
         live=live,
         coverage=coverage,
@@ -189,6 +191,7 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     failures = seen.queue.failures.get(key, NONE)
     paused_by = seen.paused.specs.get(key, "")
     facts = verdicts.Facts(
+        database=seen.using,
         has_tables=seen.tables[key].is_there,
         has_space=active is not None,
         silent_triggers=seen.tables[key].silent_triggers,

@@ -25,6 +25,8 @@ DRIFT = "for its tables are not as the code declares them"
 class Facts:
     """What a verdict depends on."""
 
+    database: str
+    """Its alias."""
     has_tables: bool
     has_space: bool
     silent_triggers: int
@@ -107,7 +109,8 @@ def _degraded(facts: Facts) -> Iterator[str]:
         one = facts.silent_triggers == 1
         yield (
             f"{facts.silent_triggers} of its triggers {'is' if one else 'are'} missing or "
-            "disabled: what is written is found late. Run manage.py check --database."
+            "disabled: what is written is found late. Run manage.py check --database "
+            f"{facts.database}."
         )
     if facts.aside and not facts.is_aside:
         some = f"{len(facts.aside)} of {facts.workers} workers"

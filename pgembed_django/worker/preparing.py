@@ -24,4 +24,4 @@ def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
     for spec in specs.values():
         spaces.ensure(spec, using=using)
     for key, states in triggers.amiss(specs, using=using).items():
-        events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states))
+        events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states), database=using)

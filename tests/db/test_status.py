@@ -137,6 +137,7 @@ def test_triggers_that_do_not_fire_degrade(look, make_article, run_jobs, live_wo
 
     assert found.verdict.state == "degraded"
     assert "5 of its triggers are missing or disabled" in found.verdict.reason
+    assert "manage.py check --database default." in found.verdict.reason
     # Of all that watch the table.
     assert silent.pop(KEY) == 5
     assert set(silent) <= {spec.key for spec in specs.all() if spec.model is Article}
