@@ -112,7 +112,8 @@ class Chunker:
         learnt, and would make every row stale with each new Python.
         """
         unit = self.unit if self.count is None else _dotted_path(self.count)
-        return f"chunker {VERSION}: size {self.size}, overlap {self.overlap}, {unit}"
+        kind = "chunker" if type(self) is Chunker else _dotted_path(type(self))
+        return f"{kind} {VERSION}: size {self.size}, overlap {self.overlap}, {unit}"
 
     def split(self, text: str) -> list[Chunk]:
         """Return the chunks in order. Offsets count in ``text``, which is ``clean`` already.
@@ -141,10 +142,10 @@ class Chunker:
         return count if count in (len, estimate_tokens) else partial(counted, count)
 
 
-def _dotted_path(count: Count | str) -> str:
-    if isinstance(count, str):
-        return count
-    return f"{getattr(count, '__module__', '')}.{getattr(count, '__qualname__', '')}"
+def _dotted_path(named: object) -> str:
+    if isinstance(named, str):
+        return named
+    return f"{getattr(named, '__module__', '')}.{getattr(named, '__qualname__', '')}"
 
 
 def _has_lasting_name(count: Count | str) -> bool:

@@ -14,6 +14,7 @@ from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
+from pgembed_django.pipeline import chunking
 from pgembed_django.pipeline.aside import GIVEN_BACK_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
@@ -155,7 +156,7 @@ class Planning:
                 self.holding.look_at(unit)
             else:
                 try:
-                    chunks = spec.chunker.split(loaded.texts[source_pk])
+                    chunks = chunking.split(spec.chunker, loaded.texts[source_pk])
                 except faults.EXITS:
                     raise
                 except BaseException as error:  # noqa: BLE001 - the user's chunker: a retry

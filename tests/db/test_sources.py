@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils.timezone import now
 
 from pgembed_django import database, sources, specs
-from pgembed_django.chunkers import Chunker
+from pgembed_django.chunkers import Chunk, Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from tests.app.models import (
@@ -29,6 +29,7 @@ from tests.app.models import (
     Product,
     Team,
 )
+from tests.conftest import embedded_text
 from tests.db.conftest import reconcile_deeply
 
 pytestmark = pytest.mark.django_db
@@ -295,3 +296,61 @@ def test_a_chunker_that_panics_fails_its_row_alone(make_worker, make_article, mo
         (str(good.pk), "succeeded", ""),
         (str(bad.pk), "failed", "Panic: at a character"),
     }
+
+
+def nothing(chunks: list[Chunk]) -> Any:
+    return None
+
+
+def texts_alone(chunks: list[Chunk]) -> Any:
+    return [chunk.text for chunk in chunks]
+
+
+def out_of_the_text(chunks: list[Chunk]) -> Any:
+    return [chunk._replace(start=-5, end=-1) for chunk in chunks]
+
+
+def other_words(chunks: list[Chunk]) -> Any:
+    return [chunk._replace(text="other words") for chunk in chunks]
+
+
+@pytest.mark.parametrize("returned", [nothing, texts_alone, out_of_the_text, other_words])
+def test_a_chunker_that_returns_no_chunks_of_the_text_fails_its_row_alone(
+    make_worker, make_article, monkeypatch, returned
+):
+    class Own(Chunker):
+        def split(self, text: str) -> list[Chunk]:
+            chunks = super().split(text)
+            return returned(chunks) if "bad" in text else chunks
+
+    [spec] = specs.of(Article)
+    monkeypatch.setitem(specs._registry, spec.key, dataclasses.replace(spec, chunker=Own()))
+    good, bad = make_article(title="good", contents=""), make_article(title="bad")
+    worker = make_worker(max_attempts=1)
+
+    while worker.step():
+        pass
+
+    assert set(Job.objects.values_list("source_pk", "status")) == {
+        (str(good.pk), "succeeded"),
+        (str(bad.pk), "failed"),
+    }
+    assert embedded_text(good) == "good"
+
+
+def test_a_chunker_may_return_any_iterable_of_chunks(run_jobs, make_article, monkeypatch):
+    class Own(Chunker):
+        def split(self, text: str) -> Any:
+            # One chunk twice: each has a place of its own all the same.
+            return (chunk for chunk in super().split(text) * 2)
+
+    [spec] = specs.of(Article)
+    monkeypatch.setitem(specs._registry, spec.key, dataclasses.replace(spec, chunker=Own()))
+    article = make_article(title="once", contents="")
+
+    run_jobs()
+
+    assert list(article.article_embeddings.values_list("position", "passage")) == [
+        (0, "once"),
+        (1, "once"),
+    ]

@@ -192,6 +192,14 @@ def test_whatever_changes_the_chunks_changes_the_recipe(options):
     assert Chunker(**options).recipe != Chunker().recipe
 
 
+def test_a_subclass_has_a_recipe_of_its_own():
+    class Paragraphs(Chunker):
+        pass
+
+    assert Paragraphs().recipe != Chunker().recipe
+    assert Paragraphs.__qualname__ in Paragraphs().recipe
+
+
 def test_an_old_recipe_still_gives_the_old_chunks():
     """When this fails, raise VERSION: stored rows must become stale."""
     chunks = Chunker().split("\n\n".join(make_article(300)))
