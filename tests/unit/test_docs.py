@@ -15,10 +15,11 @@ from django.apps import apps
 from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandParser
 
-from pgembed_django import checks, conf, decorator
+from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
 from pgembed_django.admin.acts import ACTS
 from pgembed_django.checks import databases
 from pgembed_django.models import Job
+from pgembed_django.retrieval import Hit
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -101,6 +102,34 @@ def test_every_keyword_of_the_decorator_is_in_the_docs_with_its_default() -> Non
         written = documented[parameter.name][0]
         if parameter.default not in (inspect.Parameter.empty, None):
             assert written == f"`{json.dumps(parameter.default).replace('true', 'True')}`"
+
+
+def test_every_argument_of_a_search_is_in_the_docs_with_its_default() -> None:
+    page = (DOCS / "reference/search.md").read_text()
+    given = {}
+    for function in (similar_to, search):
+        given |= inspect.signature(function).parameters
+
+    for parameter in given.values():
+        default = parameter.default
+        written = "needed" if default is parameter.empty else f"`{default!r}`".replace("'", '"')
+        row = rf"^\| `{parameter.name}` +\| {re.escape(written)} "
+        assert re.search(row, page, re.MULTILINE), parameter.name
+
+
+def test_every_value_of_a_hit_and_of_the_results_is_in_the_docs() -> None:
+    page = (DOCS / "reference/search.md").read_text()
+
+    for field in (*fields(Results), *fields(Hit)):
+        assert re.search(rf"^\| [^|]*`{field.name}`", page, re.MULTILINE), field.name
+
+
+def test_every_keyword_of_a_chunker_is_in_the_docs_with_its_default() -> None:
+    page = (DOCS / "reference/embeddable.md").read_text()
+
+    for field in fields(Chunker):
+        written = str(field.default) if isinstance(field.default, int) else f"`{field.default!r}`"
+        assert f"`{field.name}` ({written})".replace("'", '"') in page
 
 
 @pytest.mark.parametrize(
