@@ -152,6 +152,8 @@ def _constant_refusals(value: Any, *, model: type[Model]) -> Iterator[str]:
         yield from refusals(value, model=model)
     elif callable(value) and not isinstance(value, type):
         yield f"{value!r} is a function. Give its result, if that is a constant."
+    elif isinstance(value, Iterator):
+        yield f"a {type(value).__name__} can be read once only. Give a list of what is in it."
 
 
 def _path_refusals(path: str, *, model: type[Model], is_lookup: bool) -> Iterator[str]:

@@ -232,6 +232,7 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
         (Q(GreaterThan(F("rank"), Random())), "Random is neither a column"),
         (Q(title=F("body")[:3]), "Sliced is neither a column"),
         (Q(rank__in=[1, F("parent__rank")]), "'parent__rank' follows a relation"),
+        (Q(rank__in=(n for n in [1, 2])), "a generator can be read once only. Give a list"),
         (Q(at__lte=timezone.now), "is a function. Give its result, if that is a constant."),
     ],
 )
