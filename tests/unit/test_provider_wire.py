@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from pgembed_django.exceptions import (
     InputRefused,
@@ -47,6 +49,26 @@ def test_a_name_that_does_not_resolve_is_an_outage(make_provider: Make):
 
     with pytest.raises(ProviderUnavailable):
         provider.embed_each(["one"])
+
+
+class Recorded(io.BytesIO):
+    """The body of an answer as vcrpy plays it: its ``read1`` takes no keywords."""
+
+
+def test_an_answer_that_is_played_from_a_record_is_read(make_provider: Make, monkeypatch):
+    provider = make_provider()
+
+    def play(*_: object, **__: object) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code = 200
+        vector = [1.0] * provider.dimensions
+        body = {"data": [{"index": 0, "embedding": vector}]}
+        answer.raw = Recorded(json.dumps(body).encode())
+        return answer
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", play)
+
+    assert isinstance(provider.embed_each(["one"])[0], Embedded)
 
 
 def test_a_pooled_connection_that_went_away_is_replaced_once(make_provider: Make):
