@@ -81,7 +81,8 @@ class Vigil:
     """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not.
 
     Where it waits for the database, asks that whether there is anything to wait for. Where it
-    should have ended by now (``is_overdue``), ends its waits for tables that somebody has locked.
+    should have ended by now (``is_overdue``), ends its waits for tables that somebody has locked,
+    and for standbys.
     """
 
     def __init__(

@@ -46,14 +46,25 @@ BUSY = """
 """
 
 # Locks of rows are waited for briefly. A build of an index waits for transactions, and goes on.
+# What waits for a standby is committed here already, and stays so.
 WAITING = """
     SELECT pid, extract(epoch FROM backend_start)
-    FROM pg_locks
-    JOIN pg_stat_activity USING (pid)
+    FROM pg_stat_activity
     WHERE pid = ANY(%(pids)s)
-      AND NOT granted
-      AND locktype = 'relation'
-      AND waitstart < clock_timestamp() - %(seconds)s * interval '1 second'
+      AND (
+            EXISTS (
+                SELECT
+                FROM pg_locks
+                WHERE pg_locks.pid = pg_stat_activity.pid
+                  AND NOT granted
+                  AND locktype = 'relation'
+                  AND waitstart < clock_timestamp() - %(seconds)s * interval '1 second'
+            )
+         OR (
+                wait_event = 'SyncRep'
+            AND query_start < clock_timestamp() - %(seconds)s * interval '1 second'
+            )
+      )
 """
 CANCEL = "SELECT pg_cancel_backend(pid) FROM unnest(%(pids)s::int[]) AS waiting(pid)"
 
@@ -108,7 +119,10 @@ class Sessions:
         return len(silent)
 
     def cancel_waiting(self, *, seconds: float) -> int:
-        """Cancel what has waited for a table for so long. Returns how many statements were."""
+        """Cancel what has waited for a table, or a standby, for so long.
+
+        Returns how many statements were.
+        """
         with self._lock:
             backends = {session.backend for session in self._sessions.values()}
         pids = [pid for pid, _ in backends]

@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from pgembed_django.worker.sessions import Sessions
+from tests import postgres
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,3 +143,56 @@ def test_sessions_that_are_watched_no_longer_are_not_cut(watched):
     run("SELECT 1")
 
     assert cut(watched) == 0
+
+
+# Whoever should have ended by now
+
+
+@pytest.fixture
+def lonely() -> Iterator[str]:
+    """An alias of a server whose synchronous standby is away, until the test ends."""
+    if postgres.GIVEN:
+        pytest.skip("DATABASE_URL names a server that is not ours to copy")
+    with postgres.copied() as folder:
+        connections["lonely"] = connection.copy("lonely")
+        connections["lonely"].settings_dict |= {"HOST": str(folder), "OPTIONS": {}}
+        yield "lonely"
+        connections["lonely"].close()
+        del connections["lonely"]
+
+
+@pytest.mark.live
+def test_it_does_not_wait_for_a_standby_that_is_away(lonely):
+    sessions = Sessions(using=lonely)
+    looking = connections[lonely]
+    looking.ensure_connection()
+
+    def ask(statement: str) -> Any:
+        with looking.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetchone() if cursor.description else None
+
+    def commit() -> None:
+        connections[lonely] = looking.copy()  # each thread has its own
+        try:
+            sessions.watch()
+            with connections[lonely].cursor() as cursor:
+                cursor.execute("CREATE TABLE committed ()")
+        finally:
+            connections[lonely].close()
+
+    with ThreadPoolExecutor(1) as thread:
+        ask("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        ask("SELECT pg_reload_conf()")
+        wait_until(lambda: ask("SHOW synchronous_standby_names") == ("nobody",))
+        waiting = thread.submit(commit)
+        try:
+            wait_until(lambda: ask("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"))
+            assert sessions.cancel_waiting(seconds=0) == 1
+            waiting.result(timeout=10)
+        finally:
+            ask("ALTER SYSTEM RESET synchronous_standby_names")
+            ask("SELECT pg_reload_conf()")
+
+    assert ask("SELECT to_regclass('committed')") == ("committed",)
+    sessions.end()
