@@ -29,7 +29,7 @@ IDS = {
     "pgembed.E010": "The database cannot be reached.",
     "pgembed.E011": "Django talks to PostgreSQL through psycopg 2.",
     "pgembed.E012": "The server is older than PostgreSQL 15.",
-    "pgembed.E013": "The extension vector is missing.",
+    "pgembed.E013": "The extension vector is missing, or not in the search_path.",
     "pgembed.E014": "The extension vector is too old.",
     "pgembed.E015": "PGEMBED_TEXT_SEARCH_CONFIG is unknown to the database.",
     "pgembed.E016": "The SQL functions that triggers call write to another schema.",

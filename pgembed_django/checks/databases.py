@@ -22,6 +22,12 @@ OLDEST_VECTOR = (0, 8)
 EXTENSION = """
     SELECT
         available.installed_version,
+        (
+            SELECT extnamespace::regnamespace::text
+            FROM pg_extension
+            WHERE extname = 'vector'
+              AND to_regtype('vector') IS NULL
+        ) AS unseen_in,
         to_regclass('pgembed_job') IS NOT NULL AS is_migrated,
         current_setting('is_superuser')::boolean
             OR (
@@ -111,13 +117,21 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
             id="pgembed.E013",
         )
         return
-    installed, is_migrated, may_create = found
+    installed, unseen_in, is_migrated, may_create = found
     # Our first migration creates it, where the role may.
     if installed is None and (is_migrated or not may_create):
         yield Error(
             f"The extension vector is missing in database {connection.alias!r}.",
             hint="Run CREATE EXTENSION vector there, as a role that may: the database's owner "
             "or a superuser.",
+            id="pgembed.E013",
+        )
+    if unseen_in:
+        yield Error(
+            f"The extension vector of database {connection.alias!r} is in the schema {unseen_in}, "
+            "which is not in the search_path.",
+            hint="Have it added, for each role that uses the database: "
+            f"ALTER ROLE ... SET search_path = public, {unseen_in}.",
             id="pgembed.E013",
         )
     if installed and tuple(map(int, installed.split(".")[:2])) < OLDEST_VECTOR:

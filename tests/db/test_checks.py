@@ -42,6 +42,20 @@ def test_a_dropped_extension_is_named_with_the_statement_that_creates_it():
     assert "CREATE EXTENSION vector" in message.hint
 
 
+def test_an_extension_that_the_search_path_leads_past_is_named_with_its_schema():
+    execute("CREATE SCHEMA extensions")
+    execute("ALTER EXTENSION vector SET SCHEMA extensions")
+
+    [message] = check_databases(databases=["default"])
+
+    assert message.id == "pgembed.E013"
+    assert "is in the schema extensions, which is not in the search_path" in message.msg
+    assert "SET search_path = public, extensions" in message.hint
+
+    execute("SET LOCAL search_path = public, extensions")
+    assert ids() == []
+
+
 def test_a_server_without_pgvector_is_named(monkeypatch):
     monkeypatch.setattr(databases, "EXTENSION", databases.EXTENSION.replace("vector", "no_such"))
 

@@ -202,7 +202,8 @@ class Command(EmbedCommand):
         if database.rows(worker.using, "SELECT to_regtype('vector')") == [(None,)]:
             raise CommandError(
                 f"The database {worker.using!r} has no extension vector. Have it created: "
-                "CREATE EXTENSION vector.",
+                "CREATE EXTENSION vector. Where it is in a schema of its own, have that added to "
+                "the role's search_path.",
                 returncode=CANNOT_START,
             )
         missing = specs.without_table(worker.specs.values(), using=worker.using)
