@@ -22,12 +22,6 @@ OLDEST_VECTOR = (0, 8)
 EXTENSION = """
     SELECT
         available.installed_version,
-        (
-            SELECT extnamespace::regnamespace::text
-            FROM pg_extension
-            WHERE extname = 'vector'
-              AND to_regtype('vector') IS NULL
-        ) AS unseen_in,
         to_regclass('pgembed_job') IS NOT NULL AS is_migrated,
         current_setting('is_superuser')::boolean
             OR (
@@ -39,6 +33,12 @@ EXTENSION = """
       ON version.name = available.name
      AND version.version = available.default_version
     WHERE available.name = 'vector'
+"""
+UNSEEN_IN = """
+    SELECT extnamespace::regnamespace::text
+    FROM pg_extension
+    WHERE extname = 'vector'
+      AND to_regtype('vector') IS NULL
 """
 TEXT_SEARCH_CONFIGS = """
     SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
@@ -117,7 +117,7 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
             id="pgembed.E013",
         )
         return
-    installed, unseen_in, is_migrated, may_create = found
+    installed, is_migrated, may_create = found
     # Our first migration creates it, where the role may.
     if installed is None and (is_migrated or not may_create):
         yield Error(
@@ -126,12 +126,13 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
             "or a superuser.",
             id="pgembed.E013",
         )
-    if unseen_in:
+    cursor.execute(UNSEEN_IN)
+    for [schema] in cursor.fetchall():
         yield Error(
-            f"The extension vector of database {connection.alias!r} is in the schema {unseen_in}, "
+            f"The extension vector of database {connection.alias!r} is in the schema {schema}, "
             "which is not in the search_path.",
             hint="Have it added, for each role that uses the database: "
-            f"ALTER ROLE ... SET search_path = public, {unseen_in}.",
+            f"ALTER ROLE ... SET search_path = public, {schema}.",
             id="pgembed.E013",
         )
     if installed and tuple(map(int, installed.split(".")[:2])) < OLDEST_VECTOR:
