@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,7 +126,7 @@ class Spec:
                 )
             return texts.clean(written or "")
         fields: list[Any] = [instance._meta.get_field(name) for name in self.fields]
-        parts = [texts.clean(_as_text(field.value_from_object(instance))) for field in fields]
+        parts = [texts.clean(texts.of(field.value_from_object(instance))) for field in fields]
         return "\n\n".join(part for part in parts if part)
 
     def parse_pk(self, source_pk: str) -> Any:
@@ -144,16 +143,6 @@ class Spec:
             return None if cursor is None else self.parse_pk(cursor)
         except (ValidationError, ValueError):
             return None  # another field is the key by now
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=str)  # theirs changes with every process
-    if isinstance(value, (dict, list)):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
 
 
 def register(spec: Spec) -> None:

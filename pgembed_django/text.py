@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Callable
@@ -42,6 +43,32 @@ EXTENDER = re.compile(f"[{APPENDED}]")
 BREAKING = frozenset({"Cc", "Zl", "Zp"})
 MARKS = frozenset({"Mn", "Mc", "Me"})
 VIRAMA = 9  # the canonical combining class of what links Indic consonants
+
+
+def of(value: object) -> str:
+    """Return the text of a field's value, the same in every process.
+
+    Raises:
+        TypeError: it prints nothing but where it is in memory.
+    """
+    if value is None:
+        return ""
+    lasting = _lasting(value)
+    if isinstance(lasting, str):
+        return lasting
+    return json.dumps(lasting, ensure_ascii=False, default=_lasting)
+
+
+def _lasting(value: object) -> object:
+    """Return a value as a text, or as what JSON makes one of."""
+    if isinstance(value, (dict, list)):
+        return value
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    kind = type(value)
+    if kind is memoryview or (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__):
+        raise TypeError(f"A {kind.__name__} has no text. Name a method that makes one: text='...'.")
+    return str(value)
 
 
 def clean(text: str) -> str:

@@ -80,6 +80,16 @@ def test_a_value_without_an_order_is_one_text_in_every_process(kind):
     assert spec_of(Article).text_of(article) == '["a", "b", "c"]'
 
 
+def test_a_set_within_a_list_is_one_text_in_every_process():
+    assert spec_of(Article).text_of(Article(title=[{"b", "a", "c"}])) == '[["a", "b", "c"]]'
+
+
+@pytest.mark.parametrize("value", [object(), memoryview(b"abc"), [memoryview(b"abc")]])
+def test_what_prints_its_place_in_memory_is_no_text(value):
+    with pytest.raises(TypeError, match=r"has no text\. Name a method that makes one: text="):
+        spec_of(Article).text_of(Article(title=value))
+
+
 def test_a_model_without_a_spec_is_told_what_to_do():
     with pytest.raises(ImproperlyConfigured) as caught:
         specs.of(User)
@@ -178,7 +188,7 @@ def test_rows_for_a_text_method_have_all_columns():
 
 
 def test_dates_and_foreign_keys_are_written_as_they_are():
-    assert specs._as_text(datetime.date(2026, 1, 2)) == "2026-01-02"
-    assert specs._as_text(uuid.UUID(int=1)) == str(uuid.UUID(int=1))
-    assert specs._as_text(["a", "b"]) == '["a", "b"]'
-    assert specs._as_text(None) == ""
+    assert text.of(datetime.date(2026, 1, 2)) == "2026-01-02"
+    assert text.of(uuid.UUID(int=1)) == str(uuid.UUID(int=1))
+    assert text.of(["a", "b"]) == '["a", "b"]'
+    assert text.of(None) == ""
