@@ -13,7 +13,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, transaction
 from django.db.models.functions import Cast
 
-from pgembed_django import database, faults, lengths
+from pgembed_django import database, faults, lengths, locales
 from pgembed_django.specs import Spec
 
 Row = tuple[str, models.Model]
@@ -131,6 +131,7 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     return _texts(spec, *_fetch(_with_source_pk(rows)), using=rows.db)
 
 
+@locales.of_settings()
 def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
     """Return the digests of rows' texts, and the key at which they end early: after ``seconds``.
 
@@ -177,6 +178,7 @@ def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     return found, errors
 
 
+@locales.of_settings()
 def _texts(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
     loaded = Loaded(errors=dict(errors))
     for source_pk, text, error in _each(spec, found, using=using):

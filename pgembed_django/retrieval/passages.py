@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import conf, database
+from pgembed_django import conf, database, locales
 from pgembed_django.retrieval import highlights, statements
 from pgembed_django.retrieval.highlights import Marks
 from pgembed_django.retrieval.targets import Target
@@ -66,6 +66,7 @@ def of(
     return found
 
 
+@locales.of_settings()
 def _text_now(spec: Spec, row: Any) -> str | None:
     """Return the row's text. None where its method raises: the others are found all the same."""
     try:

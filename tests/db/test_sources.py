@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import math
 import sys
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from django.db import DataError, connection, models, transaction
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext, isolate_apps
-from django.utils.timezone import now
+from django.utils import timezone, translation
+from django.utils.formats import date_format
+from django.utils.timezone import localtime, now
 
-from pgembed_django import database, sources, specs
+from pgembed_django import database, search, sources, specs
 from pgembed_django.chunkers import Chunk, Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
@@ -169,6 +172,29 @@ def test_a_field_that_is_read_with_another_column_is_read_as_a_whole():
     article = Article.objects.create(title="Notes", author="Ada", published_time=now())
 
     assert texts(spec, article) == {str(article.pk): "Notes by Ada"}
+
+
+def test_a_text_is_the_same_whatever_language_and_time_zone_are_active(
+    run_jobs, monkeypatch, settings
+):
+    settings.LANGUAGE_CODE, settings.TIME_ZONE = "en", "UTC"
+    moment = datetime.datetime(2026, 1, 31, 23, 30, tzinfo=datetime.UTC)
+    monkeypatch.setattr(Product, "pitch", lambda row: date_format(localtime(moment), "j F"))
+    # The passage is cut from the row whenever it is shown.
+    [spec] = specs.of(Product, name="ProductEmbedding")
+    spec = dataclasses.replace(spec, store_text=False)
+    monkeypatch.setitem(specs._registry, spec.key, spec)
+    product = Product.objects.create(title="a day", price=1)
+
+    with translation.override("de"), timezone.override("Asia/Tokyo"):
+        assert product.pitch() == "1 Februar"
+        assert texts(spec, product) == {str(product.pk): "31 January"}
+        digests, _ = sources.digests(spec, spec.rows(), seconds=9)
+        run_jobs()
+        [hit] = search(Product, "January", name=spec.name).hits
+
+    assert digests == {str(product.pk): spec.text_digest("31 January")}
+    assert hit.passage == "31 January"
 
 
 class TestAValueThatPythonCannotRead:

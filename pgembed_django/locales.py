@@ -1,0 +1,23 @@
+"""Make texts alike in every process, whatever language and time zone are active there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.conf import settings
+from django.utils import timezone, translation
+
+
+@contextmanager
+def of_settings() -> Iterator[None]:
+    """Run in the language and the time zone of the settings, as a worker does."""
+    is_here = (
+        translation.get_language() == settings.LANGUAGE_CODE
+        and timezone.get_current_timezone() is timezone.get_default_timezone()
+    )
+    if is_here:
+        yield
+        return
+    with translation.override(settings.LANGUAGE_CODE), timezone.override(None):
+        yield
