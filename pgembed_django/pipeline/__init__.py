@@ -128,6 +128,6 @@ class Pipeline:
         self.early_text.step()
         stranded = self.embedding.stranded()
         if stranded:
-            self.staging.store_text({unit for unit, _ in stranded})
-            for unit, pool in stranded:
-                self.embedding.failing.give_up(unit, pool)
+            self.staging.store_text({one.unit for one in stranded})
+            for one in stranded:
+                self.embedding.failing.give_up(one)

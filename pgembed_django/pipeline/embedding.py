@@ -35,7 +35,7 @@ class Embedding:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holding = holding
-        self.failing = Failing(holding=holding, pool_of=self.pool)
+        self.failing = Failing(holding=holding)
         self._rationing = Rationing(using=holding.using)
         self._wake = wake
         self._inline = inline
@@ -138,8 +138,8 @@ class Embedding:
         """Note whose quota is used up, before anything is claimed for it."""
         self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
-    def stranded(self) -> list[tuple[Unit, Pool]]:
-        """Return the units that wait for paused providers, until ``failing`` gives each up.
+    def stranded(self) -> list[Failure]:
+        """Return what waits for paused providers, until ``failing`` gives each up.
 
         Their text can be stored. Those of which another provider has chunks to embed are let
         go when these are back.
@@ -150,10 +150,11 @@ class Embedding:
             for pool, queue in waiting:
                 outage = ProviderUnavailable(pool.reason)
                 for unit, part in {(request.unit, request.part) for request in queue}:
+                    failure = Failure(unit, part, pool, outage)
                     if unit in awaited:
-                        self.failing.add(Failure(unit, part, pool, outage))
+                        self.failing.add(failure)
                     elif unit in self.holding:
-                        self.failing.strand(unit, pool)
+                        self.failing.strand(failure)
                 queue.clear()
         return self.failing.stranded
 

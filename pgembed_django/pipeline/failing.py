@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Failure, Part, Unit
-from pgembed_django.pool import Pool
 
 
 class Failing:
-    """Failures, until their units have nothing in flight any more, and stranded units."""
+    """Failures, until nothing of their units is awaited any more, and stranded parts."""
 
-    def __init__(self, *, holding: Holding, pool_of: Callable[[Space], Pool]) -> None:
+    def __init__(self, *, holding: Holding) -> None:
         self.holding = holding
-        self._pool_of = pool_of
         self._failures: list[Failure] = []
         # In the order they came. A unit may be stranded with two providers at once.
-        self._stranded: dict[tuple[Unit, Pool], None] = {}
-        self._lost: set[tuple[Unit, Pool]] = set()
+        self._stranded: dict[Part, Failure] = {}
 
     @property
     def parts(self) -> set[Part]:
@@ -28,17 +25,20 @@ class Failing:
         return {failure.part for failure in self._failures}
 
     @property
-    def stranded(self) -> list[tuple[Unit, Pool]]:
-        """The units that wait for paused providers, until ``give_up`` lets each go."""
-        return list(self._stranded)
+    def stranded(self) -> list[Failure]:
+        """What waits for paused providers, until ``give_up`` lets each go."""
+        return list(self._stranded.values())
 
     def add(self, failure: Failure) -> None:
         """Note what a unit will end with."""
         self._failures.append(failure)
 
-    def strand(self, unit: Unit, pool: Pool) -> None:
+    def strand(self, failure: Failure) -> None:
         """Let a unit wait for a paused provider."""
-        self._stranded[unit, pool] = None
+        if isinstance(failure.outcome, ProviderLost):
+            self._stranded[failure.part] = failure
+        else:
+            self._stranded.setdefault(failure.part, failure)
 
     def end(self, *, awaited: Collection[Unit]) -> None:
         """End the units whose chunks have failed, each when nothing of it is awaited any more.
@@ -56,12 +56,11 @@ class Failing:
             if unit in awaited:
                 self._failures.append(failure)
             elif isinstance(outcome, ProviderLost):
-                self._lose(unit, failure.pool, outcome)
+                self._lose(failure)
             elif isinstance(outcome, ProviderUnavailable):
-                self.strand(unit, failure.pool)
+                self.strand(failure)
             elif _delays_active(unit, failure.part):
-                unit.parts.remove(failure.part)
-                self.holding.look_at(unit)
+                self._drop(unit, failure.part)
             else:
                 self._keep_whole(unit)
                 if isinstance(outcome, InputRefused):
@@ -69,21 +68,21 @@ class Failing:
                 else:
                     self.holding.retry(unit, str(outcome))
 
-    def give_up(self, unit: Unit, pool: Pool) -> None:
+    def give_up(self, stranded: Failure) -> None:
         """Let go of a unit that waits for a paused provider.
 
         A space that is being built never delays the active one: only its part is dropped,
         and the reconciler brings it back. But where its provider went down with the text,
         the job has to remember it. Nor does the active one keep it from being filled.
         """
-        self._stranded.pop((unit, pool), None)
-        is_lost = (unit, pool) in self._lost
-        self._lost.discard((unit, pool))
-        stranded = [part for part in unit.parts if self._pool_of(part.space) is pool]
-        is_delaying = all(_delays_active(unit, part) for part in stranded)
+        unit, part, pool, outcome = stranded
+        self._stranded.pop(part, None)
+        if part not in unit.parts:
+            return
+        is_lost = isinstance(outcome, ProviderLost)
+        is_delaying = _delays_active(unit, part)
         if is_delaying and not is_lost:
-            unit.parts = [part for part in unit.parts if part not in stranded]
-            self.holding.look_at(unit)
+            self._drop(unit, part)
             return
         self._keep_whole(unit)
         self.holding.give_back(
@@ -93,11 +92,11 @@ class Failing:
             outages=int(is_lost),
         )
 
-    def _lose(self, unit: Unit, pool: Pool, outage: ProviderLost) -> None:
+    def _lose(self, failure: Failure) -> None:
+        unit, _, pool, outage = failure
         times = unit.claim.outages
         if times < self.holding.settings.max_crashes:
-            self._lost.add((unit, pool))
-            self.strand(unit, pool)
+            self.strand(failure)
             return
         # The first time it had company. Since then the provider had just answered a plain
         # word each time, and nobody else's text was with it.
@@ -105,6 +104,10 @@ class Failing:
         self.holding.fail(
             unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
         )
+
+    def _drop(self, unit: Unit, part: Part) -> None:
+        unit.parts.remove(part)
+        self.holding.look_at(unit)
 
     def _keep_whole(self, unit: Unit) -> None:
         """Let a unit that is about to end otherwise leave what is whole in one of its spaces."""

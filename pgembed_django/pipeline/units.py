@@ -108,8 +108,7 @@ class Batch:
     started: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Failure:
+class Failure(NamedTuple):
     """A chunk that was not embedded, and what its unit dies of."""
 
     unit: Unit

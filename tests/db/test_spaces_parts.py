@@ -206,3 +206,19 @@ def test_what_is_written_while_the_next_model_is_down_does_not_wait_for_it(swap,
 
     assert "salmon" in texts("old")
     assert not Job.objects.filter(status="pending").exists()
+
+
+def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap, make_worker):
+    Moody.down = {"old"}
+    Note.objects.update(body="salmon")
+    worker = make_worker(batch_size=1, concurrency=1)
+    worker.step()
+    worker.step()
+    assert worker.embedding.failing.parts  # waits for what the next model has in hand
+
+    Space.objects.filter(model="old").update(backend="shop.Removed")
+    worker.live.outdate()
+    run(worker)
+
+    assert not Job.objects.filter(status="running").exists()
+    assert worker.holding.is_empty
