@@ -163,9 +163,11 @@ class Maintenance:
 
     def open_spaces(self) -> int:
         """Ask the providers what model they have by now: a tag may have been pulled again."""
+        live: list[Space] = []
         for spec in self.specs.values():
             with apart(spec, chore="open_spaces", using=self.using):
-                spaces.ensure(spec, using=self.using)
+                live += spaces.ensure(spec, using=self.using)
+        spaces.ask_for_weights(live)
         return 0
 
     def build(self) -> int:

@@ -12,6 +12,7 @@ from pgembed_django.spaces.coverage import (
 )
 from pgembed_django.spaces.living import (
     active,
+    ask_for_weights,
     ask_live_ids,
     live,
     live_of,
@@ -38,6 +39,7 @@ __all__ = [
     "activate",
     "active",
     "adopt",
+    "ask_for_weights",
     "ask_live_ids",
     "cancel",
     "coverage_of",

@@ -7,6 +7,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
@@ -112,7 +113,7 @@ def provider_of(space: Space) -> Provider:
 def provider_of_texts(space: Space) -> Provider:
     """Return the provider that texts are embedded with: ``provider_of``, while it has the weights.
 
-    It has as far as it was asked. Workers ask once a minute, for the spaces that they may open.
+    It has, as far as ``ask_for_weights`` was told.
     """
     provider = provider_of(space)
     told = provider.told_digest
@@ -124,6 +125,13 @@ def provider_of_texts(space: Space) -> Provider:
 def is_of(space: Space, provider: Provider) -> bool:
     """Tell whether a provider makes the vectors of a space, as far as it knows of itself."""
     return all(getattr(space, name) == value for name, value in provider.declared().items())
+
+
+def ask_for_weights(spaces: Iterable[Space]) -> None:
+    """Ask the providers of spaces what model they have by now: a tag may have been pulled again."""
+    for provider in {provider_of(space) for space in spaces if space.model_digest}:
+        with suppress(ProviderError), raising.provider_errors(provider):
+            raising.digest(provider)
 
 
 def _lost(space: Space, why: str) -> LostProvider:

@@ -9,9 +9,11 @@ import pytest
 from django.core.management import call_command
 from django.db.models.functions import Now
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import conf, search, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
+from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space
+from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import queries
 from pgembed_django.spaces import switching
@@ -48,6 +50,11 @@ def declare(settings: Any) -> Iterator[Callable[..., None]]:
 
     yield declare
     Tagged.is_down = False
+
+
+def run(worker: Pipeline) -> None:
+    while worker.step():
+        pass
 
 
 def switch() -> None:
@@ -190,15 +197,13 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     Pulled.told = "sha-one"
     note = Note.objects.create(body="trout")
     worker = make_worker()
-    while worker.step():
-        pass
+    run(worker)
 
     Pulled.told = "sha-two"
     _, new = spaces.ensure(specs.get(NOTE), using="default")  # as a worker does once a minute
     Note.objects.update(body="A salmon.")
     worker.live.outdate()
-    while worker.step():
-        pass
+    run(worker)
 
     chunks = NoteEmbedding.objects.filter(source_id=note.pk)
     assert set(chunks.values_list("space__model_digest", "passage")) == {
@@ -213,11 +218,39 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     spaces.ensure(specs.get(NOTE), using="default")
     Job.objects.update(run_at=Now())
     worker.live.outdate()
-    while worker.step():
-        pass
+    run(worker)
 
     assert set(chunks.values_list("space__model_digest", "passage")) == {
         ("sha-one", "A salmon."),
         ("sha-two", "A salmon."),
     }
     assert paused(worker) == {}
+
+
+def test_a_space_that_is_gone_back_to_gets_no_other_weights_vectors(settings, make_worker):
+    """Its model is not the declared one: who asks for that one's digest knows nothing of it."""
+
+    def declare(backend: str, model: str) -> None:
+        settings.PGEMBED_PROVIDERS = {
+            "default": {"BACKEND": backend, "MODEL": model, "DIMENSIONS": 64}
+        }
+
+    spec = specs.get(NOTE)
+    declare(f"{__name__}.Pulled", "tag")
+    Pulled.told = "sha-one"
+    Note.objects.create(body="trout")
+    run(make_worker())
+    declare(f"{__name__}.Tagged", "two")
+    former, new = spaces.ensure(spec, using="default")
+    spaces.activate(new, using="default")
+
+    Pulled.told = "sha-two"
+    assert spaces.reopen(former, using="default")
+    Maintenance(
+        {NOTE: spec}, using="default", settings=conf.current(), wake=lambda: None
+    ).open_spaces()
+    Note.objects.update(body="A salmon.")
+    run(make_worker())
+
+    chunks = NoteEmbedding.objects.values_list("space__model", "passage")
+    assert set(chunks) == {("tag", "trout"), ("two", "A salmon.")}
