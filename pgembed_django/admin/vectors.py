@@ -12,6 +12,7 @@ from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db.models import Case, CharField, Model, OuterRef, Q, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast
+from django.forms import Media
 from django.http import (
     Http404,
     HttpRequest,
@@ -74,6 +75,11 @@ class VectorsMixin(ModelAdmin):
         super().__init__(*args)
         if self.actions is not None:  # which stands for none at all
             self.actions = [*self.actions, "pgembed_retry"]
+
+    @property
+    def media(self) -> Media:
+        """Add what an error is shown with, to whatever the admin has of its own."""
+        return super().media + Media(css={"all": ["pgembed/admin.css"]})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows with the state of their vectors."""

@@ -34,6 +34,9 @@ class OwnFieldsAdmin(VectorsMixin, admin.ModelAdmin):
     fields = ("slug", "body")
     actions = ("shout",)
 
+    class Media:
+        css = {"all": ["own.css"]}
+
     @admin.action
     def shout(self, request, queryset):
         pass
@@ -94,6 +97,16 @@ def test_an_admin_without_actions_gets_none(rf: RequestFactory, admin_user: User
     request.user = admin_user
 
     assert Bare(Article, editors).get_actions(request) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "styles"),
+    [(Article, ["pgembed/admin.css"]), (Page, ["pgembed/admin.css", "own.css"])],
+)
+def test_errors_are_styled_as_on_our_own_pages_beside_an_admins_own_styles(model, styles) -> None:
+    shown = str(editors.get_model_admin(model).media)
+
+    assert [style for style in styles if style in shown] == styles
 
 
 def test_a_row_that_is_being_added_has_no_state(admin_client: Client) -> None:
