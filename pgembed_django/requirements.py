@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from django.apps import apps
@@ -88,6 +89,17 @@ def _require_text(model: type[models.Model], name: object) -> None:
         )
     if inspect.iscoroutinefunction(method):
         refuse(model, f"text is {name!r}, which is async. Name a method that is not.")
+    bound = getattr(object.__new__(model), name)
+    try:
+        # A builtin may have no signature.
+        with suppress(ValueError):
+            inspect.signature(bound).bind()
+    except TypeError as error:
+        refuse(
+            model,
+            f"text is {name!r}, and it is called without arguments: {error}. "
+            f"Define {name}(self) -> str.",
+        )
 
 
 def _require_field(declaration: Declaration, model: type[models.Model], name: str) -> None:

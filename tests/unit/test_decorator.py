@@ -37,6 +37,10 @@ async def later(self: models.Model) -> str:
     return "text"
 
 
+def told_to(self: models.Model, reader: str) -> str:
+    return f"text for {reader}"
+
+
 def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
     meta = {"app_label": "app", **attributes.pop("meta", {})}
     bases = attributes.pop("bases", (models.Model,))
@@ -56,6 +60,7 @@ def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
         "not_a_method": 7,
         "render": lambda self: "text",
         "later": later,
+        "told_to": told_to,
     }
     attributes = {**given, "__module__": __name__, "__qualname__": f"f.<locals>.{name}"}
     return type(name, bases, {**attributes, "Meta": type("Meta", (), meta)})
@@ -186,6 +191,10 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"text": "not_a_method"}, "text is 'not_a_method', and Thing has no such method."),
         ({"text": 7}, "text is 7. Give the name of a method."),
         ({"text": "later"}, "text is 'later', which is async."),
+        (
+            {"text": "told_to"},
+            "text is 'told_to', and it is called without arguments: missing a required argument",
+        ),
         ({"store_text": "no"}, "store_text is 'no'. Choose True or False."),
         ({"name": "two words"}, "name is 'two words'. Give a name for a Python class"),
         ({"name": "class"}, "name is 'class'. Give a name"),
