@@ -1,0 +1,265 @@
+"""Writes, moods of models and changes of mind, in any order.
+
+Meanwhile no vector is in a space of another model's, or of a row that is gone. Once all models
+are well again, every row is found by its text, and nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from django.db.models.functions import Now
+
+from pgembed_django import conf, jobs, spaces, specs
+from pgembed_django.exceptions import (
+    InputRefused,
+    ProviderError,
+    ProviderLost,
+    ProviderUnavailable,
+)
+from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.models import Job, Space, StagedVector
+from pgembed_django.pipeline import Pipeline
+from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.providers.vectors import Vectors
+from tests import played
+from tests.app.models import Note, NoteEmbedding
+
+pytestmark = pytest.mark.django_db
+
+NOTE = "app.NoteEmbedding"
+MODELS = ["one", "two", "three"]
+WORDS = ["trout", "salmon", "pike", "carp", "eel", "perch"]
+STEPS = 200
+
+
+class Moody(DeterministicProvider):
+    """Some models are down, some fail at a word, and some tags are pulled again."""
+
+    down: ClassVar[set[str]] = set()
+    words: ClassVar[dict[tuple[str, type[ProviderError]], str]] = {}
+    weights: ClassVar[dict[str, str]] = {}
+
+    def model_digest(self) -> str:
+        return Moody.weights.get(self.model, "first")
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        if self.model in Moody.down:
+            raise ProviderUnavailable("connection refused")
+        for (model, error), word in Moody.words.items():
+            if model == self.model and any(word in text for text in texts):
+                raise error(f"cannot have {word}")
+        return np.stack([vector(self.model, self.model_digest(), text) for text in texts])
+
+    @classmethod
+    def get_well(cls) -> None:
+        cls.down = set()
+        cls.words = {}
+
+
+def vector(model: str, digest: str, text: str) -> Any:
+    provider = DeterministicProvider(alias="", model=f"{model} {digest}", dimensions=64)
+    [made] = provider.embed_batch([text])
+    return made / np.linalg.norm(made)
+
+
+class World:
+    """Two workers, and all that may happen to what they work on."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        settings: Any,
+        clock: played.Clock,
+        make_worker: Callable[..., Pipeline],
+    ) -> None:
+        self.random = random.Random(seed)
+        self._settings = settings
+        self._clock = clock
+        self._make_worker = make_worker
+        self._sizes = {
+            "batch_size": self.random.choice([1, 2, 8]),
+            "concurrency": self.random.choice([1, 2]),
+        }
+        self.spec = specs.get(NOTE)
+        self._declare("one")
+        self._ids = itertools.count(1)
+        self._workers: dict[int, Pipeline] = {}
+        self._start()
+        self._start()
+        self._maintenance = Maintenance(
+            {NOTE: self.spec}, using="default", settings=conf.current(), wake=lambda: None
+        )
+        self.actions: dict[Callable[[], object], float] = {
+            self._create: 6,
+            self._update: 8,
+            self._update_all: 1,
+            self._delete: 3,
+            self._work: 25,
+            self._let_time_pass: 5,
+            self._maintenance.reconcile: 2,
+            self._maintenance.build: 3,
+            self._change_model: 1,
+            self._pull_again: 0.7,
+            self._change_mind: 0.7,
+            self._change_mood: 2,
+            self._go_down_or_up: 2,
+            self._stop_one: 1,
+            self._kill_one: 1,
+        }
+
+    def step(self) -> str:
+        """Do something."""
+        [action] = self.random.choices([*self.actions], [*self.actions.values()])
+        action()
+        return action.__name__
+
+    def settle(self) -> None:
+        """Let all be well, and all be done."""
+        Moody.get_well()
+        active, *building = spaces.live(self.spec, using="default")
+        for space in [*building, active]:
+            Moody.weights[space.model] = space.model_digest
+        if any(space.model == active.model for space in building):
+            spaces.cancel(NOTE, using="default")  # its weights are gone for good
+        self._declare(active.model)
+        self._notice()
+        for _ in range(12):
+            failed = Job.objects.filter(status="failed", settled_at=None)
+            jobs.retry_failed(failed.values_list("pk", flat=True), using="default")
+            reconcile.reconcile_once(self.spec, using="default", sweeps=reconcile.ALL_SWEEPS)
+            self._let_time_pass(100)
+            for worker in self._workers.values():
+                while worker.step():
+                    pass
+            self._maintenance.build()
+
+    def _start(self) -> None:
+        worker_id = next(self._ids)
+        self._workers[worker_id] = self._make_worker(
+            worker_id=worker_id, max_attempts=3, max_crashes=30, **self._sizes
+        )
+
+    def _declare(self, model: str) -> None:
+        self._settings.PGEMBED_PROVIDERS = {
+            "default": {"BACKEND": f"{__name__}.Moody", "MODEL": model, "DIMENSIONS": 64}
+        }
+
+    def _notice(self) -> None:
+        """Let workers know what they would within a minute."""
+        self._maintenance.open_spaces()
+        for worker in self._workers.values():
+            worker.live.outdate()
+            worker.claim()
+
+    def _text(self) -> str:
+        return " ".join(self.random.choices(WORDS, k=self.random.randint(1, 3)))
+
+    def _one(self) -> Any:
+        keys = Note.objects.order_by("body").values_list("pk", flat=True)
+        return Note.objects.filter(pk=self.random.choice([*keys, None]))
+
+    def _create(self) -> None:
+        Note.objects.create(body=self._text())
+
+    def _update(self) -> None:
+        self._one().update(body=self._text())
+
+    def _update_all(self) -> None:
+        Note.objects.update(body=self._text())
+
+    def _delete(self) -> None:
+        self._one().delete()
+
+    def _work(self) -> None:
+        worker = self.random.choice([*self._workers.values()])
+        for _ in range(self.random.randint(1, 4)):
+            worker.step()
+
+    def _let_time_pass(self, seconds: float | None = None) -> None:
+        self._clock.now += seconds or self.random.choice([1, 10, 100])
+        Job.objects.filter(status="pending").update(run_at=Now())
+
+    def _change_model(self) -> None:
+        self._declare(self.random.choice(MODELS))
+        self._notice()
+
+    def _pull_again(self) -> None:
+        Moody.weights[self.random.choice(MODELS)] = self.random.choice(["first", "second"])
+        self._notice()
+
+    def _change_mind(self) -> None:
+        of_spec = Space.objects.filter(spec=NOTE).order_by("pk")
+        building, retired = of_spec.filter(state="building"), of_spec.filter(state="retired")
+        match self.random.choice(["cancel", "activate", "reopen"]):
+            case "cancel":
+                spaces.cancel(NOTE, using="default")
+            case "activate" if building:
+                spaces.activate(building[0], using="default", is_partial=True)
+            case "reopen" if retired:
+                spaces.reopen(retired[0], using="default")
+        self._notice()
+
+    def _change_mood(self) -> None:
+        error = self.random.choice([InputRefused, ProviderError, ProviderLost])
+        mood = self.random.choice(MODELS), error
+        if Moody.words.pop(mood, None) is None:
+            Moody.words[mood] = self.random.choice(WORDS)
+
+    def _go_down_or_up(self) -> None:
+        Moody.down ^= {self.random.choice(MODELS)}
+
+    def _stop_one(self) -> None:
+        self._workers.pop(min(self._workers)).release()
+        self._start()
+
+    def _kill_one(self) -> None:
+        killed = min(self._workers)
+        del self._workers[killed]
+        self._start()
+        held = Job.objects.filter(status="running", worker_id=killed)
+        held.update(lease_expires_at=Now() - timedelta(seconds=1))
+        self._maintenance.reap()
+
+
+@pytest.fixture
+def make_world(settings, clock, make_worker) -> Iterator[Callable[[int], World]]:
+    Moody.weights = {}
+    yield lambda seed: World(seed=seed, settings=settings, clock=clock, make_worker=make_worker)
+    Moody.get_well()
+    Moody.weights = {}
+
+
+def expect_no_mixture(after: Sequence[str]) -> None:
+    rows = set(Note.objects.values_list("pk", flat=True))
+    for chunk in NoteEmbedding.objects.select_related("space").exclude(embedding=None):
+        space = chunk.space
+        wanted = vector(space.model, space.model_digest, chunk.passage)
+        assert chunk.source_id in rows, after
+        assert np.allclose(chunk.embedding, wanted, atol=1e-3), (space, chunk.passage, after)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_mixed_or_left_over(make_world, seed):
+    world = make_world(seed)
+    history = []
+    for _ in range(STEPS):
+        history.append(world.step())
+        expect_no_mixture(history[-6:])
+
+    world.settle()
+
+    active = spaces.active(world.spec, using="default")
+    found = NoteEmbedding.objects.filter(space=active, embedding__isnull=False)
+    texts = dict(found.values_list("source_id", "passage"))
+    assert texts == dict(Note.objects.values_list("pk", "body"))
+    assert not Job.objects.filter(status__in=["pending", "running"]).exists()
+    assert not Job.objects.filter(status="failed", settled_at=None).exists()
+    assert not StagedVector.objects.exists()
