@@ -97,7 +97,7 @@ class World:
         self._maintenance = Maintenance(
             {NOTE: self.spec}, using="default", settings=conf.current(), wake=lambda: None
         )
-        self.actions: dict[Callable[[], object], float] = {
+        self.actions: dict[Callable[[], object], int] = {
             self._create: 6,
             self._update: 8,
             self._update_all: 1,
@@ -106,9 +106,9 @@ class World:
             self._let_time_pass: 5,
             self._maintenance.reconcile: 2,
             self._maintenance.build: 3,
-            self._change_model: 1,
-            self._pull_again: 0.7,
-            self._change_mind: 0.7,
+            self._change_model: 2,
+            self._pull_again: 3,
+            self._change_mind: 2,
             self._change_mood: 2,
             self._go_down_or_up: 2,
             self._stop_one: 1,
