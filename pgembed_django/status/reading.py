@@ -177,14 +177,15 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     key = spec.key
     by_state = {space.state: space for space in seen.live.get(key, ())}
     recent = seen.recent.get(key, Recent())
+    workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
     rate = recent.units_per_second
-    active = _space(by_state.get(Space.State.ACTIVE), seen, rate)
-    building = _space(by_state.get(Space.State.BUILDING), seen, rate)
+    pace = rate if workers else 0.0
+    active = _space(by_state.get(Space.State.ACTIVE), seen, pace)
+    building = _space(by_state.get(Space.State.BUILDING), seen, pace)
     backlog = seen.queue.backlog.get(key, ())
     waiting = sum((one.waiting for one in backlog), NONE)
     changes = sum((one.waiting for one in backlog if one.kind in queue.CHANGES), NONE)
-    eta = waiting.value / rate if rate else (None if waiting else 0.0)
-    workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
+    eta = waiting.value / pace if pace else (None if waiting else 0.0)
     searched = by_state.get(Space.State.ACTIVE)
     provider = seen.providers.get(_name(searched)) if searched else None
     oldest = seen.queue.oldest_change.get(key)
@@ -228,7 +229,7 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     )
 
 
-def _space(space: Space | None, seen: Snapshot, rate: float) -> SpaceStatus | None:
+def _space(space: Space | None, seen: Snapshot, pace: float) -> SpaceStatus | None:
     if space is None:
         return None
     coverage = seen.coverage.get(space.pk)
@@ -241,5 +242,5 @@ def _space(space: Space | None, seen: Snapshot, rate: float) -> SpaceStatus | No
         is_active=space.state == Space.State.ACTIVE,
         created_at=space.created_at,
         coverage=coverage,
-        eta_seconds=missing / rate if missing and rate else None,
+        eta_seconds=missing / pace if missing and pace else None,
     )

@@ -406,6 +406,9 @@ def test_the_rate_gives_an_eta(look, make_article, run_jobs, live_worker):
     assert found.eta_seconds == pytest.approx(1 / found.units_per_second)
     assert found.p50_seconds == pytest.approx(0.5, rel=0.3)
 
+    live_worker.delete()  # nobody goes on at that rate
+    assert look().eta_seconds is None
+
 
 def test_a_jobs_own_backoff_is_told_apart(look, make_article, run_jobs):
     make_article()
