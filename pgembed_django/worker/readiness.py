@@ -36,7 +36,11 @@ class Readiness:
         if worker.is_deaf:
             yield "not listening for notifications"
         if not self._is_migrated:
-            unapplied = self._unapplied()
+            try:
+                unapplied = self._unapplied()
+            except DatabaseError as error:
+                yield f"cannot look at migrations: {type(error).__name__}"
+                return
             if unapplied:
                 yield f"migrations are not applied: {', '.join(unapplied)}"
             self._is_migrated = not unapplied
@@ -50,7 +54,5 @@ class Readiness:
             executor = MigrationExecutor(connection)
             leaves = [key for key in executor.loader.graph.leaf_nodes() if key[0] in labels]
             return [str(migration) for migration, _ in executor.migration_plan(leaves)]
-        except DatabaseError as error:
-            return [f"unknown ({type(error).__name__})"]
         finally:
             connection.close()
