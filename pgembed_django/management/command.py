@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import psycopg
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import (
     DEFAULT_DB_ALIAS,
-    InterfaceError,
     OperationalError,
     ProgrammingError,
     connections,
 )
 
-from pgembed_django import conf, database, faults, postgres, specs
-
-CANNOT_START = 2
-"""The exit status of a command that was called wrongly, or without its database."""
-
-INTERRUPTED = 130
-"""The exit status of a command that was stopped by Ctrl-C, like a shell's."""
-
-UNREAD = 141
-"""The exit status of a command whose output nobody reads any more, like a shell's."""
+from pgembed_django import conf, database, postgres, specs
+from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
 
 # A replica stays read-only, and so does a connection that asks for it.
 STATE = """
@@ -46,59 +34,6 @@ HIDDEN = """
     WHERE row_security_active(to_regclass(name)::oid)
     ORDER BY name
 """
-
-
-class StoppableCommand(BaseCommand):
-    """A command that a person may stop, or stop reading: ``| head``."""
-
-    stopped = "Stopped."
-    """What to say after Ctrl-C."""
-    is_a_program = False
-    """Whether the process is there for the command, and was not its caller's before."""
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Run as a program of its own. A failure keeps its exit status, read or not."""
-        status: int | str | None = None
-        self.is_a_program = True
-        try:
-            super().run_from_argv(argv)
-        except BrokenPipeError:
-            status = UNREAD
-        except SystemExit as ended:
-            status = ended.code
-        try:
-            self.stdout.flush()
-        except BrokenPipeError:
-            # What is left would be written, and refused with a traceback, at Python's end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = status or UNREAD
-        if status:
-            sys.exit(status)
-
-    def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Ctrl-C is an answer, not a traceback.
-
-        So is a right that lacks, and a connection that is lost on the way.
-        """
-        try:
-            return super().execute(*args, **options)
-        except KeyboardInterrupt:
-            raise CommandError(self.stopped, returncode=INTERRUPTED) from None
-        except (OperationalError, InterfaceError) as error:
-            if not faults.is_lost_connection(error):
-                raise
-            raise CommandError(
-                f"The connection to the database is lost: {faults.said(error)}. What was done "
-                "before is done: run it again."
-            ) from error
-        except ProgrammingError as error:
-            if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
-                raise
-            raise CommandError(
-                f"The role of this connection may not do that: {faults.said(error)}. What it needs "
-                "is under 'Roles with few rights' in the documentation.",
-                returncode=CANNOT_START,
-            ) from error
 
 
 class EmbedCommand(StoppableCommand):

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from pgembed_django import metrics
-from pgembed_django.management.command import CANNOT_START
+from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.worker import Worker
 from pgembed_django.worker.readiness import Readiness
 from pgembed_django.worker.serving import Answer, Page, Server

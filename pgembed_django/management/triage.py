@@ -10,8 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import status
-from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.progress import Progress
+from pgembed_django.management.stoppable import CANNOT_START
 
 BATCH = 1000
 

@@ -13,9 +13,10 @@ from django.db import DatabaseError, DataError, ProgrammingError
 from pgembed_django import faults, spaces, status
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.management.command import CANNOT_START, EmbedCommand, above_zero, given
+from pgembed_django.management.command import EmbedCommand, above_zero, given
 from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.progress import Progress
+from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 

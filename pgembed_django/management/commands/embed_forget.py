@@ -9,7 +9,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import database, specs, status, triggers
 from pgembed_django.maintenance import forgetting, renaming
-from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.command import EmbedCommand
+from pgembed_django.management.stoppable import CANNOT_START
 
 
 class Command(EmbedCommand):

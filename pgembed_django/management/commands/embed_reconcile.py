@@ -10,8 +10,9 @@ from django.db import DatabaseError
 
 from pgembed_django import faults, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
-from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.progress import Progress
+from pgembed_django.management.stoppable import CANNOT_START
 
 TRIES = 100
 LOOK_SECONDS = 0.05

@@ -9,7 +9,8 @@ from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, spaces, specs, status
 from pgembed_django.maintenance import Maintenance, reconcile
-from pgembed_django.management.command import CANNOT_START, EmbedCommand
+from pgembed_django.management.command import EmbedCommand
+from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Space
 from pgembed_django.status.verdicts import duration
 

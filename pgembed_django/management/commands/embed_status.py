@@ -15,7 +15,8 @@ from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
 from pgembed_django import faults, status
-from pgembed_django.management.command import CANNOT_START, EmbedCommand, given, seconds
+from pgembed_django.management.command import EmbedCommand, given, seconds
+from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import tell
 from pgembed_django.specs import Spec
 from pgembed_django.status import fail_if

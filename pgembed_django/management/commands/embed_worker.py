@@ -18,16 +18,10 @@ from django.utils import autoreload
 
 from pgembed_django import conf, database, events, specs, tracing
 from pgembed_django.exceptions import PgembedError
-from pgembed_django.management.command import (
-    CANNOT_START,
-    EmbedCommand,
-    given,
-    migrate,
-    seconds,
-    whole,
-)
+from pgembed_django.management.command import EmbedCommand, given, migrate, seconds, whole
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
+from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.limits import Limits
