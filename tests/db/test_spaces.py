@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import answering, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
@@ -575,6 +576,16 @@ def lost(request, spec, make_article, run_jobs) -> Article:
     return article
 
 
+def waiting_worker(lost: Article, make_worker) -> Pipeline:
+    """Return a worker that has given a changed row back: one of its providers is gone."""
+    Article.objects.filter(pk=lost.pk).update(title="Another trout")
+    worker = make_worker()
+    while worker.step():
+        pass
+    assert paused(worker)
+    return worker
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_provider_that_is_gone_stops_no_worker(lost, caplog):
     [space] = Space.objects.filter(spec=KEY)
@@ -609,11 +620,8 @@ def test_a_provider_that_raises_errors_of_its_own_is_waited_for_like_one_that_is
 
 @pytest.mark.django_db
 def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_worker, maintain):
-    Article.objects.filter(pk=lost.pk).update(title="Another trout")
     with provider(model="another"):
-        worker = make_worker()
-        while worker.step():
-            pass
+        worker = waiting_worker(lost, make_worker)
 
         [job] = Job.objects.filter(status="pending")
         assert job.attempts == 0
@@ -631,12 +639,8 @@ def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_w
 
 @pytest.mark.django_db
 def test_what_fills_the_next_space_does_not_wait_for_a_provider_that_is_gone(lost, make_worker):
-    Article.objects.filter(pk=lost.pk).update(title="Another trout")
     with provider(model="another"):
-        worker = make_worker()
-        while worker.step():
-            pass
-        assert paused(worker)
+        worker = waiting_worker(lost, make_worker)
         # Given back once: of a provider that is down only what was never started is claimed.
         fill = Job.objects.create(spec=KEY, source_pk="0", kind="reconciler", claims=1)
 
@@ -658,12 +662,8 @@ def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maint
 
 @pytest.mark.django_db
 def test_a_provider_that_is_gone_is_no_matter_once_another_space_is_searched(lost, make_worker):
-    Article.objects.filter(pk=lost.pk).update(title="Another trout")
     with provider(model="another"):
-        worker = make_worker()
-        while worker.step():
-            pass
-        assert paused(worker)
+        worker = waiting_worker(lost, make_worker)
 
         spaces.activate(Space.objects.get(spec=KEY, state="building"), using="default")
         worker.live.outdate()
