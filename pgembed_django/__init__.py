@@ -1,7 +1,7 @@
 """Keeps pgvector embeddings of Django rows fresh, with nothing but Postgres.
 
-What is public is imported when it is asked for: Django imports this package before
-any model may be.
+Public names are imported at first use, because Django imports this package before models
+may be imported.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ ONE_BREAK_IN = 4
 
 
 class Level(IntEnum):
-    """How good a place to cut is."""
+    """How good a place for a cut is: the higher, the better."""
 
     WORD = 1
     SENTENCE = 2
@@ -106,10 +106,10 @@ class Chunker:
 
     @property
     def recipe(self) -> str:
-        """What decides the chunks of a given text. Equal recipes cut alike, now and later.
+        """All that decides how a given text is cut. Equal recipes cut alike, now and later.
 
-        Python's Unicode version is left out: it matters only to characters it has just
-        learnt, and would make every row stale with each new Python.
+        Python's Unicode version is left out: it only matters for characters that are new in
+        it, but would make every row stale with each new Python.
         """
         unit = self.unit if self.count is None else _dotted_path(self.count)
         kind = "chunker" if type(self) is Chunker else _dotted_path(type(self))
@@ -149,10 +149,10 @@ def _dotted_path(named: object) -> str:
 
 
 def _has_lasting_name(count: Count | str) -> bool:
-    """Tell whether the recipe can name it: not a lambda, a closure or a bound method."""
+    """Tell whether a dotted path leads to it: not to a lambda, a closure or a bound method."""
     path = _dotted_path(count)
     if isinstance(count, str):
-        # Not imported here: models are being loaded, and it may need them.
+        # Not imported here: models are still being loaded, and its module may import them.
         return "." in path and all(part.isidentifier() for part in path.split("."))
     try:
         return bool(pkgutil.resolve_name(path) == count)
@@ -162,7 +162,7 @@ def _has_lasting_name(count: Count | str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Cutter:
-    """One text on the table."""
+    """Cuts one text."""
 
     text: str
     count: Count
@@ -225,7 +225,7 @@ class _Cutter:
 
 
 class _Break(NamedTuple):
-    """Between two chunks: the first may end at ``end``, the second begin at ``start``."""
+    """A possible cut: one chunk may end at ``end``, and the next one begin at ``start``."""
 
     level: Level
     end: int
@@ -234,7 +234,7 @@ class _Break(NamedTuple):
 
 def _breaks(text: str, low: int, high: int) -> Iterator[_Break]:
     """Yield the breaks that begin between ``low`` and ``high``."""
-    # Two characters more, to see a paragraph's end that begins at the very last place.
+    # Two characters more, to recognize a paragraph's end that begins at ``high``.
     for match in BREAK.finditer(text, low, high + 2):
         lines = match.group().count("\n")
         if lines:

@@ -1,7 +1,7 @@
-"""Say a spec's ``when`` as SQL about one row, or say why a trigger cannot.
+"""Compile a spec's ``when`` into SQL about one row, or say why a trigger cannot test it.
 
 A trigger sees a row's own columns, and only when the row is written. So relations,
-subqueries and the clock are refused, not compiled into something that looks right.
+subqueries and the clock are refused, rather than compiled into SQL that looks right.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgembed_django import postgres
 
 Row = Literal["old", "new", "inserted"]
 
-# Types whose equality is that of their content. Of all others the text is compared:
-# a collation may ignore case, jsonb finds 1 and 1.0 equal, json has no equality at all.
+# Types whose values are equal only if their texts are. All others are compared as text: a
+# collation may ignore case, jsonb holds 1 and 1.0 equal, and json has no equality.
 SIMPLE_TYPES = frozenset(
     {
         "bigint",
@@ -38,18 +38,18 @@ SIMPLE_TYPES = frozenset(
     }
 )
 
-# A column that is read, or a text or another name, which may look like one.
+# Matches a column that is read; also a string or another name, as these may look like one.
 READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
 
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
-    """Return SQL that is true or false, never NULL: does this version of the row match?"""
+    """Return SQL that tells whether this version of the row matches. It is never NULL."""
     if not when:
         return "TRUE"
     concrete = model._meta.concrete_model or model
     query = Query(concrete)
-    # Columns are named after the first alias: a trigger's WHEN knows "old" and "new". In
-    # quotes, because not every Django writes them, and other SQL would be a migration.
+    # Django qualifies columns by the first alias: here "old" or "new", as in a trigger's WHEN.
+    # Quoted here, as not all Django versions quote it, and changed SQL means a migration.
     alias = f'"{row}"'
     query.alias_map[alias] = BaseTable(concrete._meta.db_table, alias)
     query.alias_refcount[alias] = 1
@@ -64,7 +64,7 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
 
 
 def changed(field: Any) -> str:
-    """Return SQL that is true or false: does the new version differ in this column's content?"""
+    """Return SQL that tells whether this column's content has changed. It is never NULL."""
     column = postgres.quoted_name(field.column)
     old, new = f'"old".{column}', f'"new".{column}'
     if field.db_type(postgres.any_postgres()) in SIMPLE_TYPES:
@@ -73,18 +73,18 @@ def changed(field: Any) -> str:
 
 
 def columns_read(condition: str) -> list[str]:
-    """Return the columns that a condition reads, in the order in which it first does.
+    """Return the columns that a condition reads, in the order of their first use.
 
-    The order shows columns that have taken each other's names.
+    By the order, a caller notices columns that have swapped their names.
     """
     read = (match[1] for match in READ.finditer(condition) if match[1])
     return list(dict.fromkeys(_unquoted(name) for name in read))
 
 
 def declared(condition: str, *, model: type[Model]) -> str:
-    """Return what a migration may change of the columns that a condition reads.
+    """Return the properties that a migration may change of the columns that a condition reads.
 
-    Name, type, collation and generated expression of each. Empty: it reads none.
+    Name, type, collation and generated expression of each. Empty: it reads no columns.
     """
     fields = {
         _unquoted(postgres.quoted_name(str(field.column))): field
@@ -104,7 +104,7 @@ def _declared(field: Any) -> str:
 
 
 def _in_order(node: Any) -> Any:
-    """Give sets an order. Theirs changes with every process, and each would be a migration."""
+    """Sort sets: their order differs between processes, and each order would be a migration."""
     if isinstance(node, Q):
         children = [_in_order(child) for child in node.children]
         return Q.create(children, connector=node.connector, negated=node.negated)
@@ -114,9 +114,9 @@ def _in_order(node: Any) -> Any:
 
 
 def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
-    """Yield what in ``when`` a trigger cannot test, and what to do instead.
+    """Yield what a trigger cannot test in ``when``, and what to do instead.
 
-    Needs no other model to be loaded.
+    No other model need be loaded.
     """
     if isinstance(when, Q):
         for child in when.children:
@@ -183,13 +183,13 @@ def _is_lookup(field: Any, rest: list[str], is_lookup: bool) -> bool:
 
 
 def columns_hint(model: type[Model]) -> str:
-    """List what may be named, as the end of an error message."""
+    """Return a list of the fields that may be named, as the end of an error message."""
     names = [field.name for field in model._meta.concrete_fields]
     return f"Fields of {model.__name__} are: {', '.join(names)}."
 
 
 def column_problem(field: Any, *, model: type[Model]) -> str | None:
-    """Say why a trigger on the model's table does not see this field, or return None."""
+    """Return why a trigger on the model's table does not see this field, or None if it does."""
     if getattr(field, "many_to_many", False):
         return (
             "is many-to-many: it lives in a table of its own, and a change of it fires no "

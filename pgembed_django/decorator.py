@@ -1,4 +1,4 @@
-"""``@embeddable``: declare once what of a model is embedded.
+"""``@embeddable``: declare what is embedded of a model's rows.
 
 Generates ``<Model>Embedding`` and the triggers, both in the model's own app, where
 makemigrations finds them. Refuses what could not be kept fresh.
@@ -94,7 +94,7 @@ class Declaration:
     trigger_level: TriggerLevel
 
     def declare_on_subclasses(self, base: type[models.Model]) -> None:
-        """Declare on each model that gets its table from an abstract base."""
+        """Declare on each concrete model of an abstract base, unless its parent is covered."""
         if self.name is not None and "%(class)s" not in self.name:
             refuse(
                 base,
@@ -112,7 +112,7 @@ class Declaration:
             self.declare(sender)
 
     def declare(self, model: type[models.Model]) -> None:
-        """Generate the table and the triggers, and make the spec known."""
+        """Generate the table's model and the triggers, and register the spec."""
         name = self._name(model)
         requirements.check(self, model)
         embedding_model = tables.embedding_model(model, name=name)

@@ -26,7 +26,7 @@ ALL: dict[str, Event] = {}
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Something that happens. Its text is filled in with the fields, by their names."""
+    """A kind of event. The fields are filled into its text by their names."""
 
     name: str
     level: int
@@ -34,9 +34,9 @@ class Event:
 
 
 def tell(event: Event, /, *, about: object = None, **fields: str | float | None) -> None:
-    """Write an event to the log, its values in the text and as fields, and send it on.
+    """Write an event to the log, with its values in the text and as fields, and send it.
 
-    Never source text, vectors, headers or keys.
+    Never give it source texts, vectors, headers or keys.
     """
     if logger.isEnabledFor(event.level):
         values = ({name: _in_a_line(value) for name, value in fields.items()},) if fields else ()
@@ -46,9 +46,9 @@ def tell(event: Event, /, *, about: object = None, **fields: str | float | None)
 
 
 def _in_a_line(value: str | float | None) -> str | float | None:
-    """Return a value as the text has it: a key or an error of several lines would look like more.
+    """Return a value in one line for the text: several lines would look like several events.
 
-    The field beside it is as it was.
+    The field keeps the value as it is.
     """
     if not isinstance(value, str) or value.isprintable():
         return value

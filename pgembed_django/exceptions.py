@@ -1,4 +1,4 @@
-"""The errors that a project may meet or raise, and what the worker does about them."""
+"""The errors that a project may catch or raise, and what the worker does about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PgembedError(Exception):
 
 
 class SearchError(PgembedError):
-    """A search that cannot be answered as asked. Says what to change."""
+    """A search that cannot be answered. The message says what to change."""
 
 
 class ProviderError(PgembedError):
@@ -40,7 +40,7 @@ class InputTooLong(InputRefused):
 
 
 class BatchTooLarge(ProviderError):
-    """The server takes fewer texts or bytes in one request. Smaller batches will do."""
+    """The server accepts fewer texts or bytes in one request. Smaller batches help."""
 
 
 class ProviderUnavailable(ProviderError):
@@ -55,7 +55,7 @@ class ProviderUnavailable(ProviderError):
 
 
 class ProviderTimeout(ProviderUnavailable):
-    """No answer in time. A smaller batch may be answered."""
+    """The server did not answer in time. A smaller batch may succeed."""
 
 
 class ProviderLost(ProviderUnavailable):
@@ -66,9 +66,9 @@ class ProviderLost(ProviderUnavailable):
 
 
 class ProviderMisconfigured(ProviderUnavailable):
-    """A person has to mend the settings or the server first: a wrong key, model or width.
+    """A person has to correct the settings or the server: a wrong key, model or width.
 
-    The provider is paused like in an outage, so that a thousand jobs do not burn for one typo.
+    The provider is paused as in an outage, so that a typo does not fail a thousand jobs.
     """
 
 
@@ -81,7 +81,7 @@ class MaintenanceDied(PgembedError):
 
 
 def _seconds(given: object) -> float | None:
-    """Return a wait, or None where it is none: a date, or something less than nothing."""
+    """Return a wait in seconds, or None if it is no number, like a date, or is negative."""
     try:
         seconds = float(given) if isinstance(given, (int, float, str)) else math.nan
     except ValueError:

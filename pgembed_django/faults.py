@@ -42,7 +42,7 @@ Rust, where tokenizers are written, is no ``Exception``."""
 
 
 class Unreadable(Exception):
-    """A value came that Python has none for. Tells the error's name and what it says."""
+    """The database returned a value that Python cannot represent. Says which error it was."""
 
 
 class Fault(enum.Enum):
@@ -66,7 +66,7 @@ class Fault(enum.Enum):
 def of(error: Exception) -> Fault:
     """Tell whose fault an error of the database is.
 
-    A transaction that takes too long ends its session, too: it is too slow all the same.
+    A transaction time-out also ends the session, but counts as too slow, not as an outage.
     """
     state = sqlstate(error)
     if state in {CANCELED, LOCK_NOT_AVAILABLE, TRANSACTION_TIMEOUT}:
@@ -81,15 +81,14 @@ def of(error: Exception) -> Fault:
 
 
 def goes_in_fewer_rows(error: Exception) -> bool:
-    """Tell whether fewer rows may do: so many took too long or too much, or one is damaged."""
+    """Tell whether fewer rows may succeed: these took too long or too much, or one is damaged."""
     return of(error) in {Fault.TOO_SLOW, Fault.VALUE}
 
 
 def is_of_the_server(error: Exception) -> bool:
-    """Tell whether the server can do nothing of the kind just now, whatever is asked of it.
+    """Tell whether the server as a whole is unwell, so that other rows would fail as well.
 
-    A full disk, no memory, an error of its own; or it is read-only for a while. Nobody's
-    fault, and no other rows would do better.
+    Its disk or memory is full or fails, or it is read-only for a while.
     """
     return has_no_room(error) or sqlstate(error) == READ_ONLY
 
@@ -103,7 +102,8 @@ def has_no_room(error: BaseException) -> bool:
 def is_lost_connection(error: BaseException) -> bool:
     """Tell whether the connection is gone, rather than one statement refused.
 
-    Or of no use: what was prepared in it returned columns of other types.
+    It also counts as gone where a statement that is prepared in it returns columns of other
+    types by now: only a new connection helps.
     """
     if _is_by_an_outdated_plan(error):
         return True
@@ -125,23 +125,23 @@ def _is_by_an_outdated_plan(error: BaseException) -> bool:
 
 
 def said(error: Exception) -> str:
-    """Return what the server says, without the lines that show the statement."""
+    """Return the server's message, without the lines that show the statement."""
     return str(error).partition("\n")[0]
 
 
 def longer(seconds: float) -> float:
-    """Return how long to wait after a wait that was in vain. Zero: there was none yet."""
+    """Return the next wait for a server that is away: twice the last one, which may be zero."""
     return min(seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS)
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of what Django's error was made of. Empty: it has none."""
+    """Return the SQLSTATE of the driver's error that Django has wrapped. Empty: none."""
     return getattr(error.__cause__, "sqlstate", None) or ""
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Read what a statement returns: raises ``Unreadable`` where a value is at fault, not it."""
+    """Fetch the rows of a statement. Raises ``Unreadable`` where it is a value that fails."""
     try:
         yield
     except Exception as error:
@@ -151,7 +151,7 @@ def reading() -> Iterator[None]:
 
 
 def _is_about_ours(error: Exception) -> bool:
-    """Tell whether a table or function that an error names is ours, and not called like one."""
+    """Tell whether an error names a table or function of ours, rather than one that looks so."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")
         # "column app_note.body", where others have the table behind the schema.

@@ -21,7 +21,7 @@ STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 
 def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
-    """Return the first keys, in their order, of rows that can be read at once: one at least."""
+    """Return the first keys, in order, of the rows that can be read at once: at least one."""
     sized = rows.order_by("pk").values_list("pk", length_of(spec))
     keys: list[Any] = []
     room = READ_BYTES
@@ -34,15 +34,15 @@ def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
 
 
 def total(spec: Spec, rows: models.QuerySet[Any]) -> models.Subquery:
-    """Return an expression for about how many bytes are read of rows together."""
+    """Return an expression for roughly how many bytes the rows have in total."""
     summed = models.Func(length_of(spec), function="sum", output_field=models.BigIntegerField())
     return models.Subquery(rows.values_list(summed))
 
 
 def length_of(spec: Spec) -> Any:
-    """Return an expression for about how many bytes are read of a row.
+    """Return an expression for roughly how many bytes are read of a row.
 
-    It reads none of them: a long value lies apart, and its length in the row.
+    It does not read long values: they are stored apart from the row, but their length is in it.
     """
     fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
     if spec.reads_whole_rows:

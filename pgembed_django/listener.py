@@ -144,7 +144,7 @@ class Listener:
         return self._connection.fileno()
 
     def close(self) -> None:
-        """Hang up, and so leave the watch."""
+        """Close the connection, which also ends the watch."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -161,14 +161,14 @@ class Listener:
 
 
 class _Connection(psycopg.Connection[Any]):
-    """Gives up on a server that has gone silent: the loop's own thread must not hang on it."""
+    """Gives up on a silent server, because the loop's own thread must not hang."""
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         return super().wait(_impatient(gen), *args, **kwargs)
 
 
 def _impatient(gen: Any) -> Any:
-    """Pass on what a statement's generator waits for, up to ``SILENT_SECONDS``."""
+    """Run a statement's generator, but fail after ``SILENT_SECONDS`` without an answer."""
     end = time.monotonic() + SILENT_SECONDS
     try:
         wanted = next(gen)

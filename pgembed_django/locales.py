@@ -1,4 +1,4 @@
-"""Make texts alike in every process, whatever language and time zone are active there."""
+"""Make texts the same in all processes, whatever language and time zone are active."""
 
 from __future__ import annotations
 

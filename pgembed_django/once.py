@@ -1,4 +1,4 @@
-"""Tell what goes on being wrong once, not each second that it is tried again."""
+"""Log a lasting problem once, not each time that it is met again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Hashable
 
 
 class Told:
-    """What was told of things that are wrong, and are tried again and again."""
+    """The problems that were logged, and for what reason."""
 
     def __init__(self) -> None:
         self._reasons: dict[Hashable, str] = {}
 
     def is_new(self, what: Hashable, reason: str) -> bool:
-        """Note why something is wrong, and tell whether that has not been told yet."""
+        """Note why something fails, and tell whether that reason is yet to be logged."""
         before = self._reasons.get(what)
         self._reasons[what] = reason
         return reason != before
 
     def clear(self, what: Hashable) -> None:
-        """It is well by now: when it is wrong again, that is news."""
+        """Note that it works again: the next failure is logged."""
         self._reasons.pop(what, None)

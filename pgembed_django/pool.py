@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 3.0
 
 
 class Inline(Executor):
-    """Runs each request at once, in the caller's thread: for tests and ``--inline``."""
+    """Runs each request in the caller's thread, for tests and ``--inline``."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -44,9 +44,9 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """Daemon threads: a request that hangs does not keep a process alive that is to stop.
+    """Runs requests in daemon threads, so that one that hangs does not keep the process alive.
 
-    The interpreter waits for those of a ThreadPoolExecutor before it ends.
+    The interpreter would wait for the threads of a ThreadPoolExecutor at its end.
     """
 
     def __init__(self, count: int, *, name: str) -> None:
@@ -72,7 +72,7 @@ class Threads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end. Never waits for those at work. May be used again."""
+        """Let idle threads end. Does not wait for busy ones. May be used again."""
         for _ in range(self._count - self._left):
             self._todo.put(None)
         self._left = self._count
@@ -118,29 +118,29 @@ class Pool:
 
     @property
     def is_down(self) -> bool:
-        """Whether no text has been embedded since an outage."""
+        """Whether there was an outage, and no text has been embedded since."""
         return self._pause_seconds > 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether its provider is gone, so that waiting alone does not bring it back."""
+        """Whether its provider cannot be built, so that waiting does not help."""
         return isinstance(self.provider, LostProvider)
 
     @property
     def is_to_be_probed(self) -> bool:
-        """Whether its pause is over, and it has yet to answer a plain word."""
+        """Whether its pause is over, and the next request has to be a plain word."""
         return self.is_down and not (self._has_answered or self.in_flight or self.paused_seconds)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing may be sent for a while, so that its units had better be given back."""
+        """Whether nothing may be sent for so long that its units should be given back."""
         quota_seconds = self._quota_until - self._clock()
         is_out_of_reach = self.is_down and self.free <= 0
         return is_out_of_reach or quota_seconds > PATIENCE_SECONDS or self.paused_by is not None
 
     @property
     def paused_seconds(self) -> float:
-        """How long nothing may be sent from now: it is paused, or its quota is used up."""
+        """For how many seconds nothing may be sent: it is paused, or its quota is used up."""
         by_hand = 0.0 if self.paused_by is None else BY_HAND_SECONDS
         now = self._clock()
         return max(by_hand, self._paused_until - now, self._quota_until - now)
@@ -153,15 +153,15 @@ class Pool:
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
     def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
-        """Start one request. ``exclusively``: after a plain word, with no other one beside it."""
+        """Start one request. ``exclusively``: after a plain word, and with no other in flight."""
         return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
 
     def probe(self) -> Future[Outcomes]:
-        """Ask for a plain word."""
+        """Start a request for a plain word alone."""
         return self._start([], ask_first=True, is_exclusive=False)
 
     def ended(self, future: Future[Outcomes]) -> None:
-        """Note a request's end: an outage pauses the provider, anything else ends a pause."""
+        """Note a request's end. An outage pauses the provider, and other results end the outage."""
         self.in_flight -= 1
         self._is_exclusive = False
         error = future.exception()
@@ -180,11 +180,11 @@ class Pool:
             self.reason = ""
 
     def await_quota(self, seconds: float) -> None:
-        """Send nothing for so long: all workers together have used up the quota."""
+        """Send nothing for so many seconds: all workers together have used up the quota."""
         self._quota_until = self._clock() + seconds
 
     def close(self) -> None:
-        """Let the threads end. Requests in flight are not waited for."""
+        """Let the threads end, without waiting for requests in flight."""
         self._executor.shutdown(wait=False)
 
     def _start(

@@ -38,7 +38,7 @@ def quoted_table(model: type[Model]) -> str:
 
 
 def encoding(using: str) -> str:
-    """Return in what a database keeps its texts, as Postgres calls it: UTF8, mostly."""
+    """Return the encoding of a database by its name in Postgres: mostly UTF8."""
     connections[using].ensure_connection()
     info = connections[using].connection.info
     return info.parameter_status("server_encoding") or "UTF8"

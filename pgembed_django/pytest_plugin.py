@@ -21,7 +21,7 @@ def pgembed_provider() -> Iterator[None]:
 
 @pytest.fixture
 def pgembed_run_jobs(pgembed_provider: None) -> Callable[..., int]:
-    """Give ``run_jobs``: embeds all that is due, in the test's own transaction, with hashes."""
+    """Return ``run_jobs``, which embeds all that is due in the test's transaction, with hashes."""
     from pgembed_django.testing import run_jobs
 
     return run_jobs
@@ -29,7 +29,7 @@ def pgembed_run_jobs(pgembed_provider: None) -> Callable[..., int]:
 
 @pytest.fixture
 def pgembed_without_triggers(db: None) -> Iterator[None]:
-    """Let the test write past the triggers. Asks for pytest-django's ``db``."""
+    """Let the test write past the triggers. Uses pytest-django's ``db``."""
     from pgembed_django.testing import without_triggers
 
     with without_triggers():

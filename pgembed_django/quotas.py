@@ -57,25 +57,25 @@ WAIT = """
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
-    """What one provider may be asked for in a minute. None is without limit."""
+    """How much may be sent to one provider in a minute. None: no limit."""
 
     requests: int | None
     tokens: int | None
 
     @property
     def tokens_at_once(self) -> int | None:
-        """How many tokens one batch should hold at the most."""
+        """How many tokens one batch should hold at most."""
         if self.tokens is None:
             return None
         # Where few requests are allowed, they have to be large.
         return max(1, self.tokens // min(LARGEST_SHARE, (self.requests or LARGEST_SHARE) + 1))
 
     def request_seconds(self, requests: int) -> float:
-        """Return how much of the minute so many requests use up."""
+        """Return how many seconds of quota so many requests use up."""
         return requests * MINUTE_SECONDS / self.requests if self.requests else 0.0
 
     def token_seconds(self, tokens: int) -> float:
-        """Return how much of the minute so many tokens use up."""
+        """Return how many seconds of quota so many tokens use up."""
         if self.tokens is None or self.tokens_at_once is None:
             return 0.0
         # The last batch in a minute is paid for in the next one: room is left for it.
@@ -90,7 +90,7 @@ def limits(provider: str) -> QuotaLimits | None:
 
 
 def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> float:
-    """Take one request of so many tokens. Returns zero, or the seconds until it may be tried."""
+    """Reserve one request of so many tokens. Returns zero, or the seconds until the next try."""
     if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
         return 0.0
     # It may have become free between the two looks.
@@ -98,12 +98,12 @@ def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> floa
 
 
 def owe(provider: str, limits: QuotaLimits, *, requests: int, tokens: int, using: str) -> None:
-    """Charge what was used beyond what was taken: the next batch waits for it."""
+    """Charge what was used beyond what was reserved: the next batch waits longer for it."""
     _pay(provider, limits, requests=requests, tokens=tokens, is_owed=True, using=using)
 
 
 def wait_seconds(provider: str, *, using: str) -> float:
-    """Return the seconds until a request may be taken. Zero: at once."""
+    """Return the seconds until a request may be reserved. Zero: at once."""
     found = database.rows(using, WAIT, provider=provider)
     return max(0.0, found[0][0]) if found else 0.0
 

@@ -18,7 +18,7 @@ MAX_BUSY = 20
 
 
 class Reembedded(NamedTuple):
-    """How many units have a job now, and which ones have none, for they were being written."""
+    """How many units have a job now, and which ones have none, as writers had locked them."""
 
     enqueued: int
     busy: Sequence[str]
@@ -32,10 +32,10 @@ def reembed(
     kind: str = Job.Kind.MANUAL_RETRY,
     wait: str = database.SHORTLY,
 ) -> Reembedded:
-    """Let units be embedded anew. What is stored of them is found until then.
+    """Enqueue units so that they are embedded anew. Searches find their old vectors until then.
 
-    ``wait``: for how long at most, each time an open writer has some of them. Where that is
-    so for many, some of the others are left to the next call, too.
+    ``wait``: how long to wait at most, each time that an open writer has locked some of them.
+    If there are many such units, some of the others are left to the next call, too.
     """
     wanted = list(dict.fromkeys(source_pks))
     pieces = deque(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE))
@@ -59,7 +59,7 @@ def reembed(
 
 
 def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wait: str) -> bool:
-    """Let all of some units be embedded anew, or none: an open writer has one."""
+    """Enqueue all of these units, or return False if an open writer has locked one."""
     try:
         with database.giving_way(using, wait=wait):
             # First the pending jobs, like a deleter, so that nobody starts meanwhile.

@@ -62,7 +62,7 @@ def _require_model(model: type[models.Model]) -> None:
 
 
 def _require_fields(declaration: Declaration, model: type[models.Model]) -> None:
-    # The order of a set changes with every process: for each, all rows would be stale.
+    # A set's order differs between processes: in each, all rows would be stale.
     if not isinstance(declaration.fields, (list, tuple)) or not declaration.fields:
         refuse(
             model,
@@ -125,7 +125,7 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
     if declaration.when is not None and not isinstance(declaration.when, models.Q):
         refuse(model, f"when is {declaration.when!r}. Give a Q object.")
     for refusal in conditions.refusals(declaration.when or models.Q(), model=model):
-        # Not the whole of it: to print a queryset is to run it.
+        # Without repr(when): that of a queryset in it would run its query.
         refuse(model, f"when: {refusal}")
     is_number = isinstance(declaration.priority, int) and not isinstance(declaration.priority, bool)
     if not is_number or abs(declaration.priority) > HIGHEST_PRIORITY:

@@ -1,7 +1,7 @@
 """Sums per spec and minute, for charts and rates. The only writer of their table.
 
-Each worker counts in memory and adds its counts every few seconds, in one statement.
-What a killed worker had not added yet is lost: these are charts, not the queue.
+Each worker counts in memory, and adds its counts every few seconds, in one statement. A kill
+loses the counts that were not added yet, which charts can do without.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ PRUNE = """
 
 @dataclass(slots=True)
 class Sums:
-    """What became of one spec's units. ``waits`` counts writes by the time to their vectors."""
+    """Counts of one spec's units. ``waits`` counts writes by the time until their vectors."""
 
     completed: int = 0
     embedded: int = 0
@@ -84,7 +84,7 @@ class Sums:
 
 
 class Tally:
-    """Counts in memory until ``flush``. Not for several threads at once."""
+    """Counts in memory until ``flush``. It is not thread-safe."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, Sums] = defaultdict(Sums)
@@ -99,14 +99,14 @@ class Tally:
             sums.waits[bisect.bisect_left(BOUNDS, waited)] += 1
 
     def ended(self, spec: str, ending: Ending) -> None:
-        """Count an attempt or a crash by what it led to: another attempt, or a failure."""
+        """Count an attempt or a crash by its result: another attempt, or a failure."""
         if ending is Ending.FAILED:
             self._sums[spec].failed += 1
         elif ending is Ending.REQUEUED:
             self._sums[spec].retried += 1
 
     def flush(self, *, using: str) -> None:
-        """Add what was counted to the sums of this minute, by the database's clock."""
+        """Add the counts to the sums of the current minute, by the database's clock."""
         if not self._sums:
             return
         specs = sorted(self._sums)
@@ -127,7 +127,7 @@ class Tally:
 
 
 def prune(*, using: str) -> int:
-    """Delete what is older than any chart."""
+    """Delete sums that are too old for any chart."""
     return database.execute(using, PRUNE, widths=list(KEPT), kept=list(KEPT.values()))
 
 
@@ -146,9 +146,9 @@ def merged(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def quantile(waits: Sequence[int], share: float) -> float | None:
-    """Return the seconds that so great a share of the writes waited at the most, about.
+    """Return the seconds within which this share of the writes had their vectors, roughly.
 
-    Off by a fifth at the most, and None where nothing was counted.
+    The error is a fifth at most. None: nothing was counted.
     """
     wanted = share * sum(waits)
     if not wanted:

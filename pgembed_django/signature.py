@@ -1,4 +1,4 @@
-"""What errors of one kind have in common. Pure, and nothing but the standard library."""
+"""Reduce an error to what all errors of its kind have in common. Pure, standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUOTED = re.compile(
     """,
     re.VERBOSE,
 )
-# What tells one kind from another although it is a number.
+# Numbers that distinguish kinds of errors, and so are kept.
 STATUS = re.compile(r"\b(HTTP|status|status code|answered) ([1-5]\d\d)\b", re.IGNORECASE)
 KEPT = re.compile("[\ue000-\ue009]+")
 DIGITS_AS_KEPT = {ord(str(digit)): 0xE000 + digit for digit in range(10)}
@@ -34,11 +34,11 @@ QUOTES = re.compile(r"…(?:[\s,;]*…)+")
 def of(error: str) -> str:
     """Return an error's signature: the same for all errors that differ in their details.
 
-    Numbers and ids become ``#``, what is quoted ``…``; an HTTP status stays. One line, never
-    empty, never longer than ``MAX_CHARACTERS``. Idempotent.
+    Numbers and ids become ``#``, and quotations ``…``, but an HTTP status stays. It is one line,
+    not empty, and has at most ``MAX_CHARACTERS``. Idempotent.
     """
     found, before = _shortened(error), error
-    while found != before:  # a number that went may lay bare what is quoted, and so may the end
+    while found != before:  # a removed number, or the cut at the end, may expose another quotation
         found, before = _shortened(found), found
     return found
 

@@ -32,7 +32,7 @@ Compiled = tuple[str, Sequence[Any]]
 
 
 class TooMuch(Exception):
-    """There is not room for so many texts, or none of the units has one: ask for the lengths."""
+    """The texts are longer than the room for them, or there are none: ask for their lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,15 @@ class Reading:
             return dict(cursor.fetchall())
 
     def ask(self, source_pks: Sequence[str], *, room: float = math.inf) -> database.Read[Loaded]:
-        """Ask for units, and return what reads their texts: see ``database.send``.
+        """Send the query for units, and return a function that reads their texts.
 
-        To be asked after the claim has committed, and where a writer is given way: the whole
-        table may be locked (TRUNCATE, ALTER TABLE). What reads raises ``Busy`` then, too.
+        See ``database.send``. Call it after the claim has committed, and in
+        ``database.giving_way``, for the whole table may be locked (TRUNCATE, ALTER TABLE): the
+        function that is returned raises ``Busy`` then.
 
         Raises:
-            TooMuch: they may have more than ``room`` bytes together. So may what reads.
+            TooMuch: the texts may have more than ``room`` bytes in total. The function that is
+                returned raises it, too.
         """
         is_bounded = room < math.inf
         statement = self._fitting if is_bounded else self._any
@@ -133,10 +135,10 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
 
 @locales.of_settings()
 def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
-    """Return the digests of rows' texts, and the key at which they end early: after ``seconds``.
+    """Return the digests of rows' texts, and the last key if it stopped early, after ``seconds``.
 
-    Those that give no text now are left out. Each text is dropped at once: a method may make
-    long ones of short rows.
+    Rows whose text cannot be made are left out. No text is kept: a text method may make long
+    texts of short rows.
     """
     found, _ = _fetch(_with_source_pk(rows).order_by("pk"))
     keys, until = [row.pk for _, row in found], time.monotonic() + seconds
@@ -156,10 +158,10 @@ def _give_way_and_read(spec: Spec, source_pks: Sequence[str], *, using: str) -> 
 
 
 def _fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
-    """Return rows, and what is wrong with those that cannot be read, by source_pk.
+    """Return rows, and the errors of those that cannot be read, by source_pk.
 
-    A column may hold what Python has no value for: a date that is ``infinity``, JSON that is
-    too deep, what was encrypted with a key that is lost.
+    A column may hold a value that Python cannot represent: the date ``infinity``, JSON that is
+    nested too deeply, something encrypted with a lost key. Such a row is found by bisection.
     """
     try:
         with faults.reading():
@@ -190,7 +192,7 @@ def _texts(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: st
 
 
 def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
-    """Take the rows out of a list, and yield the source_pk of each, its text and its error."""
+    """Empty a list of rows, and yield the source_pk of each, its text and its error."""
     # A query that fails in a text method is not to take our transaction along.
     is_apart = spec.text is not None and connections[using].in_atomic_block
     found.reverse()
@@ -213,9 +215,9 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
 
 
 def _rows(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:
-    """Return the rows of units.
+    """Return the rows of units, by one array of keys.
 
-    ``pk__in`` would be another statement for each number of them, with a parameter for each.
+    With ``pk__in`` each number of units would be a statement of its own.
     """
     return _with_source_pk(spec.rows(using=using).filter(_is_among(spec, source_pks, using=using)))
 

@@ -21,7 +21,7 @@ from pgembed_django.chunkers import Chunker
 Stale = Literal["serve", "hide"]
 TriggerLevel = Literal["row", "statement"]
 
-# With a schema per tenant, a table of the shared schema is not this tenant's.
+# With a schema per tenant, a table in the shared schema does not belong to this tenant.
 IS_HERE = """
     SELECT name
     FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -44,7 +44,7 @@ _registry: dict[str, Spec] = {}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spec:
-    """One declaration. ``key`` is what jobs carry: ``<app_label>.<name of the table's model>``."""
+    """One declaration. Jobs carry its ``key``: ``<app_label>.<name of the generated model>``."""
 
     key: str
     model: type[Model]
@@ -77,10 +77,10 @@ class Spec:
 
     @cached_property
     def reads_whole_rows(self) -> bool:
-        """Whether no column is deferred: its text, or the model as it is made, may read any.
+        """Whether to load all columns, because the text or the model's own code may read any.
 
-        A model that remembers its fields when it is made would ask for each that is deferred.
-        So may a field that has a way of its own to be read: an amount with its currency.
+        A model that copies its fields in ``__init__`` would load each deferred one by a query.
+        So would a field whose descriptor reads other columns: an amount with its currency.
         """
         made = Model.__init__, Model.from_db.__func__  # type: ignore[attr-defined]
         of_model: Any = self.model
@@ -98,9 +98,9 @@ class Spec:
         return texts.digest(self.recipe, text)
 
     def rows(self, *, using: str | None = None) -> QuerySet[Any]:
-        """Return the rows that are to be embedded: of all, whatever the default manager hides.
+        """Return the rows to embed, also those that the default manager hides.
 
-        Without the model's own order, which may join other tables.
+        They are not in the model's default order, which may join other tables.
         """
         rows = self.model._base_manager.using(using).order_by()
         if self.when:
@@ -114,7 +114,7 @@ class Spec:
         """Return the row's text, clean. Empty means: nothing to embed.
 
         Raises:
-            TypeError: the text method returned something else than a string or None.
+            TypeError: the text method returned neither a string nor None.
         """
         if self.text:
             method: Callable[[], object] = getattr(instance, self.text)
@@ -130,15 +130,15 @@ class Spec:
         return "\n\n".join(part for part in parts if part)
 
     def parse_pk(self, source_pk: str) -> Any:
-        """Return the key, as Python has it, from the key as Postgres prints it.
+        """Return the primary key's Python value, given the key as Postgres prints it.
 
         Raises:
-            ValidationError: it was printed when another field was the key.
+            ValidationError: it is a value of a field that was the primary key before.
         """
         return self.model._meta.pk.to_python(source_pk)
 
     def parse_cursor(self, cursor: str | None) -> Any:
-        """Return the key after which a walk goes on. None: it begins."""
+        """Return the key after which a walk goes on. None: it starts from the beginning."""
         try:
             return None if cursor is None else self.parse_pk(cursor)
         except (ValidationError, ValueError):
@@ -146,7 +146,7 @@ class Spec:
 
 
 def register(spec: Spec) -> None:
-    """Make a declaration known."""
+    """Register a declaration."""
     _registry[spec.key] = spec
 
 
@@ -156,10 +156,10 @@ def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
 
 
 def on(using: str) -> list[Spec]:
-    """Return the declarations whose rows live in a database.
+    """Return the declarations whose rows are in a database.
 
-    Where routers write them; and where their table is found, which is how another road to
-    the same database, past a pooler, is known.
+    These are the ones that routers write there, and those whose table is found there: the alias
+    may be another way to the same database, past a pooler.
     """
     known = all()
     here = set(written_to(using))
@@ -172,27 +172,27 @@ def on(using: str) -> list[Spec]:
 
 
 def written_to(using: str) -> list[Spec]:
-    """Return the declarations whose rows are written to a database, as the routers have it."""
+    """Return the declarations whose rows the database routers write to a database."""
     return [spec for spec in all() if router.db_for_write(spec.model) == using]
 
 
 def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:
-    """Return those of some specs whose table of vectors is not in a database."""
+    """Return the given specs whose generated table does not exist in a database."""
     names = {spec: postgres.quoted_table(spec.embedding_model) for spec in declared}
     found = {name for [name] in database.rows(using, HAS_TABLE, names=list(names.values()))}
     return [spec for spec, name in names.items() if name not in found]
 
 
 def get(key: str) -> Spec | None:
-    """Return the declaration that jobs with this key are about, or None: not in this process."""
+    """Return the declaration with this key, or None if this process has none."""
     return _registry.get(key)
 
 
 def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
     """Return the declarations that cover the model's rows, the nearest ones.
 
-    Its own; else those of the same table (a proxy, or what it stands for); else those of
-    a table it inherits from. ``name``: the one that is called so, however far it is.
+    These are its own, or else those of the same table (a proxy, or its concrete model), or else
+    those of a parent's table. ``name``: the nearest one of that name.
 
     Raises:
         ImproperlyConfigured: there are none, or none of that name.

@@ -14,10 +14,10 @@ QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
 
 
 class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
-    """A foreign key whose accessor is no matter of the migrations.
+    """A foreign key whose ``related_name`` is left out of migrations.
 
-    The accessor is made of the model's name. In the migration it would keep makemigrations
-    from seeing that a renamed model's embeddings are the same table under a new name.
+    It is made of the model's name. In a migration it would keep makemigrations from seeing
+    that a renamed model's generated model is the same one under a new name.
     """
 
     def deconstruct(self) -> Any:
@@ -28,7 +28,7 @@ class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
 
 def embedding_model(model: type[models.Model], *, name: str) -> type[models.Model]:
     """Generate the model of the table that holds a spec's vectors."""
-    # Not above: our models load only where our app is installed.
+    # Not at the top: our models can only be imported if our app is installed.
     from pgembed_django.models import AbstractEmbedding
 
     app_label = model._meta.app_label
@@ -57,9 +57,9 @@ def embedding_model(model: type[models.Model], *, name: str) -> type[models.Mode
             "source": SourceKey(
                 model,
                 on_delete=models.DO_NOTHING,
-                # Without a constraint no writer waits for us, and TRUNCATE needs no CASCADE.
+                # Without it, writers do not wait for our locks, and TRUNCATE needs no CASCADE.
                 db_constraint=False,
-                # The unique constraint leads with it.
+                # The index of the unique constraint begins with it.
                 db_index=False,
                 related_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
             ),
@@ -72,7 +72,7 @@ def embedding_model(model: type[models.Model], *, name: str) -> type[models.Mode
 
 
 def _constraint_name(name: str) -> str:
-    # Postgres counts bytes, and cuts what is longer without a word.
+    # Postgres counts bytes, and cuts longer names silently.
     encoded = name.encode()
     if len(encoded) <= CONSTRAINT_NAME_LENGTH:
         return name

@@ -1,6 +1,6 @@
-"""What a text is: clean, digested, and cut only where a reader would not notice.
+"""Clean texts, digest them, and cut them between graphemes or words.
 
-Pure, and nothing but the standard library.
+Pure, standard library only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def of(value: object) -> str:
     """Return the text of a field's value, the same in every process.
 
     Raises:
-        TypeError: it prints nothing but where it is in memory.
+        TypeError: its str() is only its address in memory.
     """
     if value is None:
         return ""
@@ -60,7 +60,7 @@ def of(value: object) -> str:
 
 
 def _lasting(value: object) -> object:
-    """Return a value as a text, or as what JSON makes one of."""
+    """Return a value as a text, or as something that JSON can make a text of."""
     if isinstance(value, (dict, list)):
         return value
     if isinstance(value, (set, frozenset)):
@@ -72,7 +72,7 @@ def _lasting(value: object) -> object:
 
 
 def clean(text: str) -> str:
-    """Return what Postgres and every provider can hold. Idempotent.
+    """Return the text in a form that Postgres and every provider accept. Idempotent.
 
     NUL is removed, a surrogate without its partner becomes U+FFFD, every line ends
     with LF, the form is NFC, and there is no white space around the whole.
@@ -80,7 +80,7 @@ def clean(text: str) -> str:
     text = text.replace("\0", "")
     if "\r" in text:
         text = re.sub("\r\n?", "\n", text)
-    if not text.isascii():  # which has no surrogates, and one form only
+    if not text.isascii():  # ASCII has no surrogates, and is always NFC
         if SURROGATE.search(text):
             text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         text = unicodedata.normalize("NFC", text)
@@ -88,9 +88,9 @@ def clean(text: str) -> str:
 
 
 def encodable(text: str, encoding: str) -> str:
-    """Return a text as a server can hold it whose encoding has this name in Postgres.
+    """Return a text in the characters of an encoding, given by its name in Postgres.
 
-    What the encoding has no character for is written as Python escapes it.
+    All other characters become Python escapes.
     """
     if encoding in {"UTF8", "SQL_ASCII"}:
         return text
@@ -174,10 +174,10 @@ def _is_linked(text: str, index: int, start: int) -> bool:
 
 
 def counted(count: Callable[[str], object], text: str) -> int:
-    """Return what a function of the user's own counts.
+    """Return the result of a project's own count function.
 
     Raises:
-        TypeError: it is no whole number.
+        TypeError: the result is no whole number.
     """
     found = count(text)
     if not isinstance(found, SupportsIndex):
@@ -199,8 +199,8 @@ def reach_back(text: str, limit: int, *, start: int, end: int, count: Count = le
 def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
     """Return the greatest length up to ``most`` that measures at most ``limit``.
 
-    Trusts that what is longer measures no less. A measure may be a slow tokenizer, so the
-    next guess supposes an even density; every third is a bisection, for where it is not.
+    Assumes that a longer text does not measure less. A measure may be a slow tokenizer, so
+    guesses assume an even density, but every third one bisects in case it is uneven.
     """
     fits, exceeds = 0, most + 1
     guess, guesses = limit, 0
@@ -220,7 +220,7 @@ def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
 
 
 def trim(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span without its outer white space, except a space that carries a mark."""
+    """Return the span without its outer white space, but keep a space with a combining mark."""
     if start == end or not (text[start].isspace() or text[end - 1].isspace()):
         return start, end
     leading = SPACES.match(text, start, end)
@@ -233,7 +233,7 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
 def cut(text: str, limit: int, *, count: Count = len) -> str:
     """Return the longest beginning that counts at most ``limit`` and ends after a word.
 
-    A word that would take more than half of it is cut too, between graphemes.
+    If that would lose more than half of it, a word is cut, between graphemes.
     """
     end = reach(text, limit, count=count)
     if end == len(text):

@@ -1,4 +1,4 @@
-"""What our migrations bring besides tables, where migrations are left out.
+"""Create what our migrations create besides tables, where migrations are not run.
 
 ``pytest --nomigrations``, ``TEST = {"MIGRATE": False}`` and apps without migrations have
 their tables made from the models.
@@ -23,10 +23,10 @@ IS_POSSIBLE = """
 
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receive ``pre_migrate``: what the tables need, which have their triggers at once.
+    """Receive ``pre_migrate``: create the extension and functions that tables and triggers need.
 
-    Those of apps without migrations are made before all others, and a receiver of
-    ``post_migrate`` may write into them before it is our turn.
+    Tables of apps without migrations are created first, with their triggers, and a receiver of
+    ``post_migrate`` may write into them before ours runs.
     """
     if not _is_ours(sender, using):
         return

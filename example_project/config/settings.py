@@ -60,11 +60,11 @@ if PROVIDER not in PROVIDERS:
         f"PGEMBED_PROVIDER is {PROVIDER!r}. Set it to one of: {', '.join(PROVIDERS)}."
     )
 PGEMBED_PROVIDERS = {"default": PROVIDERS[PROVIDER]}
-# The demo is killed more often than a server: what a dead worker held is free again soon.
+# The demo is killed more often than a server: let the leases of a dead worker expire soon.
 PGEMBED_LEASE_SECONDS = 45
 PGEMBED_REAP_SECONDS = 10
 
-# Errors are told on the terminal, also without DEBUG.
+# Errors are logged to the terminal, also without DEBUG.
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,

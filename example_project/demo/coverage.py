@@ -1,4 +1,4 @@
-"""Watch the worker until everything can be found."""
+"""Watch the worker until a search can find every row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def now() -> datetime:
 
 
 def state() -> freshness.Freshness:
-    """Return how much of both tables can be found."""
+    """Return how many rows of both tables a search can find."""
     parts = (
         freshness.of(Entry.objects.all(), EntryEmbedding, newest=True),
         freshness.of(hits.published(), ArticleEmbedding, newest=True),
@@ -52,7 +52,7 @@ def embedded_since(moment: datetime) -> int:
 
 
 def wait_for_worker(worker: Process, *, timeout_seconds: float) -> None:
-    """Return when the worker has begun to work."""
+    """Wait until the worker has started."""
     deadline = time.monotonic() + timeout_seconds
     while not Worker.objects.filter(pid=worker.popen.pid).exists():
         worker.require_alive()
@@ -66,10 +66,10 @@ def wait_for_worker(worker: Process, *, timeout_seconds: float) -> None:
 def wait_until_complete(
     worker: Process, *, timeout_seconds: float, show: bool = True
 ) -> freshness.Freshness:
-    """Show how coverage climbs, and return when it is complete.
+    """Show how the coverage grows, and return when it is complete.
 
     Raises:
-        DemoFailed: the worker died, or nothing has moved for ``timeout_seconds``.
+        DemoFailed: the worker died, or made no progress for ``timeout_seconds``.
     """
     seen = state()
     moved_at = time.monotonic()

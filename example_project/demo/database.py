@@ -73,7 +73,7 @@ def prepare() -> None:
 
 
 def _reason(error: DatabaseError) -> str:
-    """Return the first line of what the server itself has said."""
+    """Return the first line of the server's own error."""
     said = str(_root(error)).strip() or type(error).__name__
     return said.splitlines()[0].rstrip(".:")
 

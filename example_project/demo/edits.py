@@ -1,4 +1,4 @@
-"""Change rows under the worker's eyes, and measure how soon a search sees it."""
+"""Change rows while the worker runs, and measure how soon a search finds the new text."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def delete(name: str) -> None:
 
 @contextmanager
 def second_connection() -> Iterator[str]:
-    """Give the alias of a connection of its own: it sees only what is committed."""
+    """Yield the alias of a second connection, which sees only what is committed."""
     alias = "second"
     connections[alias] = connections["default"].copy(alias)
     try:

@@ -1,4 +1,4 @@
-"""What ends the demo early. The message is one sentence for the person at the terminal."""
+"""The error that ends the demo early. Its message is for the person at the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bring the tables to what they should hold. Unchanged rows are not written."""
+"""Fill the tables of the example. Unchanged rows are not written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLLECTED = ("kind", "module", "signature", "docstring", "is_public")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """How many rows were written, removed, and left alone."""
+    """How many rows were written, removed, and left unchanged."""
 
     written: int
     removed: int
@@ -29,7 +29,7 @@ class Loaded:
 
 
 def entries(documented: Iterable[Documented], *, show: bool = True) -> Loaded:
-    """Make ``library.Entry`` hold exactly what was collected."""
+    """Make the rows of ``library.Entry`` exactly what was collected."""
     wanted = {row.name: Entry(**asdict(row), is_public=row.is_public) for row in documented}
     stored = {entry.name: entry for entry in Entry.objects.all()}
     gone = [stored[name].pk for name in stored.keys() - wanted.keys()]

@@ -49,7 +49,7 @@ class Process:
         traceback: TracebackType | None,
     ) -> None:
         signals.ignore()
-        # Asked once, a worker finishes what is in flight; asked twice, it drops it.
+        # At the first signal a worker finishes what is in flight, at the second it drops it.
         for stop in (self.popen.terminate, self.popen.terminate, self.popen.kill):
             stop()
             try:
@@ -67,7 +67,7 @@ class Process:
             raise DemoFailed(f"The {self.name} has ended with status {status}.{self.last_lines()}")
 
     def last_lines(self) -> str:
-        """Return what the process said last, for the end of a message."""
+        """Return the last lines of the process's output, to append to a message."""
         if not self.lines:
             return f" The {self.name} has said nothing."
         return "\n".join([f" The {self.name} said last:", *(f"    {line}" for line in self.lines)])

@@ -1,4 +1,4 @@
-"""Progress bars: lively on a terminal, sparing in a log."""
+"""Progress bars: updated often on a terminal, seldom in a log."""
 
 from __future__ import annotations
 

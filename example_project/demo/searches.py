@@ -1,4 +1,4 @@
-"""Ask a few questions, and print what comes back."""
+"""Search for a few questions, and print the results."""
 
 from __future__ import annotations
 

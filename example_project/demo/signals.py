@@ -1,4 +1,4 @@
-"""Stop for SIGTERM and a closed terminal as for Ctrl-C, and only once."""
+"""Treat SIGTERM and a closed terminal like Ctrl-C, and only the first signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, 
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for the first of them in this block."""
+    """Raise KeyboardInterrupt for the first of these signals in this block."""
     before = {number: signal.signal(number, _interrupt) for number in STOPPING}
     try:
         yield
@@ -22,7 +22,7 @@ def as_ctrl_c() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Take no more of them: what is being stopped is stopped in order."""
+    """Ignore further signals, so that the demo stops its processes in order."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
 

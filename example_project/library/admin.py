@@ -1,4 +1,4 @@
-"""Edit an entry here, and watch the search page find it by its new text."""
+"""Edit an entry here, and the search page finds it by its new text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where docs.python.org explains a name. Pure."""
+"""Find where docs.python.org documents a name. Pure."""
 
 from __future__ import annotations
 

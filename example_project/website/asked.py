@@ -1,4 +1,4 @@
-"""What a visitor asked for, from the address of the page. Pure: trusts nothing."""
+"""Read what a visitor asked for from the page's URL, which may hold anything. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shelf: TypeAlias = Literal["library", "articles"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """``notes`` are sentences about what could not be done as asked."""
+    """What a visitor asked for. ``notes`` say, for people, what could not be done as asked."""
 
     text: str = ""
     shelf: Shelf = "library"
@@ -38,7 +38,7 @@ class Asked:
 
 
 def read(parameters: Mapping[str, str], modules: Collection[str]) -> Asked:
-    """Return what the address asks for. ``modules`` are those that exist."""
+    """Return what the URL asks for. ``modules`` are those that exist."""
     notes = []
     text = " ".join(parameters.get("q", "").replace("\0", " ").split())
     if len(text) > LONGEST_QUERY:

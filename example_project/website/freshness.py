@@ -1,4 +1,4 @@
-"""How much of a table can be found: what the page says of it, and the demo's progress bar."""
+"""Count how much of a table a search finds, for the search page and the demo's progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freshness:
-    """Rows that are to be found, those that are, jobs that wait, and failures."""
+    """Counts of rows, of rows that a search finds, of unfinished jobs and of open failures."""
 
     total: int
     embedded: int
@@ -36,7 +36,7 @@ def of(
 ) -> Freshness:
     """Count ``rows``, and what a search would find of them now.
 
-    ``newest``: rather what a search will find once the space that is being built is searched.
+    ``newest``: count for the space that is being built, where there is one.
     """
     spaces = Space.objects.filter(spec=embeddings._meta.label)
     if newest:

@@ -1,4 +1,4 @@
-"""Cut the telling part out of a passage and mark the words that were asked for. Pure."""
+"""Cut the part with most of the query's words out of a passage, and mark them. Pure."""
 
 from __future__ import annotations
 

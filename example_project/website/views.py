@@ -29,7 +29,7 @@ EXAMPLES = {
 
 @require_safe
 def search_page(request: HttpRequest) -> HttpResponse:
-    """Answer a question. What cannot be answered is a sentence on the page, never a traceback."""
+    """Show the results of a search. A search that fails is a sentence on the page, no traceback."""
     modules = list(Entry.objects.order_by("module").values_list("module", flat=True).distinct())
     question = asked.read(request.GET, modules)
     outcome = hits.find(question)

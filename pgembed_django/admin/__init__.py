@@ -1,4 +1,4 @@
-"""The admin: see whether search is fresh, what failed and why, and mend it. No row is edited."""
+"""The admin: shows whether search is fresh and what failed, and retries. No row is edited."""
 
 from __future__ import annotations
 

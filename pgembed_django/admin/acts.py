@@ -45,7 +45,7 @@ NOTHING_DONE = ("gone", "busy", "after", "others")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing to do. ``run`` takes ids of jobs that are in ``condition``."""
+    """An act on jobs. ``run`` takes the ids of jobs that meet ``condition``."""
 
     permission: str
     title: _StrPromise
@@ -61,12 +61,12 @@ class Act:
 
 
 def using() -> str:
-    """Return the database that everything here is read from and written to."""
+    """Return the alias of the database that the admin pages read from and write to."""
     return shown_database()
 
 
 def retry(ids: Sequence[int], *, using: str) -> Counts:
-    """Start failed units afresh, and count."""
+    """Retry failed units, and return counts of the results."""
     return asdict(jobs.retry_failed(ids, using=using))
 
 
@@ -166,7 +166,7 @@ ACTS = {
 
 
 def told(act: str, counts: Counts) -> str:
-    """Say exactly what happened: what was asked for always, the rest where there was any."""
+    """Return the results in words: that of the act always, the others where there are any."""
     first = ACTS[act].counted_as
     parts = [first, *(key for key in PARTS if key != first and counts.get(key))]
     text = ", ".join(str(PARTS[key]) % counts.get(key, 0) for key in parts)
@@ -174,12 +174,12 @@ def told(act: str, counts: Counts) -> str:
 
 
 def is_done(counts: Counts) -> bool:
-    """Tell whether anything was done at all."""
+    """Tell whether anything was done."""
     return any(count for key, count in counts.items() if key not in NOTHING_DONE)
 
 
 def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> None:
-    """Write it to the admin's log: one entry for each job, or one for what is no job."""
+    """Write to the admin's log: one entry for each job, or a single one for a name."""
     content_type = ContentType.objects.get_for_model(Job)
     entries = (
         [(None, about)] if isinstance(about, str) else [(str(job.pk), str(job)) for job in about]
@@ -198,6 +198,6 @@ def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> No
 
 
 def numbered(count: int, *, is_bounded: bool = False) -> str:
-    """Return how many failures, or jobs, there are."""
+    """Return a count in words, "more than" where the counting stopped at a bound."""
     text = f"{count:,}"
     return _("more than %s") % text if is_bounded else text

@@ -34,7 +34,7 @@ Scope = scopes.Jobs | scopes.Rows
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How far a run has come, as the page before has said it."""
+    """How far a run has come, as posted by the page before."""
 
     cursor: int
     end: str
@@ -44,10 +44,10 @@ class Form:
 
     @classmethod
     def of(cls, posted: Mapping[str, str], scope: Scope) -> Form:
-        """Read what was sent.
+        """Read a posted form.
 
         Raises:
-            BadRequest: no page of ours has sent it.
+            BadRequest: no page of ours can have sent it.
         """
         end = posted.get("end", "")
         try:
@@ -67,7 +67,7 @@ class Form:
 
 
 def view(model_admin: JobAdmin, request: HttpRequest, act: str) -> HttpResponse:
-    """GET asks. POST does the first batch, or the next one, and says how far it has come."""
+    """Ask for confirmation at GET. Do the first or next batch at POST, and show the progress."""
     if act not in acts.ACTS:
         raise Http404
     if not (model_admin.has_view_permission(request) and acts.ACTS[act].is_allowed(request)):
@@ -89,7 +89,7 @@ def view(model_admin: JobAdmin, request: HttpRequest, act: str) -> HttpResponse:
 
 
 def url(model_admin: JobAdmin, act: str, parameters: Mapping[str, str]) -> str:
-    """Return the address of the page that asks."""
+    """Return the URL of the confirmation page."""
     path = reverse(f"{model_admin.admin_site.name}:pgembed_job_all", args=[act])
     return f"{path}?{urlencode(filters.asked(parameters))}"
 

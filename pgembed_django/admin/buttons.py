@@ -35,7 +35,7 @@ Said = tuple[int, str]
 
 
 def view(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse:
-    """Do one of ``VERBS`` to what ``name`` names, say what came of it, and go back."""
+    """Do one of ``VERBS``, show a message with the result, and redirect to the overview."""
     if verb not in VERBS:
         raise Http404
     if request.method != "POST":
@@ -103,7 +103,7 @@ def _release(request: HttpRequest, name: str) -> Said:
 
 
 def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:
-    """Return what a look has shown, or None where it takes longer. It is left to end by itself."""
+    """Return the probe, or None where it takes longer. Then its thread is left to end by itself."""
     found: list[Probe] = []
     thread = threading.Thread(target=lambda: found.append(look()), daemon=True)
     thread.start()

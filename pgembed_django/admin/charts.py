@@ -23,7 +23,7 @@ Values = Sequence[float | None]
 
 
 def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:
-    """Draw one bar for each bucket, of the class ``kind``."""
+    """Draw one bar for each bucket, with the CSS class ``kind``."""
     top = _round_up(max((value or 0 for value in values), default=0))
     step = PLOT_WIDTH / max(len(values), 1)
     drawn = format_html_join(
@@ -45,7 +45,7 @@ def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = 
 
 
 def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "") -> SafeString:
-    """Draw a line for each series, broken where nothing is known. The keys are their classes."""
+    """Draw a line for each series, broken at unknown values. The keys are their CSS classes."""
     top = _round_up(max((value or 0 for values in series.values() for value in values), default=0))
     drawn = format_html_join(
         "",
@@ -56,7 +56,7 @@ def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "
 
 
 def short(value: float, unit: str = "") -> str:
-    """Return a number short enough for an axis; seconds in the unit that suits them."""
+    """Return a number short enough for an axis, and seconds in a fitting unit."""
     if unit == "s":
         for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
             if value >= seconds:
@@ -109,7 +109,7 @@ def _y(value: float | None, top: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """Return the next number of the kind 1, 2, 5, 10: so the axis does not jump about."""
+    """Round up to the next of 1, 2, 5, 10 and so on, so that the axis seldom changes."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

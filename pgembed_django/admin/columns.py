@@ -1,4 +1,4 @@
-"""What the job pages show of a job."""
+"""The columns and fields of the job pages."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("unit"))
     def unit(self, job: Job) -> str:
-        """What the job is about."""
+        """The spec and the key of the source row."""
         return str(job)
 
     @admin.display(description=gettext_lazy("status"))
     def state(self, job: Job) -> str:
-        """The status, and what it is waiting for."""
+        """The status, with its details in words."""
         status = job.get_status_display()
         if job.settled_at is not None:
             return _("%s, settled since") % status
@@ -55,12 +55,12 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("created"))
     def created(self, job: Job) -> str:
-        """The time of the write, or of whatever else asked for the job."""
+        """When the job was enqueued."""
         return at(job.created_at)
 
     @admin.display(description=gettext_lazy("finished"))
     def finished(self, job: Job) -> str | None:
-        """When it succeeded or failed."""
+        """When the job succeeded or failed."""
         return at(job.finished_at) if job.finished_at else None
 
     @admin.display(description=gettext_lazy("last error"))
@@ -80,7 +80,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("characters"))
     def size(self, job: Job) -> int | None:
-        """How long the text is, never what it says."""
+        """The number of characters of the watched fields."""
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
             return size
@@ -88,7 +88,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:
-        """The tries of the unit that ended in an error, newest first."""
+        """The unit's attempts that ended in an error, newest first."""
         found = Attempt.objects.using(acts.using()).filter(spec=job.spec, source_pk=job.source_pk)
         context = {"attempts": found.order_by("-id")[:HISTORY_LENGTH]}
         return SafeString(render_to_string("admin/pgembed/job/history.html", context))
@@ -117,7 +117,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
 
 def attach(found: list[Job]) -> None:
-    """Look up, for all rows of a page at once, what is not in the job table."""
+    """Look up the sizes and workers of a page's jobs at once, and set them on the jobs."""
     sizes = sources.sizes(found, using=acts.using())
     workers = _workers(found)
     for job in found:
@@ -126,7 +126,7 @@ def attach(found: list[Job]) -> None:
 
 
 def at(time: datetime) -> str:
-    """Return a time short enough for a column."""
+    """Return a time in a short format, for a column."""
     local = timezone.localtime(time) if timezone.is_aware(time) else time
     return date_format(local, "SHORT_DATETIME_FORMAT")
 
@@ -136,13 +136,13 @@ def _unit(job: Job) -> tuple[str, str]:
 
 
 def _workers(found: list[Job]) -> dict[Any, str]:
-    """Return which worker had each failed unit last."""
+    """Return the last worker of each unit with an error."""
     failed = [job for job in found if job.last_error]
     if not failed:
         return {}
     attempts = Attempt.objects.using(acts.using()).filter(
         spec__in={job.spec for job in failed}, source_pk__in={job.source_pk for job in failed}
     )
-    # Of each unit the last one stays.
+    # The last attempt of each unit overwrites the others.
     rows = attempts.order_by("id").values_list("spec", "source_pk", "worker")
     return {(spec, source_pk): worker for spec, source_pk, worker in rows}

@@ -24,7 +24,7 @@ MAX_COUNT = 5000
 
 
 def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
-    """Show each kind of error once, the most frequent first."""
+    """Show the kinds of errors, the most frequent first."""
     if not model_admin.has_view_permission(request):
         raise PermissionDenied
     spec = request.GET.get("spec")
@@ -42,7 +42,7 @@ def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def _shown(model_admin: JobAdmin, request: HttpRequest, kind: FailureKind) -> dict[str, Any]:
-    """Return a kind with its links. Those that do something lead to a page that asks."""
+    """Return a kind with its links. Those of actions lead to a confirmation page."""
     site = model_admin.admin_site.name
     parameters = {"status": "failed", "spec": kind.spec, "signature": kind.signature}
     jobs_url = reverse(f"{site}:pgembed_job_changelist")

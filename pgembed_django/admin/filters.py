@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Shown(NamedTuple):
-    """One choice of the status filter, in the order of the index that its rows are in."""
+    """A choice of the status filter. Its ordering is that of the partial index for its rows."""
 
     title: _StrPromise
     condition: Q
@@ -39,7 +39,7 @@ STATUSES = {
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """Open failures apart from those that were retried, dismissed or overtaken."""
+    """By status. Open failures are apart from those that were retried, dismissed or overtaken."""
 
     title = _("status")
     parameter_name = "status"
@@ -55,10 +55,10 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class Asked(admin.SimpleListFilter):
-    """A filter that only a link sets. It is shown where it is set, to be taken away."""
+    """A filter that only a link sets. It is shown while it is set, so that it can be removed."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return what was asked for, if anything."""
+        """Return the value that is set, if any."""
         asked = request.GET.get(self.parameter_name or "")
         return [(asked, Truncator(asked).chars(60))] if asked else []
 
@@ -87,13 +87,13 @@ class WorkerFilter(Asked):
 
 
 class SpecFilter(admin.SimpleListFilter):
-    """By spec. A spec that is gone is found by searching for its key."""
+    """By spec. Search for the key of a spec that is no longer declared."""
 
     title = _("spec")
     parameter_name = "spec"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the specs of this process."""
+        """Return the declared specs."""
         return [(spec.key, spec.key) for spec in specs.all()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -109,7 +109,7 @@ PARAMETERS = ("status", "spec", "signature", "worker", "q")
 
 
 def asked(given: Mapping[str, str]) -> dict[str, str]:
-    """Return those of the parameters that are set, and that the list does not pass over."""
+    """Return the parameters that are set and that the list does not ignore."""
     found = {name: given[name] for name in PARAMETERS if given.get(name)}
     if found.get("status") not in STATUSES:
         found.pop("status", None)
@@ -117,7 +117,7 @@ def asked(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def others(given: Mapping[str, str]) -> list[str]:
-    """Return what else a link has the list look up: Django takes any field of the model."""
+    """Return the other look-ups of a link: Django filters by any field of the model."""
     known = {*PARAMETERS, *IGNORED_PARAMS, PAGE_VAR, ERROR_FLAG}
     return [name for name in given if name not in known]
 
@@ -136,17 +136,17 @@ def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet
 
 
 def held_by(worker: str) -> Q:
-    """Find the running jobs of a worker by its id. What is no id holds nothing."""
+    """Return the condition for a worker's running jobs, by its id. Without a valid id: none."""
     return RUNNING & Q(worker_id=int(worker)) if is_id(worker) else Q(pk__in=())
 
 
 def is_id(text: str) -> bool:
-    """Tell whether it may be read as an id."""
+    """Tell whether the text can be an id."""
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def unit(term: str) -> Q:
-    """Find a unit as it is written, not a part of it: so an index of its status can help."""
+    """Return the condition for a unit, as a whole: so an index of its status can be used."""
     term = term.strip()
     if not term:
         return Q()

@@ -1,4 +1,4 @@
-"""The job list: what failed and why, and what can be done. Jobs themselves are read-only."""
+"""The job list, and the page of one job, with actions. The fields of jobs are read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgembed_django.models import Job
 
 
 class JobList(reading.ReadOnlyList):
-    """A page of jobs, with what is looked up for all of them at once."""
+    """A page of jobs. Looks up what is not in the job table for all of them at once."""
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the page."""
@@ -29,7 +29,7 @@ class JobList(reading.ReadOnlyList):
 
 
 class JobAdmin(columns.JobColumns):
-    """Lists jobs, newest first; failures by the time of failing."""
+    """Lists jobs, newest first, and failures by the time of failing."""
 
     actions = ("retry", "dismiss", "reembed", "release")
     list_filter = (
@@ -45,7 +45,7 @@ class JobAdmin(columns.JobColumns):
         css = {"all": ["pgembed/admin.css"]}
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the pages of a list and of one job, and those that are our own."""
+        """Return the URLs of Django's pages, and of our own."""
         own = {
             "failures/": ("failures", failures.view),
             "all/<slug:act>/": ("all", bulk.view),
@@ -57,13 +57,13 @@ class JobAdmin(columns.JobColumns):
         ] + super().get_urls()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the list with its look-ups."""
+        """Return the class of the list."""
         return JobList
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Return the columns. The link to the source row depends on who is looking."""
+        """Return the columns. The link to the source row depends on the viewer."""
         if request.GET.get("status") == "failed":
-            # What tells failures of one kind apart comes first.
+            # First the columns in which failures of one kind differ.
             return (
                 "unit",
                 self.source_row(request),
@@ -90,7 +90,7 @@ class JobAdmin(columns.JobColumns):
         )
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
-        """Return what the page of one job shows: first what an operator asks."""
+        """Return the fieldsets of one job's page: those that an operator needs come first."""
         return (
             (
                 None,
@@ -115,22 +115,22 @@ class JobAdmin(columns.JobColumns):
         )
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the order that an index gives for the chosen status."""
+        """Return the order that the chosen status has an index for."""
         shown = filters.STATUSES.get(request.GET.get(filters.StatusFilter.parameter_name, ""))
         return shown.ordering if shown else ("-id",)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Find a unit as it is written, not a part of it."""
+        """Find a unit by its whole name, not by a part of it."""
         return queryset.filter(filters.unit(search_term)), False
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may start failed units afresh."""
+        """Tell whether the viewer may retry failed units."""
         return acts.ACTS["retry"].is_allowed(request)
 
     def has_dismiss_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may put failures aside without retrying them."""
+        """Tell whether the viewer may dismiss failures."""
         return acts.ACTS["dismiss"].is_allowed(request)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
@@ -140,9 +140,9 @@ class JobAdmin(columns.JobColumns):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show the buttons to those who may use them, where there is something to do."""
+        """Add the buttons that the viewer may use, and that apply to this job."""
         job: Job = context["original"]
-        # The same conditions as in the list: the database decides.
+        # The same conditions as in the list, decided by the database.
         found = Job.objects.using(acts.using()).filter(pk=job.pk)
         context["acts"] = [
             (name, act.title)
@@ -153,17 +153,17 @@ class JobAdmin(columns.JobColumns):
 
     @admin.action(permissions=["retry"], description=gettext_lazy("Retry selected"))
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Start the selected failed units afresh, and bring those that wait forward."""
+        """Retry the selected failed units, and make those that wait due now."""
         return self._act("retry", request, queryset)
 
     @admin.action(permissions=["dismiss"], description=gettext_lazy("Dismiss selected failures"))
     def dismiss(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Put the selected failures aside without retrying them."""
+        """Dismiss the selected failures without retrying them."""
         return self._act("dismiss", request, queryset)
 
     @admin.action(permissions=["operate"], description=gettext_lazy("Re-embed selected units"))
     def reembed(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Embed the selected units anew, though their text is the same."""
+        """Embed the selected units anew, also where their text is unchanged."""
         return self._act("reembed", request, queryset)
 
     @admin.action(permissions=["operate"], description=gettext_lazy("Release from a dead worker"))
@@ -179,7 +179,7 @@ class JobAdmin(columns.JobColumns):
         concerned = list(queryset.filter(act.condition).values_list("pk", flat=True))
         selected = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
         counts = Counter(act.run(concerned))
-        # Jobs that the filter no longer shows are gone.
+        # Selected jobs that the filter no longer shows count as gone.
         counts.update(gone=len(selected) - len(found), others=len(found) - len(concerned))
         said = acts.told(name, counts)
         acts.log(request, said, about=[found[pk] for pk in concerned])
@@ -189,7 +189,7 @@ class JobAdmin(columns.JobColumns):
 
     def _ask_about_all(self, name: str, request: HttpRequest) -> HttpResponse | None:
         if others := filters.others(request.GET):
-            # The page that asks would be about more than is listed.
+            # The confirmation page would be about more jobs than are listed.
             said = _("Nothing was done: all that match cannot be told by %s. Select jobs.")
             self.message_user(request, said % ", ".join(others), messages.ERROR)
             return None

@@ -1,4 +1,4 @@
-"""What the overview shows: is search fresh, and if not, why not, and what can be done."""
+"""The data of the overview: whether search is fresh, if not why, and what can be done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {
 
 
 def of(request: HttpRequest) -> dict[str, Any] | None:
-    """Return what the template needs, or None for those who may not see jobs."""
+    """Return the template's context, or None for those who may not view jobs."""
     if not request.user.has_perm("pgembed.view_job"):
         return None
     seen = status.overview(using=acts.using())
@@ -51,14 +51,14 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a length of time as a person says it, and a dash for none."""
+    """Return a duration in words, and a dash for None."""
     if seconds is None:
         return "-"
     return in_words(seconds) if seconds >= 1 else charts.short(seconds, "s")
 
 
 def _urgency(spec: SpecStatus) -> tuple[int, str]:
-    """The worst come first."""
+    """Return a sort key: the worst spec comes first."""
     return -status.STATES.index(spec.verdict.state), spec.key
 
 
@@ -68,7 +68,7 @@ def _failures(seen: Overview) -> status.Count:
 
 
 def _elsewhere() -> list[tuple[str, str]]:
-    """Return the databases that this page does not show, each with a spec that lives there."""
+    """Return the specs that this page does not show, each with its database."""
     here = specs.on(acts.using())
     return [(router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here]
 
@@ -95,7 +95,7 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
 
 
 def _percent(space: status.SpaceStatus) -> int:
-    # Never rounded up to a hundred.
+    # Never rounded up to 100.
     return int(space.coverage.ratio * 100) if space.coverage else 0
 
 

@@ -1,4 +1,4 @@
-"""What all our admin pages share: they are read-only, they never count or sort a whole table."""
+"""The base of our admin pages: read-only, and they never count or sort a whole table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_COUNT = 10_000
 
 
 class BoundedPaginator(AnyPaginator):
-    """Counts and pages up to a bound, and says when there is more than that."""
+    """Counts and pages up to a bound, and tells whether there are more rows."""
 
     @cached_property
     def _counted(self) -> int:
@@ -50,7 +50,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyList(ChangeList):
-    """A page of rows. A filter by what no row can hold is taken away, as Django does."""
+    """A page of rows. A filter value that no row can have is refused as Django does."""
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows that are listed."""
@@ -60,22 +60,22 @@ class ReadOnlyList(ChangeList):
 
 
 class ReadOnlyAdmin(ModelAdmin[Row]):
-    """Shows rows to those who may view them, from the database that is written to."""
+    """Shows rows, read-only, from the database that is written to."""
 
     actions: Any = ()
     list_per_page = 50
     paginator = BoundedPaginator
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
-    # A column that no index is sorted by would sort the whole table.
+    # To sort by a column without an index would sort the whole table.
     sortable_by = ()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        """Return the kind of list."""
+        """Return the class of the list."""
         return ReadOnlyList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Row]:
-        """Return what the viewer may see, without a replica's delay."""
+        """Return the rows from the database that is written to, not from a replica."""
         return super().get_queryset(request).using(shown_database())
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -92,5 +92,5 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
 
 
 def has_nul(given: QueryDict, *, but: str = "") -> bool:
-    """Tell whether a value is none that Postgres could hold. ``but`` names one to pass over."""
+    """Tell whether a value has a NUL, which no text in Postgres can. ``but`` is not looked at."""
     return any("\0" in value for name, values in given.lists() if name != but for value in values)

@@ -25,9 +25,9 @@ SPEC_ROWS = "rows"
 
 @dataclass(slots=True)
 class Batch:
-    """What one batch did, and where the next one begins. An empty cursor is the end.
+    """The results of one batch, and where the next one begins. An empty cursor is the end.
 
-    ``awaits`` tells what it could not go on for. Empty: it did.
+    ``awaits`` says, for people, why the batch has to wait. Empty: it does not.
     """
 
     counts: acts.Counts
@@ -64,12 +64,12 @@ class Jobs:
         return ngettext("%s job", "%s jobs", count)
 
     def end(self) -> str:
-        """Return the last id there is: what fails from now on is not taken along."""
+        """Return the last id that exists: later jobs are not included."""
         last = Job.objects.using(acts.using()).order_by("-pk").values_list("pk", flat=True).first()
         return str(last or 0)
 
     def is_end(self, said: str) -> bool:
-        """Tell whether it may have come from ``end``."""
+        """Tell whether the value may have come from ``end``."""
         return filters.is_id(said)
 
     def run(self, cursor: int, end: str) -> Batch:
@@ -81,7 +81,7 @@ class Jobs:
 class Rows:
     """The source rows of a spec: a backfill, like ``embed_backfill --force``.
 
-    The cursor only counts how often it came back in vain to rows that are being written.
+    The cursor only counts how often it tried rows in vain that an open write has locked.
     """
 
     def __init__(self, act: str, given: Mapping[str, str]) -> None:
@@ -109,11 +109,11 @@ class Rows:
         return ngettext("%s row", "%s rows", count)
 
     def end(self) -> str:
-        """Return how the run before this one has ended: another end is that of this one."""
+        """Return when the last run ended: once it differs, the present run has ended."""
         return self._backfill.ended
 
     def is_end(self, said: str) -> bool:
-        """Tell whether it may have come from ``end``: any other one is of another run."""
+        """Tell whether the value may have come from ``end``. Any other is of another run."""
         return True
 
     def run(self, cursor: int, end: str) -> Batch:

@@ -80,9 +80,9 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
 
 
 def _rows(spec: specs.Spec, pks: list[Any], *, using: str) -> QuerySet[Any]:
-    """Return the rows that the base manager shows, not as it shows them.
+    """Return the rows that the base manager finds, but with a plain queryset.
 
-    In a union columns are told apart by their order, and django-modeltranslation's is its own.
+    A union goes by the order of columns, and django-modeltranslation's querysets have their own.
     """
     shown = spec.model._base_manager.using(using).filter(pk__in=pks)
     if type(spec.model._base_manager) is Manager:
@@ -100,7 +100,7 @@ def _models(spec: specs.Spec) -> tuple[type[Model], ...]:
 
 
 def _may_view(model: type[Model], source_pk: str, *, request: HttpRequest, site: AdminSite) -> bool:
-    """Tell whether the viewer would see the row on its own page, or could but for a page."""
+    """Tell whether the viewer may see the row: by its admin page, else by the permissions."""
     if site.is_registered(model):
         model_admin = site.get_model_admin(model)
         row = model_admin.get_object(request, source_pk)

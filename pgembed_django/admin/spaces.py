@@ -1,4 +1,4 @@
-"""Spaces, to look at."""
+"""The read-only pages of spaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgembed_django.models import Space
 
 
 class SpaceAdmin(ReadOnlyAdmin[Space]):
-    """Which vectors are searched, which are being built, and with what model."""
+    """Shows which space is searched, which one is being built, and with which model."""
 
     list_display = (
         "spec",
@@ -42,6 +42,6 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
 
     @admin.display(description=_("options"))
     def options_text(self, space: Space) -> SafeString:
-        """What the provider was set up with. Secrets are names of environment variables."""
+        """The provider's options. Of secrets, only the names of environment variables."""
         text = json.dumps(space.options, indent=2, sort_keys=True, ensure_ascii=False)
         return format_html("<pre>{}</pre>", text)

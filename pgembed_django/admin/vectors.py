@@ -78,7 +78,7 @@ class VectorsMixin(ModelAdmin):
 
     @property
     def media(self) -> Media:
-        """Add what an error is shown with, to whatever the admin has of its own."""
+        """Add our style sheet, for errors, to the admin's own media."""
         return super().media + Media(css={"all": ["pgembed/admin.css"]})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -96,11 +96,11 @@ class VectorsMixin(ModelAdmin):
         return (*super().get_list_filter(request), VectorsFilter)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the line of a row's page."""
+        """Add the vectors' line to a row's page."""
         return (*super().get_readonly_fields(request, obj), self._vectors_field(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the line where the fields are listed by hand."""
+        """Add the vectors' line where the fieldsets are declared."""
         fieldsets: Any = super().get_fieldsets(request, obj)
         line: Any = self._vectors_field(request)
         if line in flatten_fieldsets(fieldsets):
@@ -108,7 +108,7 @@ class VectorsMixin(ModelAdmin):
         return [*fieldsets, (None, {"fields": [line]})]
 
     def has_pgembed_retry_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may start failed units afresh."""
+        """Tell whether the viewer may retry failed units."""
         return acts.ACTS["retry"].is_allowed(request)
 
     @admin.action(
@@ -125,7 +125,7 @@ class VectorsMixin(ModelAdmin):
             _retry_rows(self, request, pks)
 
     def get_urls(self) -> list[URLPattern]:
-        """Add the address of the button."""
+        """Add the button's URL."""
         info = self.model._meta.app_label, self.model._meta.model_name
         retry = path(
             "<path:object_id>/pgembed-retry/",
@@ -136,7 +136,7 @@ class VectorsMixin(ModelAdmin):
 
     @admin.display(description=gettext_lazy("vectors"))
     def vectors(self, row: Any) -> SafeString | str:
-        """The state, worded. Unknown of a row that another page brings, as one of a history."""
+        """The state in words. It is unknown for a row of another page, such as a history's."""
         state = getattr(row, "pgembed_state", None)
         if state is None:
             return "-"
@@ -150,7 +150,7 @@ class VectorsMixin(ModelAdmin):
 
         @admin.display(description=gettext_lazy("vectors"))
         def vectors_field(row: Any) -> SafeString | str:
-            if row is None or row._state.adding:  # noqa: SLF001
+            if row is None or row._state.adding:
                 return "-"
             state = self.vectors(row)
             if getattr(row, "pgembed_state", "") not in ("failed", "pending"):
@@ -165,7 +165,7 @@ class VectorsMixin(ModelAdmin):
         return vectors_field
 
     def _button(self, row: Any) -> SafeString:
-        """Send the form to another address: what is being edited is not saved by it."""
+        """Return a button that posts to another URL, so that it does not save the form."""
         name = f"{row._meta.app_label}_{row._meta.model_name}_pgembed_retry"
         return format_html(
             '<button type="submit" class="button" formnovalidate formaction="{}">{}</button>',
@@ -206,13 +206,13 @@ def state_of(model: type[Model]) -> Case:
 
 
 def _has_job(keys: list[str], status: Q) -> Q:
-    """Tell whether the outer row has a job of a status, in any of these specs."""
+    """Return the condition that the outer row has a job of a status, in any of these specs."""
     outer = Cast(OuterRef("pk"), TextField())
     return Q(spaces.LookedUp(Job.objects.filter(status, spec__in=keys, source_pk=outer)))
 
 
 def _is_fresh(spec: specs.Spec) -> Q:
-    """Tell whether a search would find the outer row."""
+    """Return the condition that a search finds the outer row."""
     chunks = spec.embedding_model._base_manager.filter(
         spaces.FOUND,
         source_id=OuterRef("pk"),
@@ -223,7 +223,7 @@ def _is_fresh(spec: specs.Spec) -> Q:
 
 
 def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> QuerySet[Job]:
-    """Return the jobs of rows, from the database that the rows themselves are in."""
+    """Return the jobs of rows, from the database that the rows are written to."""
     model = model_admin.model
     shown: Any = model_admin.get_queryset(request)
     # Not a replica, where a router reads from one; what says using() stays where it says.
@@ -236,7 +236,7 @@ def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> Q
 
 
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
-    """Retry what has failed of these rows, bring forward what waits, and say what happened."""
+    """Retry the failed units of rows, make waiting ones due now, and show the results."""
     units = _units(model_admin, request, pks)
     found = list(units.filter(acts.ACTS["retry"].condition))
     counts = acts.retry([job.pk for job in found], using=units.db)

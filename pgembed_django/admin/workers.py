@@ -1,4 +1,4 @@
-"""Live workers, to look at."""
+"""The read-only pages of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgembed_django.models import Worker
 
 
 class WorkerAdmin(ReadOnlyAdmin[Worker]):
-    """The workers that are alive, or were until a short while ago."""
+    """Shows the workers that are alive, or died a short while ago."""
 
     list_display = (
         "worker",
@@ -35,20 +35,20 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
 
     @admin.display(description=_("worker"))
     def worker(self, worker: Worker) -> str:
-        """Host and process."""
+        """Host and process id."""
         return str(worker)
 
     @admin.display(description=_("paused providers"))
     def paused_providers(self, worker: Worker) -> SafeString:
-        """Each paused provider with the reason."""
+        """Each provider that it has paused, with the reason."""
         return format_html_join("; ", "{}: {}", worker.paused.items())
 
     @admin.display(description=_("specs set aside"))
     def set_aside(self, worker: Worker) -> SafeString:
-        """Each spec that it leaves alone with the reason."""
+        """Each spec that it has set aside, with the reason."""
         return format_html_join("; ", "{}: {}", worker.aside.items())
 
     @admin.display(description=_("specs"))
     def spec_keys(self, worker: Worker) -> str:
-        """What it works on."""
+        """The specs that it works on."""
         return ", ".join(worker.specs)

@@ -1,8 +1,8 @@
-"""System checks: users' mistakes, each with an id and a remedy.
+"""System checks: each finds a user's mistake, and has an id and a remedy.
 
-Those of settings and declarations look at nothing else. Those of databases run with
-``migrate`` and ``check --database``. Those of the tag ``pgembed_probe`` talk to the
-providers, and run only with ``check --deploy``.
+Checks of settings and declarations query no database. Checks of databases run with ``migrate``
+and ``check --database``. Those with the tag ``pgembed_probe`` send requests to the providers, and
+run only with ``check --deploy``.
 """
 
 from __future__ import annotations

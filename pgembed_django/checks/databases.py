@@ -1,4 +1,4 @@
-"""Check the databases that hold our tables: before ``migrate``, and with ``check --database``."""
+"""Check the databases with our tables: before ``migrate``, and with ``check --database``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
-# The first with hnsw.iterative_scan, which a search by an index sets.
+# The first version with hnsw.iterative_scan, which a search by an index sets.
 OLDEST_VECTOR = (0, 8)
 
 EXTENSION = """
@@ -48,7 +48,7 @@ TEXT_SEARCH_CONFIGS = """
 
 
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Return what is wrong with those of the named databases that are ours."""
+    """Return the faults of the named databases, of those that have our tables."""
     return [
         message
         for alias in databases or ()
@@ -95,7 +95,7 @@ def _server(connection: Any) -> Iterator[CheckMessage]:
 def _encoding(connection: Any) -> Iterator[CheckMessage]:
     encoding = postgres.encoding(connection.alias)
     if encoding != "UTF8":
-        # Not an error: it would keep migrations from running, and Django itself warns of nothing.
+        # A warning: an error would keep migrations from running, and Django accepts the encoding.
         yield Warning(
             f"The database {connection.alias!r} is encoded in {encoding}. Texts with a character "
             "that it does not have can be neither embedded nor searched for.",
@@ -152,7 +152,7 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
         with transaction.atomic(using=connection.alias):
             misplaced = sql.misplaced(connection.alias)
     except ProgrammingError:
-        return  # a schema that this role may not look into
+        return  # this role has no access to a schema
     for name, schema in misplaced.items():
         yield Error(
             f"The function {name} in database {connection.alias!r} writes to the tables in schema "

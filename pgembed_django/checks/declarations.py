@@ -1,4 +1,4 @@
-"""Check of each ``@embeddable`` what was not known yet when its model was loaded."""
+"""Check of each ``@embeddable`` what could not be checked when its model was loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pgembed_django import conditions, conf, postgres, specs
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
-# How Postgres prints these depends on the session: on DateStyle, TimeZone, bytea_output and
-# the like, and every writer has a session of its own. inet prints a netmask, Python does not.
+# How Postgres prints these types depends on settings of the writer's session: on DateStyle,
+# TimeZone, bytea_output and the like. inet is printed with a netmask, but by Python without.
 UNSTABLE_KEYS = (
     models.BinaryField,
     models.DateField,
@@ -32,7 +32,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
-    """Return what is wrong with any of them."""
+    """Return the faults of all declarations."""
     checks = (
         _model_of,
         _provider_of,
@@ -67,7 +67,7 @@ def _model_of(spec: Spec) -> Iterator[CheckMessage]:
 def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
     known: object = conf.current().providers
     if not isinstance(known, Mapping):
-        return  # told by check_settings
+        return  # check_settings reports it
     if spec.provider not in known:
         yield _error(
             spec,
@@ -97,7 +97,7 @@ def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
     if connections[alias].vendor != "postgresql":
         return
     if not router.allow_migrate_model(alias, spec.model):
-        return  # migrated by another alias, past a pooler
+        return  # another alias migrates it, to bypass a pooler
     needed = [
         model for model in (spec.model._meta.concrete_model, spec.embedding_model, Job) if model
     ]
@@ -117,7 +117,7 @@ def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
 
 def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
     if postgres.any_postgres().vendor != "postgresql":
-        return  # told by _database_of
+        return  # _database_of reports it
     try:
         conditions.compiled(spec.when, model=spec.model, row="new")
     except (FieldError, TypeError, ValueError, ValidationError, psycopg.Error) as error:
@@ -146,7 +146,7 @@ def _key_of(spec: Spec) -> Iterator[CheckMessage]:
 def _migrations_of(spec: Spec) -> Iterator[CheckMessage]:
     label = spec.model._meta.app_label
     app = apps.app_configs.get(label)
-    # A package that decorates its own models has their migrations with it.
+    # A package that decorates its own models brings their migrations with it.
     if app is None or not spec.is_from_outside or label in settings.MIGRATION_MODULES:
         return
     if not INSTALLED.isdisjoint(Path(app.path).parts):

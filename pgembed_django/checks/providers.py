@@ -1,4 +1,4 @@
-"""Ask the providers themselves. Only with ``check --deploy``: it talks to their servers."""
+"""Check that the providers answer. Only with ``check --deploy``, as it sends requests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pgembed_django import conf, providers
 
 
 def check_providers(**_: Any) -> list[CheckMessage]:
-    """Return which providers do not answer, and why."""
+    """Return an error for each provider that does not answer as it should."""
     found: list[CheckMessage] = []
     known: object = conf.current().providers
     for alias in known if isinstance(known, Mapping) else ():
         try:
             probe = providers.get(alias).probe()
         except ImproperlyConfigured:
-            continue  # told by check_settings
+            continue  # check_settings reports it
         if not probe.ok:
             found.append(
                 Error(

@@ -1,4 +1,4 @@
-"""Check the settings, without a look at a database or a provider's server."""
+"""Check the settings. No database is queried, and no provider's server asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Return what is wrong with INSTALLED_APPS, ours and pgtrigger's settings."""
+    """Return the faults of INSTALLED_APPS, of our settings and those of other apps."""
     return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger(), *_caches()]
 
 
@@ -49,7 +49,7 @@ def _providers() -> Iterator[CheckMessage]:
         try:
             providers.get(alias)
         except ImproperlyConfigured as error:
-            # Our messages say what happened, then in the last sentence what to do.
+            # The last sentence of our messages says what to do.
             what, _, remedy = str(error).rpartition(". ")
             yield (
                 Error(f"{what}.", hint=remedy, id="pgembed.E003")

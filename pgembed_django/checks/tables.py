@@ -38,7 +38,7 @@ OTHER_KEYS = """
      AND key.attname = wanted.key
     WHERE key.atttypid <> source.atttypid
 """
-# The functions look for a table that is not qualified in the schema of the jobs, and nowhere else.
+# The functions look for an unqualified table in the schema of pgembed_job only.
 ELSEWHERE = """
     SELECT
         wanted.name,
@@ -50,7 +50,8 @@ ELSEWHERE = """
     WHERE strpos(wanted.name, '.') = 0
       AND vectors.relnamespace <> jobs.relnamespace
 """
-# The functions delete from no others, as their triggers would run with the functions' rights.
+# The functions delete only from tables whose owner may write pgembed_space: triggers on any other
+# table would run with the functions' rights.
 OF_STRANGERS = """
     SELECT wanted.name, vectors.relowner::regrole::text
     FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -61,7 +62,7 @@ RETYPE = "TRUNCATE {table}; ALTER TABLE {table} ALTER COLUMN source_id TYPE {key
 
 
 def check_tables(connection: Any) -> Iterator[CheckMessage]:
-    """Yield what is wrong with the tables that are in a database."""
+    """Yield the faults of the tables in a database."""
     yield from _job_table(connection)
     yield from _missing_tables(connection)
     yield from _elsewhere(connection)
@@ -98,7 +99,7 @@ def _missing_tables(connection: Any) -> Iterator[CheckMessage]:
 
 def _elsewhere(connection: Any) -> Iterator[CheckMessage]:
     if not sql.is_in_one_schema():
-        return  # a schema per tenant: the shared one's vectors are not this tenant's
+        return  # with a schema per tenant, some vectors are in the shared one
     by_table = {
         postgres.quoted_table(one.embedding_model): one
         for one in specs.written_to(connection.alias)
@@ -160,7 +161,7 @@ def _keys(connection: Any) -> Iterator[CheckMessage]:
     )
     for table, stored, key in found:
         spec = by_table[table]
-        # Not an error: those keep the migration from running that mends it.
+        # A warning: an error would keep the migration from running that mends it.
         yield Warning(
             f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
             "Nothing of it can be embedded or searched.",
@@ -175,7 +176,7 @@ def _numbers(connection: Any) -> Iterator[CheckMessage]:
         with transaction.atomic(using=connection.alias):
             found = numbering.behind(using=connection.alias)
     except ProgrammingError:
-        return  # tables that this role may not read
+        return  # this role may not read some table
     if found:
         yield Warning(
             f"In the database {connection.alias!r} {', '.join(found)} would give a number that is "
@@ -191,4 +192,4 @@ def _asked(connection: Any, statement: str, **parameters: Any) -> list[database.
         with transaction.atomic(using=connection.alias):
             return database.rows(connection.alias, statement, **parameters)
     except ProgrammingError:
-        return []  # a schema that this role may not look into
+        return []  # this role has no access to a schema

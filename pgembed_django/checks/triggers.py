@@ -1,4 +1,4 @@
-"""Check that the triggers are there: what is written past them is found hours later."""
+"""Check the triggers. Without them a write is found only by the reconciler, hours later."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pgembed_django import specs, triggers
 
 
 def check_triggers(connection: Any) -> Iterator[CheckMessage]:
-    """Yield the specs of a database whose triggers are not as declared, once it is migrated."""
+    """Yield a warning for each spec whose triggers are not as declared, once all is migrated."""
     alias = connection.alias
     written = {spec.key: spec for spec in specs.written_to(alias)}
     try:
         with transaction.atomic(using=alias):
             found = triggers.amiss(written, using=alias)
     except ProgrammingError:
-        return  # a schema that this role may not look into
+        return  # this role has no access to a schema
     if not found or _has_migrations_to_run(connection):
         return
     for key, states in found.items():
         model = written[key].model._meta
-        # Not an error: those keep the migration from running that mends it.
+        # A warning: an error would keep the migration from running that mends it.
         yield Warning(
             f"{key}: {_told(states)}. What is written to {model.label} is not embedded until the "
             "reconciler comes by.",

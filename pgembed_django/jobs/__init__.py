@@ -1,6 +1,6 @@
 """The verbs of the job table, and its only Python writers. Times are the database's.
 
-Also of what goes with jobs: attempts that ended in an error, and pauses by hand.
+The same goes for attempts that ended in an error, and for pauses by hand.
 """
 
 from pgembed_django.jobs.claims import Claim, Lease, claim, claim_on, next_due_seconds

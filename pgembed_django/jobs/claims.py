@@ -141,7 +141,7 @@ NEXT_DUE = EVERY_LANE + UNTIL_DUE
 
 
 class Lease(NamedTuple):
-    """Who claims, and how long what is claimed stays theirs without a heartbeat."""
+    """Which worker claims, and how many seconds its claims last without a heartbeat."""
 
     worker_id: int
     seconds: float
@@ -171,7 +171,7 @@ class Claim(NamedTuple):
 
     @property
     def fence(self) -> dict[str, Any]:
-        """What a statement proves by that the job is still ours, as its parameters."""
+        """The parameters by which a statement proves that the job is still ours."""
         return {"id": self.id, "token": self.token, "started_at": self.started_at}
 
 
@@ -193,13 +193,13 @@ def claim(
 
 
 def claim_on(lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str) -> list[Claim]:
-    """Start up to ``limit`` due jobs like ``claim``: those after where each lane has ended."""
+    """Start up to ``limit`` due jobs like ``claim``: those behind the given place in each lane."""
     wanted = {**parameters(lanes), "direction": -1, "only_new": False}
     return _claim(CLAIM_ON, wanted, limit=limit, lease=lease, using=using)
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
-    """Return the seconds until a pending job is due, at most zero where one is due already."""
+    """Return the seconds until the next job is due: zero or less if one is, None without jobs."""
     [[seconds]] = database.by_kept_plan(using, NEXT_DUE, specs=list(specs))
     return None if seconds is None else float(seconds)
 

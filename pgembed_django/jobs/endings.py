@@ -1,8 +1,9 @@
 """How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
 
-Each is a compare-and-set on (id, running, claim token and time). A move back to pending can
-meet a writer's pending job in the unique index: newer work supersedes it. Such moves
-are one job a transaction and wait for nobody, so that no deadlock chooses a writer.
+Each is a compare-and-set on (id, running, claim token and time). A move back to pending may
+conflict with a writer's pending job in the unique index: that newer work supersedes it. Each
+such move is a transaction of its own and waits for nobody, so that no writer can become the
+victim of a deadlock.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ COMPLETE = """
       AND kind = 'write'
 """
 
-# Back to pending, unless a newer pending job of the unit is there: that one supersedes it.
+# Back to pending, unless the unit has a newer pending job: that one supersedes it.
 REQUEUE = filled("""
     UPDATE pgembed_job AS job
     SET
@@ -110,8 +111,8 @@ def complete(
 ) -> database.Read[dict[int, float]]:
     """Finish held jobs, given as id -> chunks, and settle their units' open failures.
 
-    To be called in the transaction that holds them and has stored their vectors. Returns
-    what tells, once that is committed, for how many seconds each write has waited, by job id.
+    Call it in the transaction that holds the jobs and has stored their vectors. Returns a
+    function that reads how many seconds each write has waited for its vectors, by job id.
     """
     read = database.send_prepared(
         using, COMPLETE, ids=list(chunks), chunks=list(chunks.values()), keep=keep_seconds > 0
@@ -122,7 +123,7 @@ def complete(
 def retry(
     claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str
 ) -> Ending:
-    """Spend an attempt: back to pending after a backoff, or failed when it was the last."""
+    """Spend an attempt. The job is due again after a backoff, or fails if it was the last one."""
     if claim.attempts + 1 >= max_attempts:
         return fail(claim, error, using=using)
     return _requeue(
@@ -138,13 +139,13 @@ def release(
     reason: str | None = None,
     outages: int = 0,
 ) -> Ending:
-    """Give the job back with no attempt spent."""
+    """Move the job back to pending, with no attempt spent."""
     error = bounded(reason, using=using) if reason else None
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 
 def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, Ending]]:
-    """Take expired leases back and count a crash each. Returns what became of them."""
+    """Take jobs with expired leases back, and count a crash of each. Returns how each ended."""
     return [
         (expired, reap_one(expired, max_crashes=max_crashes, using=using))
         for expired in claims(EXPIRED, using=using, limit=limit)
@@ -152,7 +153,7 @@ def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim
 
 
 def reap_one(expired: Claim, *, max_crashes: int, using: str) -> Ending:
-    """Take one job from its worker and count a crash. Returns what became of it."""
+    """Take one job from its worker, and count a crash. Returns how it ended."""
     if expired.crashes + 1 >= max_crashes:
         return fail(expired, "worker lost", using=using, attempts=0, crashes=1)
     return _requeue(expired, using, crashes=1, error="worker lost")
@@ -192,7 +193,7 @@ def _requeue(
                 # Nothing moved: newer work is pending, or the job is no longer ours.
                 return supersede(claim, using=using)
         except IntegrityError:
-            # A writer's pending job was committed after our look: it supersedes this one.
+            # A writer has committed a pending job since our look: it supersedes this one.
             with database.giving_way(using):
                 return supersede(claim, using=using)
     except database.Busy:

@@ -27,8 +27,8 @@ ENQUEUE = """
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
     """Add jobs for units that have no pending one. Returns how many were added.
 
-    A unit that a writer is working on at this moment is left to that writer's job. Where
-    that is so for many, some of the others are left to the next call, too.
+    A unit whose writer's transaction is open is left to that writer's job. If there are many
+    such units, some of the others are left to the next call, too.
     """
     added = busy = 0
     pieces = [list(source_pks)] if source_pks else []

@@ -1,4 +1,4 @@
-"""How a job fails for good: an open failure, its unit parked for longer each time."""
+"""How a job fails: it becomes an open failure, and its unit is parked, longer each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUPERSEDE = filled("""
     RETURNING id
 """)
 
-# The unit's older open failure, which gives way to this one: each unit is listed once.
+# The unit's older open failure, which is settled: each unit has one open failure at most.
 OLDER_FAILURE = filled("""
     WITH job AS (
         SELECT spec, source_pk
@@ -77,7 +77,7 @@ FAIL = filled("""
 
 
 def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: int = 0) -> Ending:
-    """End the job as an open failure, its unit parked, unless newer work supersedes it."""
+    """Turn the job into an open failure and park its unit, unless newer work supersedes it."""
     try:
         with database.giving_way(using):
             found = database.rows(using, OLDER_FAILURE, **claim.fence)
@@ -98,25 +98,25 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 **claim.fence,
             )
     except (database.Busy, IntegrityError):
-        return Ending.BUSY  # IntegrityError: another job of the unit has failed since our look
+        return Ending.BUSY  # IntegrityError: another job of the unit has just failed
     return Ending.FAILED
 
 
 def supersede(claim: Claim, *, using: str) -> Ending:
-    """Delete the job, where it is still ours, in favour of newer work."""
+    """Delete the job in favour of newer work, if it is still ours."""
     superseded = database.rows(using, SUPERSEDE, **claim.fence)
     return Ending.SUPERSEDED if superseded else Ending.LOST
 
 
 def bounded(error: str, *, using: str) -> str:
-    """Return the error as it is stored: never empty, never long, and clean.
+    """Return the error as it is stored: not empty, bounded in length, and clean.
 
-    It may quote anything: a file's name that is not UTF-8, what a server sent.
+    An error may quote anything: a file name that is not UTF-8, or what a server sent.
     """
     cut = Truncator(text.clean(error) or "unknown error").chars(MAX_ERROR_CHARACTERS)
     return _encodable(cut, using=using)
 
 
 def _encodable(said: str, *, using: str) -> str:
-    """What cannot be stored of an error must not be another one, of whoever settles the job."""
+    """Return the text in characters that the database can store, so that storing it cannot fail."""
     return text.encodable(said, postgres.encoding(using))

@@ -1,4 +1,4 @@
-"""A spec is gone for good: its jobs go, with their history and its pause."""
+"""Delete the jobs of a spec that is gone for good, with their history and its pause."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ BATCH = 5000
 
 
 def forget(spec: str, *, using: str) -> None:
-    """Delete whatever jobs a spec has, in small batches.
+    """Delete all jobs of a spec, their history and its pause, in small batches.
 
     Raises:
-        database.Busy: an open transaction has some of them.
+        database.Busy: an open transaction has locked some of them.
     """
     for model in (Job, Attempt):
         rows, after = model._base_manager.using(using).filter(spec=spec), 0
-        # By the primary key: no index is on the specs of all jobs, and one is not worth having.
+        # By the primary key, as no index covers the specs of all jobs: it would not pay.
         while found := list(
             rows.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH]
         ):

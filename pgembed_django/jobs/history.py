@@ -1,4 +1,4 @@
-"""The history of units that did not succeed at once, written as each try ends."""
+"""The history of claims that did not succeed, written as each one ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pgembed_django.models import Attempt
 
 KEEP_SECONDS = 7 * 86400
 
-# Before the job moves on: it still has its worker, and this locks it.
+# Before the job changes, while it still has its worker. Locks the job.
 NOTE = filled("""
     INSERT INTO pgembed_attempt (spec, source_pk, outcome, started_at, worker, error)
     SELECT
@@ -48,10 +48,10 @@ PRUNE = """
 
 
 def note(claim: Claim, outcome: Attempt.Outcome, error: str, *, using: str) -> None:
-    """Note how a claim that is still ours ends. To be called in the transaction that ends it."""
+    """Record how a claim ends, if it is still ours. Call it in the transaction that ends it."""
     database.execute(using, NOTE, **claim.fence, outcome=outcome, error=error)
 
 
 def prune_attempts(*, using: str, limit: int = 5000) -> int:
-    """Delete the history of a week ago and older, a small batch of it. Not of open failures."""
+    """Delete a batch of the history older than a week, but not that of open failures."""
     return database.execute(using, PRUNE, keep=KEEP_SECONDS, limit=limit)

@@ -79,12 +79,12 @@ class Lane(NamedTuple):
 
 
 def priority_of(kind: str, of_spec: int) -> int:
-    """Return the priority of a kind's jobs: its lane's, and their spec's own added."""
+    """Return the priority of a kind's jobs: the sum of the kind's and the spec's."""
     return LANES[Job.Kind(kind)] + of_spec
 
 
 def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:
-    """Return what ``GIVEN_LANES`` is sent with."""
+    """Return the parameters of ``GIVEN_LANES``."""
     lanes = list(lanes)
     return {
         "specs": [lane.spec for lane in lanes],

@@ -13,8 +13,8 @@ from django.db import transaction
 from pgembed_django import database
 from pgembed_django.jobs.claims import Claim
 
-# One by one, each by its id, whatever is thought cheaper: the plan is kept. Who has a lease is
-# running; said so, the index of all that run is none to be walked.
+# OFFSET 0 makes the plan, which is kept, look each job up by its id. A job with a lease is running;
+# asking for the status instead would let Postgres walk the index of all running jobs.
 FENCED = """
     SELECT held.id
     FROM unnest(
@@ -42,7 +42,7 @@ HEARTBEAT = """
 
 
 class Held(NamedTuple):
-    """What became of claims, as job ids: ours; ours, but locked by an open writer; lost."""
+    """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
 
     ours: frozenset[int]
     locked: frozenset[int]
@@ -50,7 +50,7 @@ class Held(NamedTuple):
 
 
 def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
-    """Renew the leases. Those that an open writer has locked are left to the next heartbeat."""
+    """Renew the leases. Jobs that an open writer has locked are left to the next heartbeat."""
     with transaction.atomic(using=using):
         found = hold(held, using=using)
         database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
@@ -62,7 +62,7 @@ def hold(held: Collection[Claim], *, using: str) -> Held:
     fences = {
         "ids": [claim.id for claim in held],
         "tokens": [claim.token for claim in held],
-        # As one literal: the driver looks at each element of a list.
+        # As one array literal: the driver would adapt each element of a list.
         "started_at": "{" + ",".join(f'"{claim.started_at}"' for claim in held) + "}",
     }
     every = frozenset(claim.id for claim in held)

@@ -1,4 +1,4 @@
-"""Wake the workers that sleep. The triggers do it by themselves, over the same channel."""
+"""Wake the workers that sleep. The triggers do the same in SQL, over the same channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pgembed_django import database
 
 CHANNEL = "pgembed"
 
-# Whoever notifies while the cluster's queue is full cannot commit: as in the triggers.
+# As in the triggers: a transaction that notifies while the cluster's queue is full cannot commit.
 NUDGE = """
     SELECT pg_notify(%(channel)s, '')
     WHERE pg_notification_queue_usage() < 0.5
@@ -14,5 +14,5 @@ NUDGE = """
 
 
 def nudge(*, using: str) -> None:
-    """Let workers look for jobs now, not at their next poll: a person waits."""
+    """Let workers look for jobs now rather than at their next poll."""
     database.rows(using, NUDGE, channel=CHANNEL)

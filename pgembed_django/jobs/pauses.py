@@ -1,4 +1,4 @@
-"""What a person has paused: workers read it every few seconds, and claim around it."""
+"""What a person has paused. Workers read it every few seconds, and claim only other jobs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ PAUSED = """
 
 
 class Paused(NamedTuple):
-    """Keys of specs and aliases of providers, each with the name of who paused it."""
+    """The paused specs, by key, and providers, by alias, each with the name of who paused it."""
 
     specs: dict[str, str]
     providers: dict[str, str]
 
 
 def pause(what: str, name: str, *, by: str, using: str) -> bool:
-    """Pause a spec or a provider. Tells whether it was not paused already."""
+    """Pause a spec or a provider. Returns False if it was paused already."""
     return database.execute(using, PAUSE, what=Pause.What(what), name=name, by=by) > 0
 
 
 def resume(what: str, name: str, *, using: str) -> bool:
-    """Let workers go on with a spec or a provider. Tells whether it was paused."""
+    """End the pause of a spec or a provider. Returns False if it was not paused."""
     is_resumed = database.execute(using, RESUME, what=Pause.What(what), name=name) > 0
     if is_resumed:
         nudge(using=using)  # a worker that is awake looks within seconds

@@ -1,4 +1,4 @@
-"""What time takes away: finished jobs, jobs of specs that are gone, the rows of dead workers."""
+"""Delete old finished jobs and dead workers' rows, and fail the jobs of specs that are gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.jobs.failing import SETTLE
 
-# ARRAY, not IN: that may be planned as a join that runs its LIMIT again for each row.
+# ARRAY, not IN, which Postgres may plan as a join that runs the LIMIT again for each row.
 PRUNE = """
     DELETE FROM pgembed_job
     WHERE id = ANY(ARRAY(
@@ -23,7 +23,7 @@ PRUNE = """
     ))
 """
 
-# Their parking is over: the reconciler tries their units again.
+# Dismissed failures whose parking is over: the reconciler tries their units again.
 PRUNE_DISMISSED = """
     DELETE FROM pgembed_job
     WHERE id = ANY(ARRAY(
@@ -38,7 +38,7 @@ PRUNE_DISMISSED = """
     ))
 """
 
-# During a deploy another worker may know the spec: its jobs wait an hour first.
+# During a deploy another worker may know the spec, so its jobs wait for an hour first.
 UNKNOWN = """
     SELECT job.id, older.id
     FROM pgembed_job AS job
@@ -77,7 +77,7 @@ FORGET_DEAD_WORKERS = """
 
 
 def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
-    """Delete finished jobs that are old enough, a small batch of them. Not open failures."""
+    """Delete a batch of old finished jobs, and of dismissed ones whose parking is over."""
     pruned = database.execute(using, PRUNE, keep=keep_seconds, limit=limit)
     return pruned + database.execute(using, PRUNE_DISMISSED, limit=limit)
 
@@ -87,13 +87,13 @@ def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
     try:
         with database.giving_way(using):
             found = database.rows(using, UNKNOWN, specs=list(known_specs))
-            # Each unit is listed once: an older failure gives way to this one.
+            # Each unit has one open failure at most: an older one is settled.
             database.execute(using, SETTLE, ids=[older for _, older in found if older])
             return database.execute(using, FAIL_UNKNOWN, ids=[job_id for job_id, _ in found])
     except (database.Busy, IntegrityError):
-        return 0  # somebody else is at one of them: next time
+        return 0  # another transaction has one of them: next time
 
 
 def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
-    """Delete the rows of workers that have not been heard of for so long."""
+    """Delete the rows of workers that have not reported for so many seconds."""
     return database.execute(using, FORGET_DEAD_WORKERS, silent=silent_seconds)

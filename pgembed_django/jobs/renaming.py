@@ -1,10 +1,10 @@
-"""A spec has another name: its jobs, their history and its pause go with it."""
+"""After a spec was renamed, move its jobs, their history and its pause to the new name."""
 
 from __future__ import annotations
 
 from pgembed_django import database
 
-# A running job's worker was started with the former name, and finds its table gone.
+# Running jobs, too: their workers still use the former name, whose table is gone.
 MOVE = """
     WITH unfinished AS (
         DELETE FROM pgembed_job
@@ -21,7 +21,7 @@ COPY = """
           AND status IN ('pending', 'running')
     )
 """
-# Where a writer has left a job under the new name already, that one is newer.
+# DO NOTHING: a pending job that a writer has left under the new name is newer.
 ENQUEUE = """
     INSERT INTO pgembed_job (
         spec, source_pk, kind, priority, attempts, crashes, outages, parkings,
@@ -77,7 +77,7 @@ RENAME_PAUSE = """
 
 
 def rename(old: str, new: str, *, using: str) -> None:
-    """Give a spec's jobs to the one that it is called now."""
+    """Move a spec's jobs to its new name."""
     for statement in (
         MOVE + ENQUEUE,
         RENAME_FAILURES,
@@ -89,5 +89,5 @@ def rename(old: str, new: str, *, using: str) -> None:
 
 
 def share(old: str, new: str, *, using: str) -> None:
-    """Enqueue a spec's unfinished units for another one too: either may be meant by its name."""
+    """Copy a spec's unfinished jobs to another one, where the old name may stand for either."""
     database.execute(using, COPY + ENQUEUE, old=old, new=new)

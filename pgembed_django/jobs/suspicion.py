@@ -99,12 +99,12 @@ class Suspicious(NamedTuple):
 
 
 def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
-    """Start one due job that was held when a worker died, if there is one."""
+    """Start one due job with which a worker died, if there is one."""
     return _claim(CLAIM_SUSPECT, specs, lease=lease, using=using)
 
 
 def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
-    """Start one due job that a provider went down with, unless another worker has one."""
+    """Start one due job with which a provider went down, unless another such job is running."""
     with transaction.atomic(using=using):
         [[is_first]] = database.rows(using, TRY_LOCK)
         if not is_first:

@@ -122,7 +122,7 @@ class Retried:
 
 @dataclass(slots=True)
 class Dismissed:
-    """What became of open failures: put aside, gone meanwhile, busy."""
+    """How many open failures were dismissed, gone meanwhile, or busy."""
 
     dismissed: int = 0
     gone: int = 0
@@ -131,7 +131,7 @@ class Dismissed:
 
 @dataclass(slots=True)
 class Released:
-    """What became of jobs of a worker: pending, failed, superseded, gone meanwhile, busy."""
+    """How many jobs of a worker are pending again, failed, superseded, gone meanwhile, or busy."""
 
     released: int = 0
     failed: int = 0
@@ -141,7 +141,7 @@ class Released:
 
 
 def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
-    """Start failed units afresh, dismissed ones too, and bring waiting ones forward."""
+    """Retry failed and dismissed units from the start, and make jobs in backoff due now."""
     known = specs.all()
     lanes = {
         "specs": [spec.key for spec in known],
@@ -169,7 +169,7 @@ def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
 
 
 def dismiss(job_ids: Iterable[int], *, using: str) -> Dismissed:
-    """Put open failures aside, their units parked."""
+    """Dismiss open failures, and park their units for the longest time."""
     wanted = list(job_ids)
     dismissed = database.execute(using, DISMISS, ids=wanted, parking=MAX_PARKING_SECONDS)
     busy = _still(Job.Status.FAILED, wanted, using=using) if dismissed < len(wanted) else 0
@@ -183,7 +183,7 @@ def enqueue_again(
     using: str,
     kind: str = Job.Kind.MANUAL_RETRY,
 ) -> None:
-    """Leave a pending job for each unit, due at once. To be called in a transaction."""
+    """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
     database.execute(
         using,
         ENQUEUE_AGAIN,
@@ -195,9 +195,9 @@ def enqueue_again(
 
 
 def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Released:
-    """Take jobs from a worker that a person believes dead, and count a crash each.
+    """Take jobs from a worker that a person believes dead, and count a crash of each.
 
-    A worker that lives on after all has lost them: what it brings is discarded.
+    If the worker is still alive, it has lost these jobs, and its results are discarded.
     """
     wanted = list(job_ids)
     held = claims(HELD, using=using, ids=wanted)

@@ -1,4 +1,4 @@
-"""What keeps the queue and the spaces in order, on every worker, without a leader."""
+"""The chores that keep the queue and the spaces in order. Every worker does them: no leader."""
 
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.maintenance.maintenance import Maintenance

@@ -34,9 +34,9 @@ KEPT_FOR = timedelta(days=1)
 
 
 class Step(NamedTuple):
-    """What one page brought: rows looked at, jobs added, and whether it was the last.
+    """The result of one page: rows looked at, jobs added, and whether it was the last page.
 
-    One that looked at no row came back to some that were left.
+    With no rows, the step came back to rows that were skipped before.
     """
 
     rows: int
@@ -45,12 +45,12 @@ class Step(NamedTuple):
 
     @property
     def is_in_vain(self) -> bool:
-        """Tell whether it came back to rows that are being written still."""
+        """Tell whether it came back to skipped rows, and writers still have all of them locked."""
         return not (self.rows or self.enqueued or self.is_last)
 
 
 class Estimate(NamedTuple):
-    """What a backfill would embed in one space. Texts that cannot be made are ``errors``."""
+    """What a backfill would embed in one space. ``errors`` counts texts that cannot be made."""
 
     model: str
     rows: int
@@ -60,9 +60,9 @@ class Estimate(NamedTuple):
 
 
 class Backfill:
-    """One spec's backfill: of rows without vectors, or with ``force`` of all of them.
+    """One spec's backfill of the rows without vectors, or with ``force`` of all rows.
 
-    ``where``: lookups and their values, as ``filter`` takes them; all of them have to hold.
+    ``where``: lookups and their values, as ``filter`` takes them; all of them have to match.
     ``resumed_from`` is the key after which it goes on, or None.
     """
 
@@ -85,24 +85,24 @@ class Backfill:
 
     @property
     def left(self) -> Sequence[str]:
-        """The keys that ``force`` has yet to come back to: an open writer had their rows."""
+        """The keys that ``force`` has skipped and comes back to: an open writer had them locked."""
         passed: list[str] = self._lap.passed
         return passed
 
     @property
     def ended(self) -> str:
-        """When the last run of it has come to its end. Empty: one is under way, or none was."""
+        """When its last run ended. Empty: a run is under way, or there was none."""
         return str(self._lap.finished_at or "")
 
     @property
     def rows(self) -> QuerySet[Model]:
-        """All that it goes over, from the start."""
+        """All rows that it goes over, from the start."""
         rows: QuerySet[Model] = self.spec.rows(using=self.using).filter(self._where)
         return rows
 
     @property
     def rows_left(self) -> QuerySet[Model]:
-        """Those that it has yet to look at."""
+        """The rows that it has yet to look at."""
         return self.rows.filter(self._after())
 
     @property
@@ -112,7 +112,7 @@ class Backfill:
 
     @property
     def unfinished(self) -> int:
-        """How many of its jobs wait, or are at work."""
+        """How many of its jobs are pending or running."""
         mine = Job.objects.using(self.using).filter(
             spec=self.spec.key,
             priority=jobs.priority_of(Job.Kind.BACKFILL, self.spec.priority),
@@ -127,13 +127,13 @@ class Backfill:
         )
 
     def restart(self) -> None:
-        """Begin anew. Noted at once: the first step may have to wait, and be another process's."""
+        """Begin anew. Stored at once: another process may do the first step, and only later."""
         self._lap.cursor = self.resumed_from = None
         self._lap.passed = []
         Lap.objects.using(self.using).filter(**self._is).update(cursor=None, passed=[])
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
-        """Queue the next page. None: the backlog is full for now."""
+        """Queue the next page. Return None where the backlog is full for now."""
         room = reconcile.MAX_BACKLOG - self.waiting
         if room <= 0:
             return None
@@ -162,7 +162,7 @@ class Backfill:
         return self.rows_left.order_by("pk").values_list("pk", flat=True)
 
     def _step_back(self, limit: int) -> int:
-        """Queue some that are left, as far as their writers have ended. Returns how many."""
+        """Queue some of the skipped rows, unless they are still locked. Returns how many."""
         first, others = self.left[:limit], self.left[limit:]
         done = self._reembed(first)
         # To the end: the others have their turn before they are asked for again.
@@ -198,7 +198,7 @@ class Backfill:
     def estimates(self) -> Iterator[Estimate]:
         """Yield what it would embed, for each live space. Reads every text, writes nothing.
 
-        Tokens are counted where the provider can count them, else taken as the bytes by three.
+        Tokens are counted where the provider can, else estimated as one for three bytes.
 
         Raises:
             ProviderError: the model that counts them cannot be loaded.
@@ -230,6 +230,6 @@ class Backfill:
 
 
 def prune(*, using: str) -> None:
-    """Forget the backfills that came to their end a while ago."""
+    """Delete the state of backfills that ended more than ``KEPT_FOR`` ago."""
     ended = Lap.objects.using(using).filter(sweep=Lap.Sweep.BACKFILL)
     ended.filter(finished_at__lt=Now() - KEPT_FOR).delete()

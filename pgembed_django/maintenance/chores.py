@@ -24,10 +24,10 @@ _told = Told()
 
 @dataclass(slots=True)
 class Chore:
-    """Calls ``once`` every ``seconds``, never where that is zero.
+    """A function ``once`` that is called every ``seconds``, or never where that is zero.
 
-    ``once`` returns how many jobs became ready by it. ``put_off_seconds``: for how long the
-    last one was, for which the server had no room.
+    It returns how many jobs became ready. ``put_off_seconds`` is the current backoff after
+    the server was unwell. Zero: the last call succeeded.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class Chore:
 
 
 def attempt(once: Callable[[], int]) -> int:
-    """Do a chore. One that some rows have stopped is told, and waits for its next turn."""
+    """Run a chore. An error that fewer rows may avoid is logged, and ends this turn only."""
     try:
         return once()
     except DatabaseError as error:
@@ -49,10 +49,10 @@ def attempt(once: Callable[[], int]) -> int:
 
 @contextmanager
 def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
-    """Do what a chore does for one spec. Tables that do not allow it are told, once.
+    """Keep a chore's error in one spec from stopping the other specs. It is logged once.
 
-    A migration has run before this process is started anew, or has yet to run: the other
-    specs have their turn all the same.
+    During a deploy a spec's tables may differ from the code: a migration has run before this
+    process was restarted, or has yet to run.
     """
     what = chore, spec.key, using
     try:
@@ -71,7 +71,7 @@ def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
 
 
 class Chores:
-    """Runs chores until it is stopped. ``wake`` is called whenever jobs became ready."""
+    """A thread that runs chores until it is stopped. Calls ``wake`` when jobs became ready."""
 
     def __init__(
         self, name: str, chores: Sequence[Chore], *, using: str, wake: Callable[[], None]
@@ -89,7 +89,7 @@ class Chores:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what ended the thread: a worker is never half alive."""
+        """Raise the error that ended the thread: the worker must not go on without it."""
         if self._error is not None:
             raise MaintenanceDied(f"{self._thread.name} died: {self._error}") from self._error
 
@@ -98,7 +98,7 @@ class Chores:
         self.stopping.set()
 
     def join(self) -> None:
-        """Wait until it has ended. A statement that takes longer is left to the server."""
+        """Wait for its end, up to ``STOP_SECONDS``: a longer statement is left to the server."""
         if self._thread.is_alive():
             self._thread.join(timeout=STOP_SECONDS)
 
@@ -147,7 +147,7 @@ class Chores:
                 chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)
 
     def _put_off(self, chore: Chore, error: DatabaseError) -> None:
-        """The server has no room for it just now. Told once; for another chore it may have."""
+        """Back off from a chore while the server is unwell. Logged once; other chores go on."""
         if not chore.put_off_seconds:
             events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
         chore.put_off_seconds = faults.longer(chore.put_off_seconds)

@@ -67,7 +67,7 @@ class Filling:
         self._seen: defaultdict[int, Seen] = defaultdict(Seen)
 
     def look(self, spec: Spec, space: Space) -> int:
-        """Switch to a space that is full, once it has its indexes. Returns jobs that were added."""
+        """Switch to a space once it is full and indexed. Returns how many jobs were added."""
         seen = self._seen[space.pk]
         if self._clock() < seen.look_at:
             return 0
@@ -83,7 +83,7 @@ class Filling:
                 return 0  # a writer holds the whole table
 
     def switch_early(self, spec: Spec, space: Space) -> None:
-        """Switch to a space that is not full yet, if the active one's model stays out of reach."""
+        """Switch to a space before it is full, if the active space's model stays unreachable."""
         seen = self._seen[space.pk]
         active = spaces.active(spec, using=self.using)
         if active is None or spaces.provider_of_texts(active).probe().ok:
@@ -101,10 +101,10 @@ class Filling:
             )
 
     def index(self, spec: Spec, space: Space) -> None:
-        """Build the indexes of the space that is searched.
+        """Build the indexes of the active space.
 
-        Not in the middle of its first fill: the build would have to be made good for all rows
-        that are stored meanwhile, and take many times as long. But a slow fill takes days.
+        Not during its first fill: rows that are stored during a build make it take many times
+        as long. But a slow fill takes days, so this waits for ``FIRST_FILL`` at most.
         """
         seen = self._seen[space.pk]
         if self._clock() < seen.index_at:
@@ -122,7 +122,7 @@ class Filling:
                 seen.index_at = ended + max(INDEXED_SECONDS, RESTS * (ended - started))
 
     def look_at_once(self) -> None:
-        """Let the next look be due, however long the last one took."""
+        """Make the next look due now, however long the last one took."""
         for seen in self._seen.values():
             seen.look_at = seen.index_at = float("-inf")
 
@@ -148,10 +148,10 @@ class Filling:
             events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
-        """Go over the rows at once, where no job is about the gap.
+        """Go over the rows now, if no job covers the gap. Returns how many jobs were added.
 
-        The last lap was too early. Or one is under way, and takes its time: not while it has
-        brought more than the workers have done yet.
+        Then the last lap came too early, or one is under way: that one is only continued here
+        when none of the jobs that it has added is waiting.
         """
         if self.reconcile_seconds <= 0:
             return 0

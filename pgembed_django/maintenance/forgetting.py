@@ -1,4 +1,4 @@
-"""A spec's model or its @embeddable is gone: what is left of it here, and no longer."""
+"""Delete what is left in our tables of specs whose model or @embeddable is gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOLDS: Mapping[str, Any] = {
 
 
 def left(*, using: str) -> Mapping[str, Mapping[str, int]]:
-    """Return how many rows there are of specs that nothing declares, by key and what they are.
+    """Count the rows of specs that are no longer declared, by spec key and kind of row.
 
     Reads each of our tables once.
     """
@@ -40,7 +40,7 @@ def left(*, using: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def forget(spec: str, *, using: str) -> None:
-    """Delete what is left of a spec. Its vectors are in a table of its own, and go with that."""
+    """Delete what is left of a spec in our tables. Its vectors go with the generated table."""
     jobs.forget(spec, using=using)
     store.unstage_all(spec, using=using)
     reconcile.forget(spec, using=using)

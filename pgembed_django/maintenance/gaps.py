@@ -25,7 +25,7 @@ PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
-    """Return rows without vectors in one of the spaces. Not those at work, not the parked."""
+    """Return rows that lack vectors in a space, have no unfinished job, and are not parked."""
     fresh = Q()
     for space in spaces:
         fresh &= Q(LookedUp(covering_chunk(spec, space)))
@@ -36,7 +36,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
 
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
-    """Return units with stored chunks whose row is gone or out of the condition."""
+    """Return units with stored chunks whose row is gone or no longer in the condition."""
     rows = spec.rows(using=using).filter(pk=OuterRef("source_id"))
     return (
         spec.embedding_model._base_manager.using(using)
@@ -48,9 +48,9 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 
 
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[list[str], Any]:
-    """Return rows whose text is not the one whose digest is stored. Reads every text.
+    """Return rows whose text differs from the stored digest. Reads every text.
 
-    Where a method takes its time for these, it ends early: at the key that is returned, too.
+    Also returns the key at which it stopped early, if text methods took too long.
     """
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Those that give no text now fail when they are written.
@@ -65,7 +65,7 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[
 
 
 def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
-    """Return the last key of a page whose texts can be read at once, None on the last page."""
+    """Return the last key of a page whose texts fit in one read, or None on the last page."""
     rows = spec.model._base_manager.using(using)
     if after is not None:
         rows = rows.filter(pk__gt=after)

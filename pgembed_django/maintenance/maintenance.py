@@ -30,10 +30,10 @@ QUIET_SECONDS = 0.2
 
 
 class Maintenance:
-    """Every worker does all of it. Locks see to it that nothing is done twice at once.
+    """Runs all chores in two threads. Locks keep workers from doing the same thing at once.
 
-    An index takes minutes to build, and an expired lease must not wait for that: so
-    there are two threads.
+    There are two threads because an index takes minutes to build, and expired leases must not
+    wait for that.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Maintenance:
         self._builder.start()
 
     def check(self) -> None:
-        """Raise what ended a thread."""
+        """Raise the error that ended a thread, if one did."""
         self._keeper.check()
         self._builder.check()
 
@@ -93,10 +93,9 @@ class Maintenance:
         self._builder.join()
 
     def once(self) -> int:
-        """Do once, in the caller's thread, what a drain waits for.
+        """Do a drain's chores once, in the caller's thread. Returns how many jobs became ready.
 
-        Reaps, looks for gaps, prunes, builds indexes and switches. Returns how many jobs became
-        ready.
+        Reaps, looks for gaps, prunes, builds indexes and switches.
         """
         ready = attempt(self.reap) + attempt(self.reconcile)
         attempt(self.prune_jobs)
@@ -106,7 +105,7 @@ class Maintenance:
         return ready
 
     def reap(self) -> int:
-        """Take expired leases back."""
+        """Take the jobs with expired leases back. Returns how many are pending again."""
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
         tally = rollups.Tally()
         for claim, ending in reaped:
@@ -126,7 +125,7 @@ class Maintenance:
         return sum(ending is Ending.REQUEUED for _, ending in reaped)
 
     def reconcile(self) -> int:
-        """Enqueue rows without vectors and vectors without rows; fail what has no spec."""
+        """Enqueue rows without vectors and vectors without rows. Fail old jobs of unknown specs."""
         unknown = jobs.fail_unknown([spec.key for spec in specs.all()], using=self.using)
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
@@ -135,15 +134,15 @@ class Maintenance:
         )
 
     def refill(self) -> int:
-        """Go on with laps that have not come to their end: they take turns with the work.
+        """Continue laps that have not ended: they stop often so as to take turns with the work.
 
-        Or they had filled the backlog, and there is room again.
+        A lap also stops while the backlog is full.
         """
         under_way = reconcile.under_way(self.specs.values(), using=self.using)
         return self._go_over(under_way, chore="refill")
 
     def look_for_stale_rows(self) -> int:
-        """Read the next page of texts of each spec, round and round."""
+        """Compare the next page of texts of each spec with what is stored, in an endless cycle."""
         enqueued = 0
         for spec in self._in_turn(self.specs.values()):
             with apart(spec, chore="look_for_stale_rows", using=self.using):
@@ -151,7 +150,7 @@ class Maintenance:
         return enqueued
 
     def prune_jobs(self) -> int:
-        """Delete what is done and old enough, jobs in small batches, and dead workers."""
+        """Delete old finished jobs, in small batches, other old records, and dead workers' rows."""
         while jobs.prune(keep_seconds=self.settings.keep_succeeded_seconds, using=self.using):
             if self._keeper.stopping.is_set():
                 break
@@ -162,7 +161,7 @@ class Maintenance:
         return 0
 
     def open_spaces(self) -> int:
-        """Ask the providers what model they have by now: a tag may have been pulled again."""
+        """Ask the providers for their current models, and open spaces: a tag may have moved."""
         live: list[Space] = []
         for spec in self.specs.values():
             with apart(spec, chore="open_spaces", using=self.using):
@@ -171,7 +170,7 @@ class Maintenance:
         return 0
 
     def build(self) -> int:
-        """Build the indexes that are called for. Switch to a space that is full and indexed."""
+        """Build missing indexes. Switch to spaces that are full and indexed."""
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="build", using=self.using):
@@ -181,7 +180,7 @@ class Maintenance:
         return enqueued
 
     def fill(self) -> int:
-        """Look more often at spaces that are being built: they are switched to once full."""
+        """Look at the spaces that are being built more often than ``build`` does."""
         building = Space.objects.using(self.using).filter(
             spec__in=self.specs, state=Space.State.BUILDING
         )
@@ -205,7 +204,7 @@ class Maintenance:
     def prune_space(self, spec: Spec, space: Space) -> bool:
         """Delete all of a retired space: its indexes, then its vectors.
 
-        Tells whether it did: not while another worker builds an index.
+        Tells whether all is deleted: another worker may be building an index, or this one ends.
         """
         if not indexes.drop(spec, space, using=self.using):
             return False
@@ -218,7 +217,7 @@ class Maintenance:
         return last is None
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
-        """Go on for a while where the page has ended early."""
+        """Read the next page, and further ones for a while if pages end early."""
         enqueued = 0
         until = time.monotonic() + STALE_SECONDS
         while page := reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using):
@@ -240,7 +239,7 @@ class Maintenance:
         return enqueued
 
     def _in_turn(self, of: Iterable[Spec]) -> Iterator[Spec]:
-        """Yield specs until the keeper is to end."""
+        """Yield specs until the keeper is asked to stop."""
         return itertools.takewhile(lambda _: not self._keeper.stopping.is_set(), of)
 
     def _build(self, spec: Spec, space: Space) -> int:

@@ -1,9 +1,9 @@
-"""Let tables go on numbering behind the rows that they have.
+"""Set the sequences of our tables past the highest ids in use.
 
-Rows that come with their numbers leave the sequence where it was: by logical replication,
-which brings no sequences, or in a restore of single tables. The next row would then get a
-number that is taken. A job is added in the writer's transaction: the application's own write
-would fail.
+Rows that bring their own ids do not advance the sequence: by logical replication, which does
+not copy sequences, or by a restore of single tables. The next row would then get an id that
+is taken. As triggers add jobs in the writer's transaction, the application's own write would
+fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READABLE = """
       AND NOT row_security_active(to_regclass(name)::oid)
     ORDER BY name
 """
-# Space numbers are not the sequence's: see spaces.opening.
+# The ids of spaces do not come from a sequence: see spaces.opening.
 NUMBERED = """
     WITH numbered AS MATERIALIZED (
         SELECT
@@ -48,8 +48,8 @@ NUMBERED = """
 TABLE = "SELECT {relation}, (SELECT max(id) FROM {table})"
 
 BEHIND = "SELECT relation FROM behind ORDER BY relation"
-# The sequence is read once more: another process may have let it catch up since, and writers have
-# taken numbers from there on. A sequence is never set back.
+# The sequence is read once more, so that it is never set back: another process may have advanced
+# it meanwhile, and writers may have taken further ids.
 CATCH_UP = """
     SELECT
         relation,
@@ -61,18 +61,18 @@ CATCH_UP = """
 
 
 def behind(*, using: str) -> list[str]:
-    """Return the tables of ours that would give a number that is taken."""
+    """Return our tables whose sequence is behind, so that the next row would get a taken id."""
     return _asked(BEHIND, using=using)
 
 
 def catch_up(*, using: str) -> None:
-    """Let them go on behind their highest numbers. Those that this role may not alter stay."""
+    """Advance the sequences that are behind. Those that this role may not alter are left out."""
     if tables := _asked(CATCH_UP, using=using):
         events.tell(events.NUMBERS_CAUGHT_UP, tables=", ".join(tables))
 
 
 def after_migrate(sender: object, *, using: str, **_: Any) -> None:
-    """Receive ``post_migrate``: who migrates may alter the sequences."""
+    """Receive ``post_migrate``: the role that migrates may alter the sequences."""
     if connections[using].vendor == "postgresql":
         catch_up(using=using)
 
@@ -86,7 +86,7 @@ def _asked(statement: str, *, using: str) -> list[str]:
         sql.SQL(TABLE).format(relation=sql.Literal(name), table=sql.SQL(name)) for name in here
     ]
     numbered = sql.SQL(NUMBERED).format(tables=sql.SQL(" UNION ALL ").join(tables))
-    # As text: whatever wraps statements, or caches what they touch, reads them.
+    # As text, because execute wrappers and query caches of other packages read it.
     asked = (numbered + sql.SQL(statement)).as_string(None)
     return [row[0] for row in database.rows(using, asked)]
 

@@ -15,10 +15,10 @@ LOOK_SECONDS = 0.05
 
 
 def follow(*, using: str) -> None:
-    """Install the triggers again that read other columns than those they name.
+    """Install those triggers again that read other columns than they name.
 
-    The migration renames the columns, and changes nothing that a trigger is made of. What
-    cannot be installed again is told, here and by each worker's start.
+    A migration that renames columns does not change the triggers' definitions, so it does not
+    install them again. Failures are logged here, and at the start of each worker.
     """
     keys = {spec.key for spec in specs.on(using)}
     for key, found in triggers.astray(keys, using=using).items():
@@ -29,7 +29,7 @@ def follow(*, using: str) -> None:
 
 
 def after_migrate(sender: object, *, using: str, plan: object = None, **_: Any) -> None:
-    """Receive ``post_migrate``: who migrates may install triggers. A flush has no plan."""
+    """Receive ``post_migrate``: this role may install triggers. A flush has no plan."""
     if plan is not None and connections[using].vendor == "postgresql":
         follow(using=using)
 

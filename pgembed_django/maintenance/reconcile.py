@@ -43,7 +43,7 @@ class Page(NamedTuple):
 
 
 class Refreshing(NamedTuple):
-    """How far a changed recipe has come. ``waiting`` is counted up to the backlog's bound."""
+    """How many rows are compared with a changed recipe. ``waiting`` is at most ``MAX_BACKLOG``."""
 
     rows: int
     compared: int
@@ -51,7 +51,7 @@ class Refreshing(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Rows to embed again, at the most."""
+        """How many rows are to be embedded again at most."""
         return self.rows - self.compared + self.waiting
 
 
@@ -64,9 +64,9 @@ def reconcile_once(
 ) -> int:
     """Go once over the spec's rows. Returns how many jobs were added.
 
-    Ends early where the backlog would grow past its bound, and after ``quiet_seconds`` of pages
-    without a gap, at least one of each sweep: the next call goes on there.
-    ``ALL_SWEEPS`` read every text too, and find what was written past the triggers.
+    Stops early when the backlog is full, and after ``quiet_seconds`` on pages without a gap, but
+    does at least one page of each sweep. The next call goes on there. ``ALL_SWEEPS`` also read
+    every text, and find what was written past the triggers.
     """
     enqueued = 0
     quiet = 0.0
@@ -88,8 +88,7 @@ def reconcile_once(
 def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     """Do the next page of a lap. None: another worker is at it, or the backlog is full.
 
-    What a time-out cancels or a damaged value stops is raised, and has half as many rows the
-    next time.
+    Raises the error of a time-out or a damaged value; the next page has half as many rows then.
     """
     live = spaces.live(spec, using=using)
     room = _room(spec, using=using)
@@ -155,7 +154,7 @@ def _next_page(
 
 
 def rename(old: str, new: str, *, using: str) -> None:
-    """Let the laps of a spec go on under the name that it has now."""
+    """Rename the laps of a spec, so that they go on under its new name."""
     laps = Lap.objects.using(using)
     laps.filter(spec=new).delete()
     laps.filter(spec=old).update(spec=new)
@@ -172,7 +171,7 @@ def restart(spec: Spec, sweep: str, *, using: str) -> None:
 
 
 def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
-    """Return how many of the jobs of a kind are waiting, counted up to the bound."""
+    """Return how many jobs of a kind are waiting, counted up to ``MAX_BACKLOG``."""
     waiting = Job.objects.using(using).filter(
         READY,
         spec=spec.key,
@@ -187,25 +186,25 @@ def is_full(spec: Spec, *, using: str) -> bool:
 
 
 def _room(spec: Spec, *, using: str) -> int:
-    """Return how many jobs may be added: none, where it is less than a page.
+    """Return how many jobs may be added. Zero where there is no room for a whole page.
 
-    Or small pages would be looked for on and on, of as many rows as were just claimed.
+    Otherwise each claim would be followed by a tiny page of as many rows.
     """
     room = MAX_BACKLOG - backlog(spec, using=using)
     return room if room >= min(PAGE_ROWS, MAX_BACKLOG) else 0
 
 
 def open_sweeps(spec: Spec, *, using: str) -> list[str]:
-    """Return the sweeps that are to go on at full speed.
+    """Return the sweeps that are to go on at once.
 
-    Those in the middle of the table, where the backlog was full; and the one that reads
-    texts, while the rows are not all compared with a changed recipe yet.
+    These are the ones in the middle of the table, and the one that reads texts as long as not
+    all rows are compared with a changed recipe.
     """
     return under_way([spec], using=using).get(spec, [])
 
 
 def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
-    """Return ``open_sweeps`` of those specs that have some: one statement for all, every second."""
+    """Return ``open_sweeps`` of the specs that have some. One statement, as it runs each second."""
     by_key = {spec.key: spec for spec in specs}
     may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
     laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
@@ -218,9 +217,9 @@ def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
-    """Return how far the rows are compared with a changed recipe. None: all of them are.
+    """Return how many rows are compared with a changed recipe, or None when all are.
 
-    Counts rows: for a person who asks.
+    Counts the whole table, so it is only for a person who asks.
     """
     lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
     if lap is None or lap.finished_recipe == spec.recipe:
@@ -234,7 +233,7 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
 
 
 def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple[Q, Any]:
-    """Return the page that begins after a key, and its last key: None on the last page."""
+    """Return the page after a key as a filter, and its last key, or None on the last page."""
     by_source = sweep == Lap.Sweep.ORPHANED
     model, key = (spec.embedding_model, "source_id") if by_source else (spec.model, "pk")
     if sweep == Lap.Sweep.STALE:
@@ -250,7 +249,7 @@ def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple
 def _gaps(
     spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str
 ) -> tuple[list[str], Any]:
-    """Return the gaps of a page, and the key at which it ends early, if it does."""
+    """Return the units to enqueue, and the key at which the page ended early, if it did."""
     if sweep == Lap.Sweep.ORPHANED:
         return list(gaps.orphaned(spec, page, using=using)), None
     if sweep == Lap.Sweep.STALE:

@@ -1,4 +1,4 @@
-"""A model was renamed: what its spec had under the former name is the new one's."""
+"""After a model was renamed, move what its spec had under the former name to the new one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('pgembed_renaming'
 
 
 def follow(*, using: str) -> bool:
-    """Let specs keep their spaces, jobs and failures whose models have another name now.
+    """Move the spaces, jobs and failures of specs whose models were renamed to the new names.
 
-    A migration renames the tables, and Postgres knows no models. Tables that are not as
-    declared are left to the next time. Tells whether it was done, rather than put off: a job is
-    locked, or another process is at it.
+    The migration only renames the tables. A spec whose tables are not as declared is left to
+    the next call. Returns False where it has to be tried again: a job is locked, another
+    process is at it, or it took too long.
     """
     if not Space.objects.using(using).exists():
         return True  # nothing was ever embedded here
@@ -38,7 +38,7 @@ def follow(*, using: str) -> bool:
 
 
 def after_migrate(sender: object, *, using: str, **_: Any) -> None:
-    """Receive ``post_migrate``: searches find by meaning before any worker has been started."""
+    """Receive ``post_migrate``, so that searches find vectors before a worker is started."""
     if connections[using].vendor == "postgresql" and database.rows(using, IS_MIGRATED) == [(True,)]:
         follow(using=using)
 

@@ -1,4 +1,4 @@
-"""What the ``embed_…`` commands share: which specs, which database, and how they refuse."""
+"""The base of the ``embed_…`` commands: it checks the chosen specs, database and role."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.db import (
 from pgembed_django import conf, database, postgres, specs
 from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
 
-# A replica stays read-only, and so does a connection that asks for it.
+# Read-only for good: a replica, and a connection whose client asks for it.
 STATE = """
     SELECT
         current_setting('transaction_read_only')::boolean,
@@ -54,7 +54,7 @@ class EmbedCommand(StoppableCommand):
         )
 
     def chosen_specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
-        """Return the specs that were asked for, by key, of those that live in the database."""
+        """Return the chosen specs by key, by default all that are in the database."""
         known = {spec.key: spec for spec in specs.all()}
         if not known:
             raise CommandError(
@@ -84,10 +84,10 @@ class EmbedCommand(StoppableCommand):
         return {key: spec for key, spec in here.items() if not keys or key in keys}
 
     def refuse_hidden_rows(self, chosen: Iterable[specs.Spec], *, using: str) -> None:
-        """Refuse a role that row-level security hides rows from: it would not see which lack.
+        """Refuse a role that row-level security hides rows from: it would overlook gaps.
 
-        A worker reads with ``row_security = off``, and so does not set out to do half of it. Here
-        that would stay with the session of whoever has called the command.
+        A worker sets ``row_security = off``, so that its statements fail. A command does not, as
+        the setting would stay in the session of its caller.
         """
         models = [model for spec in chosen for model in (spec.model, spec.embedding_model)]
         names = [postgres.quoted_table(model) for model in models]
@@ -102,14 +102,14 @@ class EmbedCommand(StoppableCommand):
     def chosen_database(
         self, alias: str | None, *, writes: bool = True, waits: bool = False
     ) -> str:
-        """Return the alias that was asked for, once our tables are found there.
+        """Return the chosen alias, after checking that our tables are there.
 
-        ``waits``: whoever asks can wait until a server that is read-only for a while is not.
+        ``waits``: the caller can wait for a server that is read-only for a while.
         """
         if alias is None:
             alias = conf.current().worker_database or DEFAULT_DB_ALIAS
         if alias not in connections:
-            # Empty is a shell's variable that is not set.
+            # It is empty where a shell variable is not set.
             what = f"No database named {alias!r}" if alias else "--database is empty"
             raise CommandError(
                 f"{what}. There are: {', '.join(connections)}.", returncode=CANNOT_START
@@ -153,7 +153,7 @@ def migrate(alias: str) -> str:
 
 
 def given(value: Any, parse: Callable[[str], Any]) -> Any:
-    """Return what an option holds. ``call_command`` may have been given what a shell would say."""
+    """Return an option's value. Given as a string to ``call_command``, it is parsed first."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,4 +1,4 @@
-"""A spec has no table: nobody has migrated yet, or a newer code has, in the middle of a deploy."""
+"""Find out why a spec has no table: it is not migrated yet, or newer code has renamed it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pgembed_django.specs import Spec
 
 
 def newer_migration(spec: Spec, *, using: str) -> str:
-    """Return the last migration of a spec's app, where this code does not have it. Else nothing.
+    """Return the last applied migration of a spec's app if this code does not have it, else "".
 
-    Only the last: those that were squashed are not in the code either. Nothing, too, where this
-    role may not read which ones are applied.
+    Only the last one is looked for, as squashed ones are not in the code either. Returns "" as
+    well where this role may not read which migrations are applied.
     """
     label = spec.embedding_model._meta.app_label
     try:

@@ -1,4 +1,4 @@
-"""A worker in a command's own process."""
+"""Run a worker in a command's own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgembed_django.worker import Worker
 
 @contextmanager
 def stopping_on_sigterm() -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C: what works in this process gives its leases back."""
+    """Treat SIGTERM like Ctrl-C, so that a worker in this process releases its leases."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,9 +32,9 @@ def stopping_on_sigterm() -> Iterator[None]:
 
 @contextmanager
 def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
-    """Run a worker in a thread of this process. It looks for no gaps by itself.
+    """Run a worker in a thread of this process, without the reconciler.
 
-    Yields a list that is empty until the worker has ended too early: of what.
+    Yields a list: if the worker dies, its error is added.
     """
     settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
     worker = Worker(chosen, using=using, settings=settings)

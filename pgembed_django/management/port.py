@@ -1,4 +1,4 @@
-"""The worker's port: what ``--listen`` means, and which pages are there."""
+"""The worker's port: parses ``--listen``, and serves the health and metrics pages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def address(value: str) -> Address:
 
 def _is_host(text: str) -> bool:
     try:
-        # As it is when it is looked up.
+        # As the look-up of the host will encode it.
         text.encode("idna")
     except UnicodeError:
         return False
@@ -54,7 +54,7 @@ def port(worker: Worker, listen: Address) -> Server:
     """Return the server of a worker's pages, bound but not started.
 
     Raises:
-        CommandError: there is no listening there.
+        CommandError: it cannot listen there.
     """
     readiness = Readiness(worker)
     pages: dict[str, Page] = {
@@ -102,7 +102,7 @@ def _metrics(worker: Worker) -> Page:
         try:
             body, content_type = exposition.render(accept)
         finally:
-            # The thread ends with the request, and would leave its connection open.
+            # The thread ends with the request: its connection would stay open.
             connections[worker.using].close()
         return Answer(body, content_type=content_type)
 

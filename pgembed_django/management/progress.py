@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar where tqdm is installed, else a line now and then."""
+"""Show the progress of a long command: a bar where tqdm is installed, else lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LINE_SECONDS = 5.0
 
 
 class Progress:
-    """``done`` of ``total``, with rate and time left. Silent with ``is_quiet``."""
+    """Shows ``done`` of ``total``, with rate and time left. Shows nothing with ``is_quiet``."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Progress:
             self._bar.close()
 
     def show(self, done: int) -> None:
-        """Show that so many are done. Never goes back."""
+        """Show that so many are done. A lower number than before is ignored."""
         step = max(0, done - self.done)
         self.done += step
         if self._bar is not None:

@@ -31,7 +31,7 @@ class StoppableCommand(BaseCommand):
     """Whether the process is there for the command, and was not its caller's before."""
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run as a program of its own. A failure keeps its exit status, read or not."""
+        """Run from the command line. The exit status of a failure is kept if the pipe is closed."""
         status: int | str | None = None
         self.is_a_program = True
         try:
@@ -50,9 +50,9 @@ class StoppableCommand(BaseCommand):
             sys.exit(status)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Ctrl-C is an answer, not a traceback.
+        """Run the command. Ctrl-C ends it with a message, not with a traceback.
 
-        So is a right that lacks, and a connection that is lost on the way.
+        So do a missing privilege and a lost connection.
         """
         try:
             return super().execute(*args, **options)

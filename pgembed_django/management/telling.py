@@ -119,7 +119,7 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
 
 
 def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) -> str:
-    """Return which rows keep what is stored of them, and how to go on. Empty: none do."""
+    """Return which rows were locked and not queued, and how to go on. Empty: there are none."""
     lines = []
     for one in filled:
         if not one.left:

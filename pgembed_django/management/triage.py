@@ -75,11 +75,11 @@ class TriageCommand(EmbedCommand):
         self._tell(counts)
 
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
-        """Act on a batch. Returns what happened, in words, and how often; "busy" is busy."""
+        """Act on a batch. Return counts by what happened, in words; locked jobs are "busy"."""
         raise NotImplementedError
 
     def specs_of_failures(self, keys: list[str] | None, *, using: str) -> list[str] | None:
-        """Return the specs that were asked for. Also those that are only in old jobs."""
+        """Return the chosen specs. A spec that is not declared counts if it has failures."""
         if not keys:
             return None
         unknown = set(status.overview(specs=[], using=using).unknown)

@@ -1,7 +1,7 @@
-"""Prometheus metrics: of the queue, by SQL at the scrape, and of one worker.
+"""Prometheus metrics: of the queue, read by SQL at each scrape, and of one worker.
 
-They need the extra ``[metrics]``. Without it this module can be imported all the same,
-and says what is missing when it is asked for numbers.
+They need the extra ``[metrics]``. Without it this module can still be imported, and raises
+``ImproperlyConfigured`` when it is asked for metrics.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["queue_collector", "view"]
 @never_cache
 @require_safe
 def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
-    """Answer a scrape of the web process with the queue's gauges.
+    """Answer a scrape with the queue's gauges.
 
-    It asks for no password: keep it off the internet, or wrap it.
+    It asks for no password: do not expose it to the internet, or wrap it.
     """
     exposition = _exposition().of_queue(using or shown_database())
     body, content_type = exposition.render(request.headers.get("Accept", ""))
@@ -43,7 +43,7 @@ def queue_collector(*, using: str | None = None) -> Collector:
 
 
 def of_worker(worker: Worker) -> Exposition:
-    """Return what a worker's port shows: its own counters, and the queue's gauges."""
+    """Return the metrics for a worker's port: its own counters, and the queue's gauges."""
     return _exposition().of_worker(worker)
 
 

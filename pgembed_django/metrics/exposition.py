@@ -1,4 +1,4 @@
-"""What a scrape gets: a registry of our own, so that nothing of the application's is in it."""
+"""Render the metrics of a scrape, from a registry without those of the application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Exposition:
-    """A registry, and what keeps its numbers."""
+    """A registry, and the counters that have to be referenced."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -27,7 +27,7 @@ class Exposition:
 
     @classmethod
     def of_queue(cls, using: str) -> Exposition:
-        """Return the queue's gauges alone: a web process is one of many."""
+        """Return the queue's gauges alone: a web process is one of many, and counts nothing."""
         exposition = cls()
         exposition._registry.register(cls.queue_collector(using))
         return exposition
@@ -36,7 +36,7 @@ class Exposition:
     def of_worker(cls, worker: Worker) -> Exposition:
         """Return a worker's counters from now on, and the queue's gauges."""
         exposition = cls()
-        # Held here: signals only hold their receivers weakly.
+        # Referenced here, as signals hold their receivers weakly.
         exposition._counters = Counters(exposition._registry, worker.specs)
         exposition._registry.register(StateCollector(worker))
         exposition._registry.register(cls.queue_collector(worker.using))
@@ -45,7 +45,7 @@ class Exposition:
 
     @staticmethod
     def queue_collector(using: str) -> Collector:
-        """Return the collector that all scrapes of one queue share, and so its memory."""
+        """Return the collector that all scrapes of one queue share, with its cache."""
         return _queue_collector(using, getattr(connections[using], "schema_name", None))
 
     def render(self, accept: str) -> tuple[bytes, str]:
@@ -56,5 +56,5 @@ class Exposition:
 
 @functools.cache
 def _queue_collector(using: str, schema: str | None) -> QueueCollector:
-    """``schema``: of the tenant, as django-tenants notes it on the connection."""
+    """Return the one collector per schema: django-tenants sets the tenant's on the connection."""
     return QueueCollector(using=using)

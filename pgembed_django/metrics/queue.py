@@ -41,11 +41,11 @@ class QueueCollector(Collector):
         self._began_at = self._read_at = float("-inf")
 
     def describe(self) -> list[GaugeMetricFamily]:
-        """Registering must not ask the database."""
+        """Return nothing, so that registering does not query the database."""
         return []
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return all gauges; of the last look where another one is still under way."""
+        """Return all gauges: those of the last reading while another scrape reads them."""
         if self._lock.acquire(timeout=STATEMENT_SECONDS):
             try:
                 if self._clock() >= self._read_at + REMEMBER_SECONDS:
@@ -76,7 +76,7 @@ class QueueCollector(Collector):
 
 
 def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
-    """Yield the gauges of what was seen. What is not known has no sample."""
+    """Yield the gauges of an overview. An unknown value has no sample."""
     for name, text, labels, samples in (
         ("jobs_ready", "Jobs that could be claimed now", ["spec", "kind"], _ready(seen)),
         ("jobs_delayed", "Jobs that wait for their time", ["spec", "kind"], _delayed(seen)),
@@ -174,7 +174,7 @@ def _oldest(seen: Overview) -> Samples:
 
 
 def _kinds(found: dict[str, int] | dict[str, float]) -> list[str]:
-    """A kind with nothing waiting is a zero: an absent sample is no answer to an alert."""
+    """Return the kinds to report. Two always are, as zero: an alert cannot use an absent sample."""
     return list(dict.fromkeys(["write", "reconciler", *found]))
 
 

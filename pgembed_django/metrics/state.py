@@ -1,4 +1,4 @@
-"""How one worker is at this moment. Asked from another thread, so it only looks."""
+"""The present state of one worker. Another thread asks for it, so it only reads."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class StateCollector(Collector):
-    """Gauges of a worker, which may not have started yet."""
+    """Yields the gauges of a worker, which may not have started yet."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def describe(self) -> list[Metric]:
-        """The same whatever the worker does: nothing to ask for."""
+        """Return nothing, so that registering does not ask the worker."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield them."""
+        """Yield the gauges."""
         worker = self._worker
         yield InfoMetricFamily("pgembed_worker", "This worker", {"version": __version__})
         for name, text, number in (

@@ -1,6 +1,6 @@
 """Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
 
-But for two: ``maintenance`` keeps its place in laps, and a worker has a row of its own.
+Two exceptions: ``maintenance`` writes laps, and a worker its own row.
 """
 
 from pgembed_django.models.attempt import Attempt

@@ -1,4 +1,4 @@
-"""What became of each try that did not succeed: a unit's history, for a person who triages."""
+"""Attempts that did not succeed: a unit's history, for a person who triages failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Attempt(NotFromFixtures):
     outcome = models.TextField(choices=Outcome)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(db_default=Now())
-    # Host and process, as text: the worker's own row goes with it.
+    # Host and process, as text: the worker's row is deleted when it ends.
     worker = models.TextField()
     error = models.TextField()
 
@@ -42,5 +42,5 @@ class Attempt(NotFromFixtures):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """How long the attempt took."""
         return (self.ended_at - self.started_at).total_seconds()

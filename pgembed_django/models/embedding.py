@@ -1,7 +1,7 @@
 """The columns of every generated ``<Model>Embedding`` table.
 
-They are in the users' own migrations, so they are fixed from the first release on: no
-help text either, which would be a migration in every project when it is reworded.
+They are in the users' own migrations, so they are fixed from the first release on. They have no
+help texts, as rewording one would mean a migration in every project.
 """
 
 from __future__ import annotations

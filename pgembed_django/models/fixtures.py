@@ -1,4 +1,4 @@
-"""What fixtures leave out: rows that are true in their own database only."""
+"""A base class for rows that are valid in their own database only, so not in fixtures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from django.db import models
 class NotFromFixtures(models.Model):
     """A row that ``loaddata`` and ``serialized_rollback`` do not write.
 
-    Each database numbers its own spaces: vectors of another one would be taken for those of
-    whatever model has that number here. The source rows of a fixture are enqueued as they come.
+    Each database numbers its own spaces, so vectors of another one would be taken for those of
+    another model. The source rows of a fixture are enqueued when they are loaded.
     """
 
     class Meta:

@@ -44,7 +44,7 @@ class Ending(enum.StrEnum):
 
 
 class Job(NotFromFixtures):
-    """One unit, ``(spec, source_pk)``, that is, was or failed to be embedded."""
+    """A job to embed one unit, ``(spec, source_pk)``. It is kept for a while when it has ended."""
 
     class Kind(models.TextChoices):
         WRITE = "write", _("write")

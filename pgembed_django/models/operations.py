@@ -1,4 +1,4 @@
-"""What the processes tell each other: live workers, reconcile cursors, quotas."""
+"""What processes share beside jobs: live workers, reconcile cursors, quotas, pauses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 
 class Worker(NotFromFixtures):
-    """One live worker process. The row goes with it."""
+    """One live worker process. The row is deleted when it ends."""
 
     id = models.BigAutoField(primary_key=True)
     host = models.TextField()
@@ -35,9 +35,9 @@ class Worker(NotFromFixtures):
 
 
 class Lap(NotFromFixtures):
-    """How far the reconciler's round over a table has come, shared by all workers.
+    """How far a reconciler's sweep over a table has come, shared by all workers.
 
-    Or how far a backfill has, of which each ``selection`` is another.
+    Or how far a backfill has come: there is one lap for each ``selection``.
     """
 
     class Sweep(models.TextChoices):
@@ -84,7 +84,7 @@ class Lap(NotFromFixtures):
 
 
 class Quota(NotFromFixtures):
-    """From when on a provider may be asked again, for all workers together."""
+    """When a provider may be asked again, by any worker."""
 
     provider = models.TextField(primary_key=True, help_text=_("The alias in PGEMBED_PROVIDERS."))
     requests_free_at = models.DateTimeField(db_default=Now())
@@ -95,7 +95,7 @@ class Quota(NotFromFixtures):
 
 
 class Pause(NotFromFixtures):
-    """What a person has paused. Workers leave it alone until it is resumed."""
+    """A spec or provider that a person has paused. Workers leave it alone until it is resumed."""
 
     class What(models.TextChoices):
         SPEC = "spec", _("spec")

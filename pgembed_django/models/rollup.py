@@ -1,4 +1,4 @@
-"""What became of the units, summed up by spec and time: what charts need, without kept jobs."""
+"""Counts of completed and failed units by spec and time, for charts: jobs are not kept as long."""
 
 from __future__ import annotations
 

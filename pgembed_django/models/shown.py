@@ -1,4 +1,4 @@
-"""Which database our admin pages and metrics show."""
+"""Choose the database that our admin pages and metrics show."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pgembed_django.models.job import Job
 
 
 def shown_database() -> str:
-    """Return where our tables are written to: what a router names, as far as it is PostgreSQL."""
+    """Return the alias that a router names for writes to our tables, if it is PostgreSQL.
+
+    Else the one that workers use.
+    """
     alias = router.db_for_write(Job)
     if connections[alias].vendor == "postgresql":
         return alias

@@ -14,8 +14,8 @@ from pgembed_django.models.fixtures import NotFromFixtures
 class Space(NotFromFixtures):
     """One spec's backend, model, dimensions and prefixes, as a fingerprint.
 
-    Holds all that is needed to call its provider after the settings have moved on.
-    Secrets are only names of environment variables.
+    It has all that is needed to build its provider after the settings have changed. Of secrets it
+    has only the names of environment variables.
     """
 
     class State(models.TextChoices):
@@ -67,7 +67,7 @@ class Space(NotFromFixtures):
 
 
 class StagedVector(NotFromFixtures):
-    """A vector of a unit that one provider batch did not finish. Completion moves it."""
+    """A vector of a unit that is not complete yet. Completing the unit moves its vectors."""
 
     id = models.BigAutoField(primary_key=True)
     spec = models.TextField()

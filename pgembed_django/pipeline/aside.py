@@ -1,4 +1,4 @@
-"""The specs that a worker leaves alone: their tables are not as its code declares them."""
+"""The specs that a worker leaves alone, as their tables differ from what its code declares."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ GIVEN_BACK_SECONDS = 1.0
 
 
 class Aside:
-    """A deploy is under way, or has failed. The other specs go on.
+    """The specs that are set aside, and why: a deploy is under way, or has failed.
 
-    So does one that was set aside, when its tables are as they should be.
+    The other specs go on. One that was set aside is taken up again once its tables fit.
     """
 
     def __init__(self, *, holding: Holding) -> None:
@@ -36,7 +36,7 @@ class Aside:
         self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
 
     def give_back(self, units: Iterable[Unit]) -> None:
-        """Give units of such specs back, with no attempt spent. What is paid for is staged."""
+        """Give units of such specs back, with no attempt spent. Their vectors so far are staged."""
         for unit in units:
             unit.is_set_aside = True
             self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]

@@ -21,7 +21,7 @@ class Failing:
 
     @property
     def parts(self) -> set[Part]:
-        """Those of which a chunk has failed: they are not worth a further request."""
+        """The parts of which a chunk has failed: no more of their chunks are sent."""
         return {failure.part for failure in self._failures}
 
     @property
@@ -110,7 +110,7 @@ class Failing:
         self.holding.look_at(unit)
 
     def _keep_whole(self, unit: Unit) -> None:
-        """Let a unit that is about to end otherwise leave what is whole in one of its spaces."""
+        """Stage the parts of a unit that are whole, before its job fails or is given back."""
         self.holding.to_stage += [
             (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
         ]

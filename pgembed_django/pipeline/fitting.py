@@ -47,7 +47,7 @@ class Fitting:
         return fitting, math.inf
 
     def was_too_much(self) -> None:
-        """Let lengths be asked for: what was chosen last had not room."""
+        """Ask for lengths from now on: the texts of the last choice were too long."""
         self._asks_lengths = True
 
     def made_length(self, spec: Spec) -> float:

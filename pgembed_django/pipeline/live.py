@@ -16,7 +16,7 @@ READ_SECONDS = 5.0
 
 
 class Live:
-    """As last read. Yields the spaces."""
+    """The live spaces and the pauses, as they were last read. Iterates over the spaces."""
 
     def __init__(
         self,
@@ -49,5 +49,5 @@ class Live:
         return True
 
     def outdate(self) -> None:
-        """A space was opened since some units were planned: it is to be read anew."""
+        """Read anew at the next round: a space was opened since some units were planned."""
         self._read_at = float("-inf")

@@ -1,4 +1,4 @@
-"""How long others wait for a job to have its turn alone."""
+"""How long other jobs wait so that a suspect one can run alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ LONGEST_SECONDS = 120.0
 
 
 class Patience:
-    """Waits, and where that was in vain lets the others go on for as long.
+    """Waits for a bounded time, then lets the other jobs go on for as long.
 
-    Each next wait is twice as long: in the end all that is held will have ended in time.
+    Each wait is twice as long as the last one, so in the end all jobs that are held have ended
+    within one.
     """
 
     def __init__(self) -> None:

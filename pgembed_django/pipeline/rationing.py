@@ -1,4 +1,4 @@
-"""Keep the providers' quotas: take before a batch is sent, pay up when it is back."""
+"""Keep the providers' quotas: reserve before a batch is sent, settle when it is back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rationing:
         return limits.tokens_at_once if limits else None
 
     def allows(self, pool: Pool, requests: list[Request]) -> bool:
-        """Take what a batch will use, or let the pool wait for it."""
+        """Reserve what a batch will use. Where the quota is used up, let the pool wait for it."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)
         if limits is None:
@@ -48,7 +48,7 @@ class Rationing:
                 self._await(pool, quotas.wait_seconds(pool.provider.alias, using=self._using))
 
     def pay_up(self, pool: Pool) -> None:
-        """Pay for what a batch has used beyond what was taken: halves, retries, plain words."""
+        """Charge what was sent beyond what was reserved: halves, retries and probes of a batch."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)
         paid = self._paid.get(pool)

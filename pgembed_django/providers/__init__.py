@@ -41,7 +41,7 @@ def get(alias: str = "default") -> Provider:
         known = ", ".join(map(repr, settings.providers)) or "none: set PGEMBED_PROVIDERS"
         raise ImproperlyConfigured(f"No provider named {alias!r}. Known are: {known}.")
     config = settings.providers[alias]
-    # Compared by value: override_settings and a reloaded setting bring new dicts.
+    # Compared by value, as override_settings and a reloaded setting have new dicts.
     key = (copy.deepcopy(config), settings.batch_size)
     with _lock:
         if alias in _built and _built[alias][0] == key:
@@ -62,12 +62,12 @@ def build(
     options: Mapping[str, Any],
     batch_size: int | None = None,
 ) -> Provider:
-    """Build a provider anew: for a space whose settings have moved on, too.
+    """Build a new provider, also for a space whose model is no longer in the settings.
 
-    ``batch_size`` counts where the options do not say otherwise.
+    ``batch_size`` is the default for the option of that name.
 
     Raises:
-        ImproperlyConfigured: what is wrong, and what to do. Not where: who calls knows that.
+        ImproperlyConfigured: what is wrong, and what to do. Where it is, the caller has to add.
     """
     provider_class = _imported(backend)
     known = provider_class.known_options()

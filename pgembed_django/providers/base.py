@@ -85,7 +85,7 @@ class Provider(Options, ABC):
         """
 
     def embed_documents(self, texts: Sequence[str]) -> Vectors:
-        """Return one vector of length one per text, in the same order. Any number of texts.
+        """Return one unit vector per text, in the same order, for any number of texts.
 
         Raises:
             ProviderError: any text failed. The first failure is raised.
@@ -104,20 +104,20 @@ class Provider(Options, ABC):
     ) -> list[Embedded | ProviderError]:
         """Return one outcome per text, in the same order: a bad text fails alone.
 
-        An outcome that is a ``ProviderUnavailable`` says that the server went away before
-        this text's turn: it is to be given back uncharged. A ``ProviderLost`` says that it
-        went away while it had this text. ``ask_first`` sends nothing unless the server
-        embeds a plain word just now. ``is_back``: it has done so since it was down, so that
-        what looks like a wrong key or model may be about a text.
+        The outcome ``ProviderUnavailable`` means that the server went down before this text's
+        turn: give it back uncharged. ``ProviderLost`` means that it went down while it had this
+        text. ``ask_first``: send nothing unless the server embeds a plain word just now.
+        ``is_back``: it has done so since it was down, so what looks like a wrong key or model
+        may be about a text.
 
         Raises:
-            ProviderUnavailable: no text could be embedded or blamed. Nothing is to be charged.
+            ProviderUnavailable: no text was embedded, and none is to blame. Charge none.
         """
         outcomes = Sift(self, texts, is_back=is_back).run(ask_first=ask_first)
         return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
-        """Return the vector of what somebody searches for. Asks once, and is not retried.
+        """Return the vector of a search query. Does not retry.
 
         Raises:
             InputRefused: the text is empty, or will never be embedded.
@@ -144,14 +144,14 @@ class Provider(Options, ABC):
         return vector
 
     def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
-        """Like ``embed_batch``, for a person who waits. For those that can keep a time-out."""
+        """Do what ``embed_batch`` does for a query. Override it to keep to the time-out."""
         return self.embed_batch(texts)
 
     def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
-        """Send one batch of documents. See ``vectors.checked`` for the answer.
+        """Send one batch of documents. Returns what ``vectors.checked`` does.
 
         Raises:
-            ProviderError: whatever ``embed_batch`` raises, one way or another.
+            ProviderError: also in place of any other error of ``embed_batch``.
         """
         if self.is_metered:
             self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
@@ -160,26 +160,26 @@ class Provider(Options, ABC):
             return self.check(answer, count=len(texts))
 
     def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
-        """Return what was answered as ``vectors.checked`` does. Raises what it raises."""
+        """Check an answer. Returns and raises what ``vectors.checked`` does."""
         matrix = vectors.matrix_of(answer, name=str(self))
         return vectors.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
 
     def model_digest(self) -> str | None:
-        """Return what the server tells of the exact model, or None where it tells nothing.
+        """Return the server's digest of the exact model, or None if it tells none.
 
         Raises:
-            ProviderUnavailable: it cannot be asked now. Not the same as None, which would
-                make a new space out of every outage.
+            ProviderUnavailable: it cannot be asked now. None would mean another model, so
+                that every outage would open a new space.
         """
         return None
 
     @classmethod
     def backend_path(cls) -> str:
-        """Return the dotted path of the class, whichever one it was imported by."""
+        """Return the dotted path of the class's own module, however the class was imported."""
         return f"{cls.__module__}.{cls.__qualname__}"
 
     def declared(self) -> dict[str, str | int]:
-        """Return what makes vectors comparable, but for what only the server can tell."""
+        """Return the part of ``identity`` that is known without asking the server."""
         return {
             "backend": self.backend_path(),
             "model": self.model,
@@ -189,7 +189,7 @@ class Provider(Options, ABC):
         }
 
     def identity(self) -> dict[str, str | int | None]:
-        """Return what makes vectors comparable. Raises what ``model_digest`` raises."""
+        """Return what has to be equal for vectors to be comparable. Raises as ``model_digest``."""
         return {**self.declared(), "digest": raising.digest(self)}
 
     @property
@@ -199,29 +199,30 @@ class Provider(Options, ABC):
 
     @property
     def texts_per_request(self) -> int:
-        """How many texts one request may hold just now."""
+        """How many texts one request may hold at present."""
         return min(self.batch_size, self.text_pace.limit or self.batch_size)
 
     def count_tokens(self, text: str) -> int | None:
-        """Return the exact number of tokens, or None when the tokenizer is not at hand."""
+        """Return the exact number of tokens, or None when no tokenizer is available."""
         return None
 
     def weigh(self, text: str) -> int:
-        """Return the tokens of ``text``, estimated where they cannot be counted, or take too long.
+        """Return the number of tokens of ``text``, estimated if counting is impossible or slow.
 
-        A token is some four letters of English and one sign of Chinese (three bytes).
+        The estimate is one token for three bytes: about four English letters are a token, and
+        one Chinese character (three bytes) is.
         """
         counted = raising.counted(self, text)
         return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
 
     def weigh_document(self, text: str) -> int:
-        """Return the tokens of ``text`` and its prefix, as ``weigh`` does."""
+        """Return the number of tokens of ``text`` with its prefix, as ``weigh`` does."""
         return self.weigh(self.document_prefix + text)
 
     def count_document(self, text: str) -> int:
-        """Return the tokens of ``text`` and its prefix, estimated only where none can count them.
+        """Return the number of tokens of ``text`` with its prefix, exact if at all possible.
 
-        It may take its time, and raises a ``ProviderError`` where a model cannot be loaded.
+        It may take long. Raises a ``ProviderError`` where a model cannot be loaded.
         """
         counted = self.count_tokens(self.document_prefix + text)
         return self.weigh_document(text) if counted is None else counted
@@ -232,18 +233,18 @@ class Provider(Options, ABC):
         return self._meter.total
 
     def probe(self) -> Probe:
-        """Embed one word and tell what came of it. Never raises what the provider raises."""
+        """Embed one word, and report the result. The provider's errors are in it, not raised."""
         return probes.look(self)
 
     def warm_up(self) -> None:
-        """Load what the first request would have to load. For models in this process.
+        """Load now what the first request would load, for models in this process.
 
         Raises:
             ProviderError: it cannot be loaded.
         """
 
     def close(self) -> None:
-        """Let go of connections. The provider may be used again."""
+        """Close the connections. The provider may be used again."""
 
     def __str__(self) -> str:
         return f"{self.model} (provider {self.alias!r})"

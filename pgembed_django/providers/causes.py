@@ -1,4 +1,4 @@
-"""Why a connection failed, out of what requests wraps it in. Pure."""
+"""Find out why a connection failed, from the errors that requests wraps. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import urllib3
 
 
 def was_connected(error: requests.ConnectionError) -> bool:
-    """Whether the connection stood when it broke: RemoteDisconnected, reset, broken pipe."""
+    """Tell whether the connection was made before it broke: reset, or a broken pipe."""
     return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
 
 

@@ -22,7 +22,7 @@ def well_formed(text: str) -> str:
 def shorten(text: str, *, characters: int) -> str:
     """Return the start of ``text``, at most ``characters`` long, ending with a whole word.
 
-    A word is only broken where a single one is longer than a quarter of the room.
+    A word is only broken if it is longer than a quarter of ``characters``.
     """
     if len(text) <= characters:
         return text
@@ -35,7 +35,7 @@ def shorten(text: str, *, characters: int) -> str:
 
 
 def halves(text: str) -> tuple[str, str]:
-    """Return the text in two parts of some characters each, with whole words where it has any."""
+    """Return the text in two parts, neither of them empty, cut between words if possible."""
     first = shorten(text, characters=max(1, len(text) * 4 // 7))
     rest = text[len(first) :]
     return first, rest.strip() or rest
@@ -44,7 +44,7 @@ def halves(text: str) -> tuple[str, str]:
 def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> str:
     """Return the start of ``text`` that has at most ``limit`` tokens.
 
-    Where they cannot be counted (None), as many as no language has more of.
+    If they cannot be counted (None), return as many characters as could be that many tokens.
     """
     characters = limit * 12
     while True:
@@ -58,8 +58,8 @@ def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> s
 def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
     """Return how many characters to try next of ``text``, which was refused.
 
-    ``text`` is the whole one, ``cuts`` how often it was cut before. What the server's
-    message tells, or what fitted another text, is tried first.
+    ``text`` is the whole text, and ``cuts`` is how often it was cut before. The first try is the
+    limit in the server's message, or else ``learnt``, the length of another text that did fit.
     """
     if cuts == 0:
         limit, given = _limits(message)
@@ -73,7 +73,7 @@ def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
 
 
 def _limits(message: str) -> tuple[int, int]:
-    """Return the most tokens and those given, where a refusal tells both.
+    """Return the token limit and the tokens given, if a refusal tells both, or else zeros.
 
     "maximum context length is 512 tokens, however you requested 812 tokens": (512, 812).
     """

@@ -1,4 +1,4 @@
-"""Vectors for tests, out of hashes. They mean nothing."""
+"""Make vectors for tests from hashes. They carry no meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgembed_django.providers.vectors import Vectors
 
 
 class DeterministicProvider(Provider):
-    """For tests, and for nothing else: a bag of hashed words, which knows no meaning.
+    """Makes vectors from hashed words, for tests only: they carry no meaning.
 
     The same text has the same vector in every process, and texts that share words are near
     each other; synonyms are as far apart as any two words. No network, no model.
@@ -26,7 +26,7 @@ class DeterministicProvider(Provider):
         return len(_words(text))
 
     def _vector(self, text: str) -> Vectors:
-        # Words may cancel each other out: the text as a whole sees to it that no vector is zero.
+        # The whole text is hashed, too: words may cancel each other out, and no vector may be zero.
         vector = 0.01 * self._direction(text)
         for word in _words(text):
             vector += self._direction(word)

@@ -1,7 +1,7 @@
 """Locks that a fork waits for.
 
-A child has its parent's memory and none of its other threads. What such a thread has begun is
-never finished there: a lock stays locked, and a module half imported.
+A child process has a copy of its parent's memory, but only the thread that forked. What another
+thread was doing is never finished there: a lock stays locked, a module half imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _held: list[threading.RLock] = []
 def lock() -> threading.RLock:
     """Return a lock for the life of the process.
 
-    The thread that forks may hold it: libraries fork while they are loaded.
+    It is reentrant, as libraries may fork while they are loaded under it.
     """
     made = threading.RLock()
     _locks.append(made)
@@ -30,7 +30,7 @@ def _hold() -> None:
 
 
 def _let_go() -> None:
-    # Others may have been made since they were held.
+    # Only those that _hold() took: other locks may have been made since.
     while _held:
         _held.pop().release()
 

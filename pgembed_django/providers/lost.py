@@ -11,7 +11,7 @@ from pgembed_django.providers.vectors import Vectors
 
 
 class LostProvider(Provider):
-    """Its class, package or option is gone. Asked, it says so, like one that is down."""
+    """A provider whose class, package or option is gone. Every request raises the reason."""
 
     def __init__(self, *, reason: str, **common: Any) -> None:
         super().__init__(**common)

@@ -35,8 +35,8 @@ _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
 class OllamaProvider(ServerProvider):
     """A model of an Ollama server.
 
-    Where the text does not fit, the server is told to refuse it: what it cuts by itself
-    it does not tell. ``truncate=True`` lets it.
+    It tells the server to refuse texts that do not fit, because the server would cut them
+    silently. With ``truncate=True`` it may.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class OllamaProvider(ServerProvider):
     def _confirm_one_by_one(self, answer: Answer, timeout_seconds: float) -> None:
         """Raise unless the server is really so old that it has no /api/embed.
 
-        The route's 404 may be passing, of a proxy during a restart, or be the answer of
-        a wrong address.
+        The 404 may also be temporary, from a proxy during a restart, or come from a wrong
+        address.
         """
         version = self._server_version()
         if version is None:
@@ -147,7 +147,7 @@ class OllamaProvider(ServerProvider):
         return self._version is None or self._version >= IN_ORDER_SINCE
 
     def _server_version(self) -> tuple[int, ...] | None:
-        """Return (0, 3, 5), or None when the server does not tell a released version.
+        """Return the version, like (0, 3, 5), or None if the server tells no released one.
 
         Raises:
             ProviderUnavailable: it cannot be asked now.
@@ -185,9 +185,9 @@ class OllamaProvider(ServerProvider):
         raise error if isinstance(error, ProviderUnavailable) else ProviderUnavailable(str(error))
 
     def _keep_alive(self, value: str | float) -> str | float:
-        """Return what Ollama takes: a number of seconds, or a duration with units.
+        """Return what Ollama accepts: a number of seconds, or a duration with units.
 
-        A setting read from the environment is a string, and "300" would be refused.
+        A setting from the environment is a string, but Ollama would refuse "300".
         """
         if isinstance(value, str):
             if re.fullmatch(r"-?\d+(\.\d+)?", value.strip()):
@@ -200,7 +200,7 @@ class OllamaProvider(ServerProvider):
 
 
 def _is_missing_route(answer: Answer) -> bool:
-    """Whether this 404 is the router's own, not the missing model's, which is JSON."""
+    """Tell whether a 404 means a missing route: for a missing model it has a JSON error."""
     if answer.status != 404:
         return False
     value = answer.json()

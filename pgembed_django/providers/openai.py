@@ -1,4 +1,4 @@
-"""OpenAI's /v1/embeddings, which many servers speak.
+"""OpenAI's /v1/embeddings, which many servers implement.
 
 OpenAI, vLLM, text-embeddings-inference, llama.cpp, LM Studio, LiteLLM, and Ollama's own.
 """
@@ -31,7 +31,7 @@ ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
 
 
 class OpenAIProvider(ServerProvider):
-    """A model of any server that speaks OpenAI's embeddings API."""
+    """A model of any server that implements OpenAI's embeddings API."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class OpenAIProvider(ServerProvider):
         return self.vectors_of(value)
 
     def _encodings(self) -> Sequence[Encoding]:
-        """Return what to ask for, and what instead where the server refuses that."""
+        """Return the encodings to ask for: the next one if the server refuses the first."""
         if self._encoding_format != "auto":
             return [self._encoding_format]
         known = self.clock() < self._learnt_until
@@ -125,5 +125,5 @@ class OpenAIProvider(ServerProvider):
         try:
             return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
         except (binascii.Error, ValueError):
-            # Not chained: the vector is in it.
+            # Not chained: its message contains the vector.
             raise ProviderError(f"{self.base_url} answered base64 that is none.") from None

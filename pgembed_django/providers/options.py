@@ -11,7 +11,7 @@ MOST_DIMENSIONS: Final = 16_000
 
 
 class Options:
-    """What a provider says of its options. They are the keywords of ``__init__``."""
+    """Describes and checks a provider's options, which are the keywords of ``__init__``."""
 
     @classmethod
     def known_options(cls) -> set[str]:
@@ -35,7 +35,7 @@ class Options:
         return value
 
     def width(self, value: int) -> int:
-        """Return DIMENSIONS, of which there are no more than pgvector stores."""
+        """Return DIMENSIONS, which must not be more than pgvector can store."""
         if self.whole("DIMENSIONS", value) > MOST_DIMENSIONS:
             raise self.wrong("DIMENSIONS", value, f"pgvector stores {MOST_DIMENSIONS:,} at most")
         return value

@@ -1,4 +1,4 @@
-"""Remember how much one request may hold, and how much was sent. No network."""
+"""Limit how much one request may hold, and count how much was sent. No network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOLD_SECONDS: Final = 120.0
 class Pace:
     """A limit that is halved by a failure, held for a while, and doubled by later successes.
 
-    In what it counts (texts, tokens) is the caller's affair. Threads may share it.
+    The caller chooses what it counts: texts or tokens. Threads may share it.
     """
 
     def __init__(self, clock: Callable[[], float], *, hold_seconds: float = HOLD_SECONDS) -> None:
@@ -27,11 +27,11 @@ class Pace:
 
     @property
     def limit(self) -> int | None:
-        """How much one request may hold, or None."""
+        """How much one request may hold. None: no limit."""
         return self._limit
 
     def failed(self, size: int) -> None:
-        """A request of this size was too much."""
+        """Note that a request of this size was too large, and allow half of it."""
         with self._lock:
             half = max(1, size // 2)
             # A thread that started before the limit fell must not raise it.
@@ -41,7 +41,7 @@ class Pace:
             self._changed_at = self._clock()
 
     def succeeded(self) -> None:
-        """A request was answered: after a while, allow more again."""
+        """Note that a request was answered. Some time after a failure, allow twice as much."""
         with self._lock:
             if self._limit is None or self._clock() - self._changed_at < self._hold_seconds:
                 return

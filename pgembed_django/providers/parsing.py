@@ -25,7 +25,7 @@ _own = threading.local()
 def loads(body: bytes) -> Any:
     """Return a document's value. With simdjson, a list of numbers is an array (float64).
 
-    What simdjson refuses and others write, ``NaN`` for instance, is left to Python's own.
+    What simdjson refuses, ``NaN`` for instance, is left to Python's own parser.
 
     Raises:
         ValueError: it is no JSON.
@@ -39,7 +39,7 @@ def loads(body: bytes) -> Any:
 
 
 class _Document:
-    """One document, on its way from simdjson to Python."""
+    """A document that simdjson has parsed."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -50,8 +50,8 @@ class _Document:
         """Return its value.
 
         Raises:
-            ValueError: a list within a list of numbers, which simdjson reads as one; a key that
-                is there twice, of which it takes the first.
+            ValueError: a list within a list of numbers, which simdjson would flatten, or a
+                duplicate key, of which it would take the first.
         """
         value = self._value(self._root)
         if self._lists != self._body.count(b"["):
@@ -72,7 +72,7 @@ class _Document:
 
 
 def _parser(length: int) -> Any:
-    """Return a parser, which takes no other document while somebody holds a part of one."""
+    """Return a parser. It cannot parse again while anything holds a part of its last document."""
     if length > KEPT_BYTES:
         return simdjson.Parser()
     if not hasattr(_own, "parser"):
@@ -81,7 +81,7 @@ def _parser(length: int) -> Any:
 
 
 def _numbers(part: Any) -> npt.NDArray[np.float64] | None:
-    """Return a list of numbers. None where it is empty, or something else is in it."""
+    """Return a list of numbers as an array, or None if it is empty or has other values."""
     try:
         numbers = np.frombuffer(part.as_buffer(of_type="d"), dtype=np.float64)
     except TypeError:

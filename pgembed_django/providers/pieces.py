@@ -28,7 +28,7 @@ Outcome = Embedded | ProviderError
 def embed_halved(
     provider: Provider, texts: Sequence[str], outcomes: Sequence[Outcome], *, halvings: int = 0
 ) -> list[Outcome]:
-    """Return the outcomes, those of texts that were too long replaced by those of their halves."""
+    """Return the outcomes, with those of too long texts replaced by those of their halves."""
     halves = {
         index: cutting.halves(cutting.well_formed(texts[index]))
         for index, outcome in enumerate(outcomes)
@@ -62,7 +62,7 @@ def _joined(pieces: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _rank(error: ProviderError) -> int:
-    """Return what goes first: that the provider was lost with it, then whose fault it is."""
+    """Return the rank by which one error is chosen: lost with the text, its fault, an outage."""
     if isinstance(error, ProviderLost):
         return 0
     return 2 if isinstance(error, ProviderUnavailable) else 1

@@ -1,4 +1,4 @@
-"""Ask a provider for a plain word: whether it answers tells its own fault from a text's."""
+"""Ask a provider to embed a plain word, to tell its own faults from those of texts."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def ask(provider: Provider) -> None:
 
 
 def as_kind(kind: type[ProviderUnavailable], outage: ProviderUnavailable) -> ProviderUnavailable:
-    """Return an outage as one of another kind."""
+    """Return the same outage as an exception of another kind."""
     return kind(str(outage), retry_after_seconds=outage.retry_after_seconds)

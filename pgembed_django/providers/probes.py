@@ -36,7 +36,7 @@ SAMPLE: Final = " ".join(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one look at a provider has shown. ``message`` is for a person."""
+    """The result of a probe. ``message`` says for a person what failed. Empty: nothing did."""
 
     reachable: bool
     model_present: bool | None
@@ -52,7 +52,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long one batch took, or why it failed."""
+    """How long one batch took, or in ``message`` why it failed."""
 
     batch_size: int
     milliseconds_per_text: float | None
@@ -61,7 +61,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A probe with what each size of batch takes. The first text has loaded the model."""
+    """A probe, with timings of batches. The probe has loaded the model before these."""
 
     probe: Probe
     timings: tuple[Timing, ...] = ()
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def recommended_batch_size(self) -> int | None:
-        """The smallest batch that is nearly as fast, per text, as the fastest one."""
+        """The smallest size that is nearly as fast per text as the fastest one."""
         answered = [
             (timing.milliseconds_per_text, timing.batch_size)
             for timing in self.timings
@@ -85,7 +85,7 @@ class Report:
 
 
 def look(provider: Provider) -> Probe:
-    """Embed one word and tell what came of it. Never raises what the provider raises."""
+    """Embed one word, and report the result. The provider's errors are in it, not raised."""
     started = time.monotonic()
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
@@ -115,7 +115,7 @@ def look(provider: Provider) -> Probe:
 
 
 def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:
-    """Probe a provider, and where it is well, time batches up to its ``batch_size``."""
+    """Probe a provider. If it works, time batches of up to its ``batch_size``."""
     probe = look(provider)
     if not probe.ok:
         return Report(probe=probe)

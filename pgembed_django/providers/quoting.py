@@ -1,4 +1,4 @@
-"""Quote a server's words in an error: short, clean, and without keys or the texts. Pure."""
+"""Quote a server's message in an error: short, clean, without keys and texts. Pure."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _SECRETS: Final = re.compile(
 
 
 def said(body: bytes) -> str:
-    """Return the reason out of an error's body, in the shapes that servers are known to use.
+    """Return the reason in an error's body, in any of the formats that servers use.
 
     Only the reason, never the whole of a JSON body: validation errors carry the input.
     """
-    text = body.decode(errors="replace").lstrip("\ufeff").strip()  # json takes no BOM in a str
+    text = body.decode(errors="replace").lstrip("\ufeff").strip()  # json refuses a BOM in a str
     if not text:
         return "an empty body"
     try:
@@ -75,14 +75,14 @@ def _reason(value: Any) -> str:
 
 
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
-    """Return the words of a server, fit for an error, a log, the database and the admin."""
-    words = clean(words[:READ])  # JSON may escape half a surrogate pair, and a body hold NUL
+    """Return a server's message, safe for errors, the log, the database and the admin."""
+    words = clean(words[:READ])  # JSON may escape a lone surrogate, and a body may contain NUL
     for secret in secrets:
         if secret:
             words = words.replace(secret, HIDDEN)
     words = _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
     for text in texts:
-        # A server that quotes a text may do so in part, and escape what is in it.
+        # A server may quote only a part of a text, and escape its characters.
         opening = _opening(text)
         if opening and (found := opening.search(words)):
             words = words[: found.start()] + "[the text]"
@@ -91,7 +91,7 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
 
 
 def _opening(text: str) -> re.Pattern[str] | None:
-    """Return what finds the beginning of a text, be it escaped. None: too short to be told."""
+    """Return a pattern for the beginning of a text, escaped or not. None: it is too short."""
     opening = _SEPARATORS.sub(" ", text.strip())[:OPENING]
     if len(opening) < SHORTEST:
         return None

@@ -1,4 +1,4 @@
-"""What a provider of the user's own raises or returns, as everybody here expects it."""
+"""Turn what a project's own provider raises or returns into what our code expects."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def provider_errors(provider: object) -> Iterator[None]:
-    """Raise nothing but ``ProviderError``: a provider of the user's own may raise anything."""
+    """Turn other errors into ``ProviderError``: a project's own provider may raise anything."""
     try:
         yield
     except (ProviderError, *faults.EXITS):
         raise
     except BaseException as error:  # noqa: BLE001
-        # Without the message, and not chained: it may hold the text.
+        # Without the message, and not chained: it may contain the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
 
 
 def counted(provider: Provider, text: str) -> int | None:
-    """Return the tokens that a provider counts, or None where that fails: sent, the text tells."""
+    """Return the number of tokens that a provider counts, or None if it cannot, or fails."""
     try:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
@@ -39,14 +39,14 @@ def counted(provider: Provider, text: str) -> int | None:
 
 
 def digest(provider: Provider) -> str | None:
-    """Return a model's digest as it can be stored, and note it.
+    """Return a model's digest in a form that can be stored. Also sets ``told_digest``.
 
     Raises:
-        ProviderError: it is no string. Whatever ``model_digest`` raises.
+        ProviderError: the digest is no string, or what ``model_digest`` raises.
     """
     told = provider.model_digest()
     if not isinstance(told, str | None):
-        # Not taken as it prints: an object's address would be a new model each time.
+        # Not str(told): an object's address would be a new model in each process.
         raise ProviderError(
             f"{provider} has a model_digest() that returned {type(told).__name__}, where a "
             "string or None is wanted."

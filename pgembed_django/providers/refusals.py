@@ -1,7 +1,7 @@
-"""Tell from an HTTP answer whose fault it is, once for all servers. Pure.
+"""Tell from an HTTP answer whose fault an error is, for all kinds of servers. Pure.
 
-The body goes before the status: a text that is too long is a 400, a 413 or a 500, and a
-runner that died is a 400 too.
+The body counts more than the status: for a text that is too long servers answer 400, 413 or
+500, and 400 also when a runner has died.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BATCH_TOO_LARGE: Final = _any_of(
     r"split into more batches|tokens in batch",  # Mistral
     r"batch size (?:limit is|is invalid)|per submitted batch",  # Voyage, DashScope
 )
-_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with a 429 that never passes
+_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with a 429 that waiting does not end
 _TOO_LONG: Final = _any_of(
     r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
     r"must have less than \d+ tokens",  # TEI
@@ -56,7 +56,7 @@ _TOO_LONG: Final = _any_of(
     r"range of input length",  # DashScope
     r"string[ _](?:is )?(?:too long|above_max_length)",
 )
-# It comes again for the same text; see the Ollama issues 9639 and 14657.
+# The same text raises it again: see the Ollama issues 9639 and 14657.
 _NOT_A_NUMBER: Final = _any_of(r"unsupported value: [+-]?(?:nan|inf)", r"nan or inf")
 _MODEL_MISSING: Final = _any_of(
     r"model\b.{0,200}\b(?:not found|does not exist|not exist)", r"model_not_found", r"try pulling"
@@ -103,15 +103,15 @@ _HUNG_UP: Final = _any_of(
 
 
 def classify(status: int, reason: str, *, wait_seconds: float | None, where: str) -> ProviderError:
-    """Return the error that an answer stands for. ``reason`` is quoted: see ``quoting``."""
+    """Return the error that an answer means. ``reason`` has passed through ``quoting``."""
     message = f"{where} answered {status}: {reason}"
-    # These are about the sender, whatever their words.
+    # These are about the request's sender, whatever the body says.
     if status in (401, 402, 403):
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if status in (502, 520) or _HUNG_UP.search(reason):
-        # A proxy whose server hung up: it was busy, restarted, or crashed at a text.
+        # From a proxy whose server closed the connection: busy, restarted, or crashed by a text.
         return ProviderLost(message, retry_after_seconds=wait_seconds)
     if status == 429 and _ABOVE_QUOTA.search(reason):
         return BatchTooLarge(message)
@@ -141,7 +141,7 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
 
 
 def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how long the server asks to be left alone, or None. ``headers`` ignore case.
+    """Return how many seconds the server asks to wait, or None. ``headers`` ignore case.
 
     Source: RFC 9110 section 10.2.3; OpenAI "Rate limits", the headers x-ratelimit-*.
     """
@@ -154,7 +154,7 @@ def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
         return _granted(seconds)
     until = _date(after)
     if until is not None:
-        # By the server's clock where it tells: ours may be off.
+        # Relative to the server's clock if it tells the time: ours may be wrong.
         told = _date(headers.get("date", ""))
         return _granted(until - (now if told is None else told))
     waits = [

@@ -1,4 +1,4 @@
-"""Any model of sentence-transformers, in process."""
+"""Any model of sentence-transformers, in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _loading: Final = forking.lock()
 
 
 class _Loaded(NamedTuple):
-    """A model, which computes one batch at a time: more would only share the device's memory."""
+    """A loaded model. It computes one batch at a time, as they would share the device's memory."""
 
     model: Any
     encoding: threading.RLock
@@ -30,7 +30,7 @@ class _Loaded(NamedTuple):
 class SentenceTransformerProvider(Provider):
     """A model by its name or path, loaded at first use, once per process.
 
-    It cuts long texts without a word, so they are cut before, by its own tokenizer.
+    The model would cut long texts silently, so they are cut before, with its own tokenizer.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class SentenceTransformerProvider(Provider):
                     convert_to_numpy=True,
                 )
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            # Out of the device's memory, a text the tokenizer does not take.
-            # Not chained: the message may hold the text.
+            # For instance out of the device's memory, or a text that the tokenizer refuses.
+            # Not chained: the message may contain the text.
             raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
         return np.asarray(answer, dtype=np.float32)
 
@@ -75,7 +75,7 @@ class SentenceTransformerProvider(Provider):
         self._loaded()
 
     def model_digest(self) -> str | None:
-        """Return the revision that the options name: another one is another model."""
+        """Return the revision in the options, as another revision is another model."""
         return self._revision
 
     def count_tokens(self, text: str) -> int | None:
@@ -83,7 +83,7 @@ class SentenceTransformerProvider(Provider):
         return None if tokenizer is None else len(tokenizer.encode(text))
 
     def weigh(self, text: str) -> int:
-        # Tokenizing twice costs more than a batch of the wrong size.
+        # To tokenize twice would cost more than a batch of the wrong size.
         return len(text) // 4 + 1
 
     def _loaded(self) -> _Loaded:

@@ -1,4 +1,4 @@
-"""What the providers behind HTTP share: options, secrets, and what an answer means."""
+"""The base of providers over HTTP: options, secrets, and what an answer means."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECAS
 
 
 class ServerProvider(Provider):
-    """A provider behind HTTP. A subclass writes ``embed_within``."""
+    """A provider over HTTP. A subclass implements ``embed_within``."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ServerProvider(Provider):
 
     @abstractmethod
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
-        """Do what ``embed_batch`` says, within the time-out."""
+        """Do what ``embed_batch`` does, within the time-out."""
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
@@ -80,7 +80,7 @@ class ServerProvider(Provider):
         """Return the server's answer, whatever its status. See ``Wire.request``.
 
         Raises:
-            ProviderUnavailable: also while the server has asked to be left alone.
+            ProviderUnavailable: also, without a request, while the server has asked to wait.
         """
         wait = self._not_before - self.clock()
         if wait > 0:
@@ -95,10 +95,10 @@ class ServerProvider(Provider):
         return answer
 
     def value_of(self, answer: Answer, *, texts: Iterable[str]) -> dict[str, Any]:
-        """Return the JSON object of a success. Its lists of numbers may be arrays.
+        """Return the JSON object of a successful answer. Its lists of numbers may be arrays.
 
         Raises:
-            ProviderError: what the status and the body stand for.
+            ProviderError: the answer is no success. Its kind follows from status and body.
         """
         value = answer.numbers() if answer.status == 200 else None
         error = value.get("error") if isinstance(value, dict) else None
@@ -115,7 +115,7 @@ class ServerProvider(Provider):
         raise ProviderError(f"{self.base_url} answered 200 and a body {what}.")
 
     def error_of(self, answer: Answer, *, texts: Iterable[str] = ()) -> ProviderError:
-        """Return what an answer stands for that is no success."""
+        """Return the error that an unsuccessful answer means."""
         return refusals.classify(
             answer.status,
             self._quote(answer, texts),
@@ -134,7 +134,7 @@ class ServerProvider(Provider):
         )
 
     def _headers(self) -> dict[str, str]:
-        """Read the keys at every request: they may be rotated under a running process."""
+        """Return the headers. Keys are read for each request, as they may be rotated meanwhile."""
         headers = dict(self._plain_headers)
         if self._api_key_env:
             headers["Authorization"] = f"Bearer {self._secret(self._api_key_env)}"
@@ -165,12 +165,12 @@ class ServerProvider(Provider):
         api_key_env: str | None,
         header_envs: Mapping[str, str],
     ) -> None:
-        """OPTIONS are stored in the database, with the space: no secret may be in them.
+        """Refuse OPTIONS with secrets, because they are stored in the database, with the space.
 
         The errors do not quote the values.
         """
         parts = urlsplit(base_url)
-        # A key may stand before the @ alone, too: of no use there, for it is not sent.
+        # There may be a key alone before the @, although it would not be sent.
         if parts.username or parts.password or parts.query:
             raise ImproperlyConfigured(
                 "base_url holds a user, a password or a query, which would be stored in the "

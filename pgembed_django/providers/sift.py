@@ -32,7 +32,7 @@ MAX_TIMEOUTS: Final = 4
 
 
 class Sift:
-    """One call of ``embed_each``. Indexes stand for texts."""
+    """One call of ``embed_each``. Groups are lists of indexes of texts."""
 
     def __init__(self, provider: Provider, texts: Sequence[str], *, is_back: bool = False) -> None:
         self._provider = provider
@@ -75,13 +75,13 @@ class Sift:
         return [self._outcomes[index] for index in range(len(self._texts))]
 
     def _leave(self, outage: ProviderUnavailable) -> None:
-        """Give back what has no outcome. What the provider had when it went down is told apart."""
+        """Give back texts without an outcome, as lost if the provider went down with them."""
         for index in range(len(self._texts)):
             kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
             self._outcomes.setdefault(index, plainly.as_kind(kind, outage))
 
     def _worth_sending(self) -> list[int]:
-        """Refuse the empty texts, and cut those that are known not to fit."""
+        """Refuse empty texts, cut those known not to fit, and return the indexes to send."""
         limit = self._provider.max_input_tokens
         for index, text in enumerate(self._texts):
             if not text.strip():
@@ -91,10 +91,10 @@ class Sift:
         return [index for index in range(len(self._texts)) if index not in self._outcomes]
 
     def _cut_to(self, limit: int, index: int) -> None:
-        """Cut a text that is longer than the model's context, as far as that can be told.
+        """Cut a text that is known to be longer than the model's context.
 
-        Without a tokenizer only a text that no language fits into the limit is cut
-        here; the others are left to the server, which knows.
+        Without a tokenizer, this cuts only a text that is too long in any language. The
+        server has to refuse others.
         """
         provider, text = self._provider, self._texts[index]
         prefix = provider.document_prefix
@@ -124,7 +124,7 @@ class Sift:
         return min(len(group), provider.texts_per_request)
 
     def _send(self, group: list[int]) -> list[list[int]]:
-        """Embed a group. Return the groups to send instead, where it failed."""
+        """Embed a group. If it fails, return the groups to send instead."""
         try:
             vectors, faults = self._provider.answer([self._texts[index] for index in group])
         except InputTooLong as error:
@@ -211,15 +211,15 @@ class Sift:
         return _halves(group)
 
     def _unclear(self, group: list[int], error: ProviderError) -> list[list[int]]:
-        """Bisect after a broken answer or a 5xx, which may be the texts' fault or passing."""
+        """Bisect after a broken answer or a 5xx: it may be temporary, or the fault of a text."""
         self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
         return self._divided(group, error)
 
     def _denied(self, group: list[int], error: ProviderMisconfigured) -> list[list[int]]:
-        """Bisect after what looks like a wrong key or model, where a plain word is answered.
+        """Bisect after what looks like a wrong key or model, if a plain word is answered.
 
-        A firewall before the server says 403 to a text that holds a script, for instance.
+        For instance, a firewall answers 403 to a text that contains a script.
         """
         if not (self._is_back or self._asked_plainly) or error.retry_after_seconds:
             raise error

@@ -1,4 +1,4 @@
-"""Check what a provider answered, and make all vectors alike. Pure."""
+"""Check a provider's answer, and normalize its vectors. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROW = (list, np.ndarray)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
-    """A text's vector, and whether the text did not fit the model as a whole."""
+    """A text's vector, and in ``was_cut`` whether the text did not fit the model as a whole."""
 
     vector: Vector = field(repr=False)
     was_cut: bool = False
@@ -34,17 +34,17 @@ class Embedded:
 def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     """Return the matrix of a JSON answer's rows, in order, unchecked but for its shape.
 
-    A row that is null or empty becomes zeros: the server has no vector for that text only.
+    A row that is null or empty becomes zeros: the server has no vector for just that text.
 
     Raises:
-        ProviderError: rows of different widths, or something else than numbers in them.
+        ProviderError: the rows have different widths, or contain something else than numbers.
     """
     widths = {len(row) for row in rows if isinstance(row, ROW) and len(row)}
     if len(widths) > 1:
         raise ProviderError(f"One answer holds vectors of the widths {sorted(widths)}.")
     width = widths.pop() if widths else dimensions
     matrix = np.zeros((len(rows), width), dtype=np.float32)
-    # 1e39 from another server's JSON is a finite float64 only: it becomes inf.
+    # A number like 1e39 is finite as a float64, but becomes inf as a float32.
     with np.errstate(over="ignore"):
         for position, row in enumerate(rows):
             if row is None or (isinstance(row, ROW) and not len(row)):
@@ -62,10 +62,10 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
 
 
 def matrix_of(answer: object, *, name: str) -> Vectors:
-    """Return what ``embed_batch`` returned as an array, where it is lists or a tensor, say.
+    """Return the result of ``embed_batch`` as an array: it may be lists or a tensor, for instance.
 
     Raises:
-        ProviderError: it is no such thing.
+        ProviderError: it cannot be converted.
     """
     if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
         return answer
@@ -83,13 +83,13 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
 def checked(
     vectors: Vectors, *, count: int, dimensions: int, name: str
 ) -> tuple[Vectors, list[str | None]]:
-    """Return the vectors with length one, and for each what is wrong with it, or None.
+    """Return the unit vectors, and for each what is wrong with it, or None.
 
-    A vector with something wrong is of no use; the others of its batch are.
+    A faulty vector must not be used. The others of its batch may be.
 
     Raises:
-        ProviderError: not one vector per text.
-        ProviderMisconfigured: another width than DIMENSIONS.
+        ProviderError: there is not exactly one vector per text.
+        ProviderMisconfigured: their width is not DIMENSIONS.
     """
     if vectors.ndim != 2 or len(vectors) != count:
         answered = len(vectors) if vectors.ndim else 1
@@ -100,9 +100,9 @@ def checked(
             f"{name} answered {width} dimensions where DIMENSIONS says {dimensions}: "
             f"set DIMENSIONS to {width} or choose another model."
         )
-    # float64: the squares of large float32 numbers do not fit float32.
+    # In float64, because squares of large float32 numbers exceed float32.
     wide = vectors.astype(np.float64)
-    # A sum is finite where all of it is: float64 has room for any number of float32.
+    # The sum is finite if all of its terms are: no sum of float32 numbers exceeds float64.
     finite = np.isfinite(wide.sum(axis=1, keepdims=True))[:, 0]
     wide[~finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)

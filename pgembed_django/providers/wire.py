@@ -35,7 +35,7 @@ ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedR
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server sent. ``headers`` ignore case."""
+    """A server's response. ``headers`` ignore case."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,7 +57,7 @@ class Answer:
 
 
 class Wire:
-    """Keep-alive connections to one server, a pool of its own for each thread."""
+    """Keep-alive connections to one server. Each thread has a pool of its own."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class Wire:
     ) -> Answer:
         """Return the answer, whatever its status. ``payload`` is sent as JSON.
 
-        ``timeout_seconds`` is for each silence and for the body as a whole.
+        ``timeout_seconds`` limits each wait for data, and the time until the whole body is read.
 
         Raises:
             ProviderTimeout: connected, but no answer in time.
             ProviderUnavailable: no connection.
-            ProviderMisconfigured: redirected to another server, or the address is no good.
-            ProviderError: the answer broke off, or the server hung up.
+            ProviderMisconfigured: a redirect to another server, or an unusable address.
+            ProviderError: the server closed the connection before or during its answer.
         """
         url = self.base_url + path
         body = None
@@ -110,7 +110,7 @@ class Wire:
         )
 
     def close(self) -> None:
-        """Close idle connections. New ones are opened when there is another request."""
+        """Close all connections. The next request opens new ones."""
         with self._lock:
             sessions = list(self._sessions)
             self._sessions.clear()
@@ -178,7 +178,7 @@ class Wire:
         return Answer(response.status_code, response.headers, content)
 
     def _read(self, response: requests.Response, deadline: float) -> bytes:
-        """Return the body. A server that drips does not outlive the deadline."""
+        """Return the body. A server that sends it too slowly runs into the deadline."""
         content = bytearray()
         # Not handed to read1: a cassette that plays the answer again knows no such argument.
         response.raw.decode_content = True
@@ -190,7 +190,7 @@ class Wire:
         return bytes(content)
 
     def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
-        """Return a request: all but body, cookies and secrets is prepared once for a session."""
+        """Return a request. All but body, cookies and secrets is prepared once per session."""
         session, known = self._session_here()
         if (method, url) not in known:
             if len(known) >= MAX_PREPARED:
@@ -207,7 +207,7 @@ class Wire:
         return self._session_here()[0]
 
     def _session_here(self) -> ThreadSession:
-        """Return this thread's session; a forked child must not share its parent's sockets."""
+        """Return this thread's session. A forked child does not get its parent's sockets."""
         local = self._local
         here: ThreadSession | None = getattr(local, "here", None)
         if here is None or local.pid != os.getpid():
@@ -233,7 +233,7 @@ class Wire:
 
 
 def _certificates(base_url: str) -> str | bool:
-    """Return which certificates to trust, as requests would: a file, a folder, or its own."""
+    """Return which certificates to trust, as requests does: a path, or True for its own."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if path := os.environ.get(name):
             if base_url.startswith("https:") and not Path(path).exists():

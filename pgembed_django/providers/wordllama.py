@@ -1,4 +1,4 @@
-"""Real embeddings in process, without a server: the wheel ``wordllama``."""
+"""Real embeddings in this process, without a server, by the package ``wordllama``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _loading = forking.lock()
 class WordLlamaProvider(Provider):
     """WordLlama's averaged token vectors: 256 dimensions, or their first 64 or 128.
 
-    Small, fast and English. The weights lie inside the wheel: nothing is downloaded.
+    Small, fast, and for English. The weights are inside the wheel: nothing is downloaded.
     """
 
     def __init__(self, *, model: str = "l2_supercat", **common: Any) -> None:
@@ -63,14 +63,14 @@ class WordLlamaProvider(Provider):
         return len(_load(self.model).tokenizer.encode(text, add_special_tokens=False).ids)
 
     def weigh(self, text: str) -> int:
-        # Tokenizing is most of the work here: not twice.
+        # To tokenize is most of the work here, so it is not done twice.
         return len(text) // 4 + 1
 
     def warm_up(self) -> None:
         _load(self.model)
 
     def model_digest(self) -> str:
-        """Return the SHA-256 of the weights: another wheel may hold others."""
+        """Return the SHA-256 of the weights, as another wheel may contain others."""
         return _digest(self.model)
 
 
@@ -95,7 +95,7 @@ def _load(model: str) -> Any:
 def _load_once(model: str) -> Any:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    # Importing it calls logging.basicConfig(level=INFO), on the whole application.
+    # Importing it calls logging.basicConfig(level=INFO), for the whole application.
     from wordllama import WordLlama
 
     root.handlers[:] = handlers

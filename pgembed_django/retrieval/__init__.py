@@ -1,6 +1,6 @@
 """Find rows by words and by meaning, within any queryset, in the active space only.
 
-``searching.search`` is the walk of one search.
+Start reading at ``searching.search``: it calls the other modules in turn.
 """
 
 from pgembed_django.retrieval.querysets import SearchManager, SearchQuerySet

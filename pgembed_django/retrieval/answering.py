@@ -40,7 +40,7 @@ MOMENT_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of one target. Its vector may be on its way."""
+    """What is asked of one target. The query's vector may still be on its way."""
 
     target: Target[Any]
     text: str
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ranked rows of one target, with their merits by rank alone."""
+    """The ranked rows of one target, with their scores by rank alone as ``merits``."""
 
     question: Question
     reach: int
@@ -82,8 +82,8 @@ def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
 def answer(question: Question, *, reach: int, within: bool | None = None) -> Answer:
     """Rank at least ``reach`` rows, if there are as many.
 
-    ``within``: whether rows are ranked only if they are in the queryset. Otherwise, and
-    where the queryset is the whole table, that is seen to when they are shown.
+    ``within``: rank only rows of the queryset. Otherwise all rows of the table are ranked, and
+    ``searching.page`` notices any outside the queryset. None: whatever fits the queryset.
     """
     target, survey = question.target, question.survey
     within = target.narrows if within is None else within
@@ -130,7 +130,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
 
 
 def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked], list[float]]:
-    """Return the rows in their order, and their merits: from 1 for first in each arm down."""
+    """Return the rows, best first, and their merits. First in each arm: 1, and less from there."""
     ranked: dict[Any, Ranked] = {}
     merits: dict[Any, float] = {}
     least = 1.0

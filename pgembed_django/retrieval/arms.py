@@ -24,7 +24,7 @@ LEXICAL, SEMANTIC = "lexical", "semantic"
 
 
 class Depth(NamedTuple):
-    """How far a ranking is followed: ``rows`` at the most, ``results`` of them for certain."""
+    """How many rows a ranking has: at most ``rows``, at least ``results`` if there are so many."""
 
     results: int
     rows: int
@@ -53,7 +53,7 @@ class Arm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """What is looked for, and among which rows: None where that is seen to later."""
+    """Makes and runs the arms of one search. ``among`` finds the rows to rank. None: all rows."""
 
     target: Target[Any]
     survey: Survey
@@ -79,7 +79,7 @@ class Arms:
         return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> list[list[Found]]:
-        """Return what each finds, best first, one chunk a row, with as few statements as wise."""
+        """Return what each arm finds, best first, one chunk per row."""
         if len(arms) > 1 and any(arm.exact for arm in arms):
             # To set up an index scan keeps a statement from being run in parallel.
             return [found for arm in arms for found in self.find([arm], depth=depth)]
@@ -100,14 +100,14 @@ class Arms:
         return {"space": self.survey.space.pk, "spec": self.target.spec.key, **keys}
 
     def _first(self, depth: Depth) -> int:
-        """Return how many chunks are taken, to begin with, to have the rows of a depth."""
+        """Return how many chunks the first look takes to find the rows of a depth."""
         chunks_per_row = CHUNKS_PER_ROW_AT_FIRST
         if depth.rows > depth.results:  # else one row of two chunks would cost a second look
             chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
         return int(depth.rows * chunks_per_row)
 
     def _look(self, arms: Sequence[Arm], taken: Sequence[int]) -> list[list[Found]]:
-        """Return the chunks that each arm finds first."""
+        """Return the best chunks of each arm, ``taken`` of them at most."""
         if not arms:
             return []
         using = self.target.using
@@ -127,7 +127,7 @@ class Arms:
         return list(looks.values())
 
     def _best(self, arm: Arm, found: list[Found], *, taken: int, depth: Depth) -> list[Found]:
-        """Return the best chunk of each row, after looking further if these are of few rows."""
+        """Return the best chunk of each row. Looks further where the chunks are of too few rows."""
         sign = -1 if arm.name == LEXICAL else 1
         while True:
             best: dict[Any, Found] = {}
@@ -148,9 +148,9 @@ class Arms:
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
-    """Return the arms of a search, or None where no row can be in the queryset.
+    """Return the arms of a search, or None where the queryset cannot have any row.
 
-    ``within``: whether rows are ranked only if they are in the queryset.
+    ``within``: rank only rows of the queryset.
     """
     try:
         return Arms(target, survey, statements.keys(target) if within else None)
@@ -159,7 +159,7 @@ def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
 
 
 def _key_reader(target: Target[Any]) -> Callable[[Any], Any] | None:
-    """Return what makes of a stored key the one that instances have. None: it is that one."""
+    """Return what converts a stored key into that of an instance. None: they are the same."""
     connection = connections[target.using]
     field: Any = target.spec.model._meta.pk
     while field.remote_field:

@@ -20,9 +20,9 @@ def fuse(
 ) -> dict[Item, float]:
     """Return the items of all rankings with their scores, best first.
 
-    One that is first in each ranking has the score 1. Of equals, the one that an earlier
-    ranking has comes first. Those that can be ``only_in_one`` ranking: it counts for the
-    others too.
+    An item that is first in every ranking has the score 1. Of equal scores, the item of an
+    earlier ranking comes first. An item in ``only_in_one`` can be in one ranking only, so its
+    share counts for the others too.
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:

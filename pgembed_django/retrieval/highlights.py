@@ -1,4 +1,4 @@
-"""Cut the telling part out of a passage and mark the words that were asked for. Pure."""
+"""Cut the part with most of the query's words out of a passage, and mark them. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Marks = tuple[tuple[int, int], ...]
 
 
 def marks_in(headline: str, *, passage: str, mark: str) -> Marks:
-    """Return where ``passage`` is marked: ``headline`` is the same with marks around words.
+    """Return the start and end of each marked word in ``passage``.
 
-    ``mark`` opens and closes, in turn. None where Postgres has changed more than that.
+    ``headline`` is the passage with ``mark`` before and after each of these words. Returns no
+    marks where Postgres has changed more than that.
     """
     pieces = headline.split(mark)
     if "".join(pieces) != passage:
@@ -69,7 +70,7 @@ def _window(passage: str, marks: Marks) -> tuple[int, int]:
 
 
 def _marked(passage: str, marks: Sequence[tuple[int, int]], start: int, end: int) -> int:
-    """Count the different words that are marked in a part."""
+    """Count the different marked words between ``start`` and ``end``."""
     inside = {
         passage[opens:closes].lower() for opens, closes in marks if start <= opens and closes <= end
     }

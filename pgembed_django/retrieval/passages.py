@@ -35,9 +35,9 @@ def of(
     *,
     words: Words | None,
 ) -> dict[Any, Passage]:
-    """Return what is shown of each row, by its key. ``chunks`` has the best one of each.
+    """Return the passage to show of each row, by its key. ``chunks`` has each row's best chunk.
 
-    Nothing of a row whose spec hides what is not of its text, where that is so.
+    Leaves out a row whose chunk is of an older text, where the spec hides stale rows.
     """
     spec = target.spec
     stored = _stored(target, list(chunks.values()), mark=(mark := _mark()), words=words)
@@ -68,7 +68,7 @@ def of(
 
 @locales.of_settings()
 def _text_now(spec: Spec, row: Any) -> str | None:
-    """Return the row's text. None where its method raises: the others are found all the same."""
+    """Return the row's text. None where its text method raises, so that other rows are shown."""
     try:
         return spec.text_of(row)
     except DatabaseError:
@@ -92,7 +92,7 @@ def _stored(
 
 
 def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Marks]:
-    """Return the marks in texts that are not stored."""
+    """Return the marks in passages whose text is not stored."""
     if not words:
         return [()] * len(passages)
     mark = _mark()

@@ -42,23 +42,23 @@ Two aliases of one model make the same vectors, and one may be down while the ot
 
 
 class Pending(NamedTuple):
-    """A vector on its way."""
+    """The vector of a query, which may not have arrived yet."""
 
     space: Space
     answer: Future[Vector]
     until: float
 
     def is_answered(self, seconds: float) -> bool:
-        """Tell whether the answer is there, or comes within this moment."""
+        """Tell whether the answer is there, after waiting for at most so many seconds."""
         if not self.answer.done():
             wait([self.answer], timeout=seconds)
         return self.answer.done()
 
     def vector(self) -> Vector:
-        """Return it, at the latest ``PGEMBED_QUERY_SECONDS`` after it was asked for.
+        """Return the vector, at the latest ``PGEMBED_QUERY_SECONDS`` after it was asked for.
 
         Raises:
-            ProviderError: there is none, for whatever reason. The message is for a person.
+            ProviderError: there is none, for whatever reason. People may be shown the message.
         """
         if not self.is_answered(max(self.until - time.monotonic(), 0.0)):
             vectors.rest(self.space)
@@ -68,13 +68,13 @@ class Pending(NamedTuple):
 
 
 class QueryVectors:
-    """The vectors of the latest queries of this process, and of those on their way."""
+    """Keeps the vectors of this process's latest queries, and shares those on their way."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Know nothing, and have no threads. A forked process has none of its parent's."""
+        """Start empty, without threads. A forked process has to: its parent's threads are gone."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
@@ -82,7 +82,7 @@ class QueryVectors:
         self._threads: Threads | None = None
 
     def ask(self, space: Space, text: str) -> Pending:
-        """Ask a space's provider for the vector of a query, unless it is known."""
+        """Ask a space's provider for the vector of a query, unless it is kept."""
         seconds = conf.current().query_seconds
         return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
 
@@ -107,14 +107,14 @@ class QueryVectors:
         return answer
 
     def clear(self) -> None:
-        """Forget all vectors, and whose provider did not answer."""
+        """Forget all vectors, and which providers did not answer."""
         with self._lock:
             self._kept.clear()
             self._coming.clear()
             self._resting.clear()
 
     def rest(self, space: Space) -> None:
-        """Do not ask a space's provider for a while: it did not answer in time."""
+        """Do not ask a space's provider for ``REST_SECONDS``: it did not answer in time."""
         with self._lock:
             self._rest(space)
 
@@ -158,9 +158,10 @@ def _server(space: Space) -> Server:
 
 
 def _refuse_other_weights(space: Space, provider: Provider) -> None:
-    """Raise where the server has another model by now under the name that a space knows.
+    """Raise ``ModelMissing`` where the server has other weights by now under the model's name.
 
-    Its vectors are not to be compared with those of the space, until a new one is full.
+    Their vectors cannot be compared with those of the space: search by words until a space of
+    the new weights is active.
     """
     digest = None
     if space.model_digest:
@@ -174,7 +175,7 @@ def _refuse_other_weights(space: Space, provider: Provider) -> None:
 
 
 def known(space: Space, vector: Vector) -> Pending:
-    """Return a vector that need not be asked for."""
+    """Return a vector that is known already as a ``Pending``."""
     return Pending(space, _answered(vector), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""For those who like ``Article.objects.filter(...).search("...")``."""
+"""A queryset and a manager for ``Article.objects.filter(...).search("...")``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 class SearchQuerySet(QuerySet[Row]):
-    """A queryset that is searched as it stands. The keywords are those of the functions."""
+    """A queryset with methods to search in it. Their keywords are those of the functions."""
 
     def search(
         self,
@@ -24,7 +24,7 @@ class SearchQuerySet(QuerySet[Row]):
         mode: Mode = "hybrid",
         name: str | None = None,
     ) -> Results[Row]:
-        """Return the rows of this queryset that answer ``text`` best."""
+        """Return the rows of this queryset that match ``text`` best."""
         return searching.search(self, text, limit=limit, offset=offset, mode=mode, name=name)
 
     async def asearch(

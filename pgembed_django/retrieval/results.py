@@ -44,8 +44,9 @@ class Results(Sequence[Row]):
     """The rows found, best first, each with ``score``, ``similarity``, ``passage``, ``highlight``.
 
     ``hits`` has the same and more, typed, also where a model has a field of such a name.
-    ``degraded`` tells that the ranking is not the one that was asked for, ``note`` what a
-    person should know. ``next_offset`` is where the next page starts, None after the last.
+    ``degraded`` is true where the query could not be embedded, so that it was searched by words.
+    ``note`` is for people: what was not as asked. ``next_offset`` is where the next page starts,
+    None after the last one.
     """
 
     hits: tuple[Hit[Row], ...]

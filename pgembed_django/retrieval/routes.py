@@ -22,9 +22,8 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
     """Tell whether reading every vector of these rows is cheaper than the index.
 
-    ``keys`` finds the rows, and is None for all. Among few rows an index of all of them has
-    to go far: to find ``taken`` of ``matching`` rows it visits about
-    ``chunks * taken / matching``.
+    ``keys`` finds the rows, and is None for all. An index has the chunks of all rows: to return
+    ``taken`` chunks of ``matching`` rows it visits about ``chunks * taken / matching``.
     """
     if keys is None:
         return False
@@ -44,13 +43,13 @@ def estimate(using: str, keys: Statement) -> int:
 
 
 def candidates(taken: int) -> int:
-    """Return how many neighbours the index keeps in view to return that many."""
+    """Return the ``hnsw.ef_search`` to take that many chunks from the index."""
     return min(max(taken, conf.current().hnsw_ef_search), MOST_CANDIDATES)
 
 
 @contextmanager
 def leaving_no_settings(using: str) -> Iterator[None]:
-    """Undo what a statement sets, where it is part of somebody's transaction."""
+    """Undo the settings that a statement makes, where it is part of the caller's transaction."""
     if not connections[using].in_atomic_block:
         yield
         return

@@ -78,7 +78,7 @@ def search(
 
 
 def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
-    """Return one page of what was ranked. Several models are merged by rank alone."""
+    """Return one page of the ranked rows. Several models are merged by rank alone."""
     merged = _merged(answers)
     wanted = merged[offset : offset + limit]
     hits: dict[tuple[int, Any], Hit[Any]] = {}

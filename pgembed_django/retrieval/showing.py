@@ -1,4 +1,4 @@
-"""Make of ranked keys what a person sees: the rows themselves, their passages, the marks."""
+"""Turn ranked keys into hits: the rows themselves, with their passages and marks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django.retrieval.words import Words
 
 
 class Ranked(NamedTuple):
-    """A row that is to be shown, by its key, and why."""
+    """The key of a row to be shown, its best chunk, and its scores."""
 
     key: Any
     chunk: int
@@ -21,7 +21,7 @@ class Ranked(NamedTuple):
 
 
 def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) -> list[Hit[Any]]:
-    """Return the hits, in their order. Left out are rows that are not in the queryset."""
+    """Return the hits, in their order, without rows that are not in the queryset."""
     if not ranked:
         return []
     rows = {row.pk: row for row in target.rows.filter(pk__in=[one.key for one in ranked])}
@@ -47,9 +47,9 @@ def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) 
 
 
 def _annotate(hit: Hit[Any]) -> None:
-    """Put what was found on the instance, unless it has something of that name."""
+    """Set the hit's values as attributes of the instance, unless it has one of that name."""
     own = vars(hit.instance)
     for name in ("score", "similarity", "passage", "highlight"):
-        # Looked for in its class: it may be of another than the queryset's.
+        # In the class of the instance, which may be another than the queryset's.
         if name not in own and not hasattr(type(hit.instance), name):
             own[name] = getattr(hit, name)

@@ -27,9 +27,9 @@ def similar_to(
     among: QuerySet[Row] | None = None,
     name: str | None = None,
 ) -> Results[Row]:
-    """Return the rows nearest to one that is embedded already, without that one.
+    """Return the other rows that are nearest to one that is embedded already.
 
-    Nothing is embedded for it: it works while the provider is down.
+    It uses the stored vectors only, so it works while the provider is down.
 
     Raises:
         SearchError: the row has no vectors yet, or ``among`` or the page cannot be used.
@@ -38,7 +38,7 @@ def similar_to(
     targets.check_page(limit, offset)
     if not isinstance(instance, Model):
         raise SearchError(f"Cannot compare {instance!r} with rows. Give a row.")
-    everything = instance.__class__._default_manager.using(instance._state.db)  # noqa: SLF001
+    everything = instance.__class__._default_manager.using(instance._state.db)
     target = targets.of(everything if among is None else among, name=name)
     if target.spec is not targets.spec_of(instance.__class__, name=name):
         raise SearchError(
@@ -78,7 +78,7 @@ async def asimilar_to(
 
 
 def _mean(target: Target[Any], space: Space, instance: Model) -> Vector | None:
-    """Return the middle of the row's vectors, in the space that is searched."""
+    """Return the mean of the row's vectors, in the space that is searched."""
     if instance.pk is None:
         return None
     own = target.spec.embedding_model._base_manager.using(target.using).filter(

@@ -15,8 +15,8 @@ from pgembed_django.spaces.kinds import VectorIndex
 # ts_rank, not ts_rank_cd: the latter asks how near to each other all the words are, and puts
 # passages that lack one last (measured on the tuning questions of benchmarks/judged). The 1:
 # of equals, the shorter passage.
-# Whether a chunk has a vector is asked of the best alone: sorting with the vectors in tow
-# costs the planner's better plans.
+# Only the best chunks are joined again to see whether they have a vector: with the vectors in
+# the sort, the planner misses better plans.
 LEXICAL = """(
     SELECT 'lexical', best.source_id, best.id, best.value, chunk.embedding IS NULL
     FROM (
@@ -35,7 +35,7 @@ LEXICAL = """(
     JOIN {table} AS chunk ON chunk.id = best.id
 )"""
 
-# Without the cast of a width no index has this expression: all is read that may be found.
+# No index has this expression, as it lacks the cast to a width: so every vector is read.
 EXACT = """(
     SELECT
         'semantic',
@@ -52,9 +52,9 @@ EXACT = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# What the index is ordered by may be less than exact. What comes out is ranked again, so it
-# may also come a little out of order, which finds more. The settings are a gate: evaluated
-# once, before the first row is fetched, and local to the transaction of this one statement.
+# The order of the index may be approximate, and what it returns is ranked again anyway. So it may
+# also use relaxed_order, which has a better recall. The subquery that makes the settings is
+# evaluated once, before the first row is fetched; they last for this statement's transaction.
 BY_INDEX = """(
     SELECT
         'semantic',
@@ -76,14 +76,14 @@ BY_INDEX = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# The rows of the queryset. Named once: two arms in one statement share what it finds, and
-# where there is one, Postgres plans it as if it stood in its place.
+# The rows of the queryset, as a CTE: two arms in one statement share its result, and where there
+# is only one arm, Postgres inlines it.
 KEYS = "WITH pgembed_keys (pk) AS ({keys}) "
 AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
 
-# One test for each of the job table's partial indexes. Without a vector the text was stored
-# a moment ago: it is not an older one. And not for the reconciler's jobs: while another
-# space is filled, these vectors are as good as ever.
+# Leaves out rows whose text is stale: a write waits for its vectors. One NOT EXISTS for each of
+# the job table's partial indexes. A chunk without a vector was stored just now, so it is fresh.
+# The reconciler's jobs do not count: while they fill another space, these vectors are fresh.
 FRESH = """
       AND (
           chunk.embedding IS NULL
@@ -115,7 +115,7 @@ FRESH = """
       )
 """
 
-# HighlightAll: the passage as it is, HTML in it included, with nothing but the marks added.
+# HighlightAll: the whole passage, its HTML included, with only the marks added.
 PASSAGES = """
     SELECT
         id,
@@ -144,32 +144,32 @@ class Statement(NamedTuple):
 
 
 def keys(target: Target[Any]) -> Statement:
-    """Return the statement that finds the keys of the rows that are in the queryset.
+    """Return the statement that finds the primary keys of the queryset's rows.
 
     Raises:
-        EmptyResultSet: no row can be.
+        EmptyResultSet: the queryset cannot have any row.
     """
     compiler = target.keys.query.get_compiler(target.using)
     text, values = compiler.as_sql()
     parameters = {f"key_{number}": value for number, value in enumerate(values)}
     names = iter(parameters)
-    # Named like all the others. A doubled % is one of the query's own.
+    # Parameters by name, as in all our statements. %% is a literal % of the query.
     named = re.sub("%%|%s", lambda found: found[0] if found[0] == "%%" else _next(names), text)
     return Statement(named, parameters)
 
 
 def lexical(target: Target[Any], *, among: str) -> str:
-    """Return the arm that finds by words."""
+    """Return the statement of the arm that finds by words."""
     return _fill(target, LEXICAL, among=sql.SQL(among))
 
 
 def exact(target: Target[Any], *, among: str) -> str:
-    """Return the arm that reads all the vectors that may be found."""
+    """Return the statement of the semantic arm that reads every vector that may be found."""
     return _fill(target, EXACT, among=sql.SQL(among))
 
 
 def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
-    """Return the arm that reads an index of vectors."""
+    """Return the statement of the semantic arm that reads an index of vectors."""
     return _fill(
         target,
         BY_INDEX,
@@ -181,12 +181,12 @@ def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
 
 
 def literal(vector: Vector) -> str:
-    """Return a vector as pgvector reads it: nine digits are all that a float32 has."""
+    """Return a vector as pgvector's text form: nine digits give a float32 exactly."""
     return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
 
 
 def passages(target: Target[Any]) -> str:
-    """Return the statement that reads what is shown of chunks."""
+    """Return the statement that reads the passages of chunks, with marks."""
     return sql.SQL(PASSAGES).format(table=_table(target)).as_string(None)
 
 

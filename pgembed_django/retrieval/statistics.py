@@ -34,10 +34,10 @@ STATISTICS = """
 
 
 class Statistics(NamedTuple):
-    """What is known of one table.
+    """The statistics of one table.
 
-    ``common`` has the share of chunks that a common word is in. ``chunks_per_row`` is
-    infinite where nobody knows. It counts those of all spaces.
+    ``common`` has, for each common word, the share of chunks with it. ``chunks_per_row`` counts
+    the chunks of all spaces, and is infinite where it is unknown.
     """
 
     common: Mapping[str, float]
@@ -45,15 +45,15 @@ class Statistics(NamedTuple):
 
 
 def of(using: str, table_oid: int) -> Statistics:
-    """Return the statistics of a table with chunks.
+    """Return the statistics of a table of chunks.
 
-    By its oid: whose table a name means may change with each request's ``search_path``.
+    By its oid: with a schema per tenant, which table a name means depends on ``search_path``.
     """
     return _read(using, table_oid, int(time.monotonic() // KEPT_SECONDS))
 
 
 def forget() -> None:
-    """Read them anew when they are needed."""
+    """Forget all statistics, so that they are read anew."""
     _read.cache_clear()
 
 

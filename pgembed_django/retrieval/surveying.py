@@ -48,10 +48,10 @@ SURVEY = """
 
 
 class Survey(NamedTuple):
-    """The active space, and what a query's words are there.
+    """The active space, and the query's words for it.
 
-    ``vector_index`` is None where there is none, ``chunks`` about how many it would hold.
-    ``chunks_per_row`` is infinite where nobody knows.
+    ``vector_index`` is None where the space has none. ``chunks`` is about how many chunks the
+    table has. ``chunks_per_row`` is infinite where it is unknown.
     """
 
     space: Space
@@ -62,7 +62,7 @@ class Survey(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """What ``SURVEY`` returns beside the space."""
+    """The columns of ``SURVEY`` after those of the space."""
 
     lexemes: list[str]
     written: str
@@ -73,7 +73,7 @@ class _Row(NamedTuple):
 
 
 def survey(target: Target[Any], text: str) -> Survey | None:
-    """Read it with one statement. None: no space is active before the first worker starts."""
+    """Return the survey for a query. None: no space is active before the first worker starts."""
     read = texts.cut(text, MOST_CHARACTERS)
     parameters = {
         "language": conf.current().text_search_config,
@@ -106,7 +106,7 @@ def _survey() -> str:
 
 
 def _space(using: str, values: Sequence[Any]) -> Space:
-    """Return the instance that a queryset would make of these values, and sooner."""
+    """Return the instance that a queryset would make of these values, but faster."""
     connection = connections[using]
     fields = Space._meta.concrete_fields
     read = []

@@ -24,7 +24,7 @@ Where = type[Row] | QuerySet[Row] | Manager[Row]
 
 @dataclass(frozen=True)
 class Target(Generic[Row]):
-    """The rows that may be found, by one spec's vectors and words."""
+    """The rows that may be found, and the spec by whose vectors and words they are searched."""
 
     queryset: QuerySet[Row]
     spec: Spec
@@ -40,13 +40,13 @@ class Target(Generic[Row]):
 
     @cached_property
     def rows(self) -> QuerySet[Row]:
-        """The queryset without its order, within the spec's condition."""
+        """The rows of the queryset that fit the spec's condition, unordered."""
         rows = self.queryset.order_by()
         return rows.filter(self.spec.when) if self.spec.when else rows
 
     @property
     def keys(self) -> QuerySet[Row, Any]:
-        """The primary keys, for a subquery: the rows that may be ranked at all."""
+        """The primary keys of the rows that may be ranked, for a subquery."""
         keys = self.rows.values("pk")
         keys.query.select_for_update = False
         return keys
@@ -62,7 +62,7 @@ class Target(Generic[Row]):
 
 
 def of(where: Where[Row], *, name: str | None) -> Target[Row]:
-    """Return the target that a model, its manager or a queryset of it makes.
+    """Return the target for a model, its manager or a queryset of it.
 
     Raises:
         SearchError: the queryset cannot be ranked as it is, or several declarations fit.
@@ -109,7 +109,7 @@ def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) ->
 
 
 def check_page(limit: int, offset: int) -> None:
-    """Raise SearchError where these are not the numbers of a page."""
+    """Raise ``SearchError`` where ``limit`` or ``offset`` is out of range."""
     if not _is_whole(limit) or not 1 <= limit <= MOST_RESULTS:
         raise SearchError(f"limit is {limit!r}. Give a whole number from 1 to {MOST_RESULTS}.")
     if not _is_whole(offset) or not 0 <= offset <= MOST_RESULTS - limit:

@@ -1,4 +1,4 @@
-"""What is looked for of a query's words. Pure: Postgres has made lexemes of them before."""
+"""Choose which words of a query to search for. Pure: Postgres has made lexemes of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 MOST_MATCHES = 20_000
 """How many passages are ranked by their words before common words are left out."""
 
-# A quoted phrase, or a word that is not to be there: somebody knows what to ask for.
+# A quoted phrase, or a word to be excluded: then the query is taken as written.
 OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """A query as full text: which passages it finds, and what ranks and marks them.
+    """A full-text query: ``finding`` selects passages, ``ranking`` ranks and marks them.
 
-    Both are tsqueries, and empty where there is nothing to look for.
+    Both are tsqueries as text, and empty where there is nothing to search for.
     """
 
     finding: str
@@ -36,13 +36,13 @@ def of(
     common: Mapping[str, float],
     chunks: float,
 ) -> Words:
-    """Return what a query looks for among about ``chunks`` chunks.
+    """Return the tsqueries of a query in a table of about ``chunks`` chunks.
 
     ``written`` is what ``websearch_to_tsquery`` makes of the text, ``tree`` its ``querytree``.
-    Passages with any of the words are found. Those with more of them, more often, rank
-    higher. With operators, quotes or a minus sign, only what matches as written.
+    A passage with any of the words is found; more words, more often, rank it higher. A query
+    with quotes or a minus sign finds only passages that match it as written.
     """
-    if tree in ("", "T"):  # nothing, or only what is not to be there
+    if tree in ("", "T"):  # no words, or only excluded ones
         return Words(finding="", ranking="")
     if OPERATORS.search(text):
         return Words(finding=written, ranking=written)
@@ -55,9 +55,9 @@ def of(
 def rarest(
     words: Sequence[str], common: Mapping[str, float], *, most_matches: float, chunks: float
 ) -> list[str]:
-    """Return the words that find something new for a bounded price: always the rarest one.
+    """Return the rarest words, at least one, that match ``most_matches`` chunks together at most.
 
-    ``common`` has the share of chunks that a common word is in, as the statistics tell.
+    ``common`` has, for each common word, the share of chunks with it, by the statistics.
     """
     ordered = sorted(words, key=lambda word: common.get(word, 0.0))
     telling = ordered[:1]
@@ -71,6 +71,6 @@ def rarest(
 
 
 def any_of(words: Sequence[str]) -> str:
-    """Return the tsquery, as text, of passages with any of these lexemes."""
+    """Return a tsquery, as text, that finds passages with any of these lexemes."""
     quoted = (word.replace("\\", "\\\\").replace("'", "''") for word in words)
     return " | ".join(f"'{word}'" for word in quoted)

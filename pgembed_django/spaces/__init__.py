@@ -1,4 +1,4 @@
-"""The verbs of spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
+"""What is done with spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
 
 from pgembed_django.spaces.coverage import (
     FOUND,

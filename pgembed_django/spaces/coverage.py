@@ -35,7 +35,7 @@ class Coverage:
 
     @property
     def ratio(self) -> float:
-        """From 0 to 1. Nothing to cover is covered."""
+        """The share that is covered, from 0 to 1. With no rows it is 1."""
         return self.covered / self.rows if self.rows else 1.0
 
     @property
@@ -61,10 +61,10 @@ class LookedUp(Exists):
 
 
 def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
-    """Return the stored first chunk of the outer row: its vector there, or its text empty.
+    """Return the outer row's first chunk as in ``FOUND``, where it is stored.
 
-    In a space that is being built it is also of the text that the active one holds, or newer:
-    one that was retired for a while and is reopened may have fallen behind.
+    In a building space it must also be of the text that the active space holds, or a newer one:
+    a space that is reopened may have fallen behind while it was retired.
     """
     chunks = spec.embedding_model._base_manager.filter(
         FOUND, source_id=OuterRef("pk"), space_id=space.pk
@@ -98,9 +98,9 @@ def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:
     """Return the key of the last row that lacks its vectors in a space, or None.
 
-    Failed units do not count, nor, in a space that is being built, rows that have just been
-    written: the active one lacks them too. From the end: a space is filled in the order of
-    the keys, so there is one at once while it is. ``within``: among these rows only.
+    Failed units do not count. In a building space, rows that were just written do not either: the
+    active one lacks them too. A space is filled in the order of the keys, so while it is, a look
+    from the end finds a gap at once. ``within``: look among these rows only.
 
     Raises:
         Busy: a writer holds the whole table.
@@ -121,7 +121,7 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
 
 
 def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
-    """Tell whether ``last_gap`` finds one. Where a writer holds the whole table it may."""
+    """Tell whether ``last_gap`` finds one. True as well where a writer holds the whole table."""
     try:
         return last_gap(spec, space, using=using) is not None
     except database.Busy:
@@ -129,7 +129,7 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
 
 
 def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
-    """Return those whose job is on its way, and whose vectors no search would miss yet."""
+    """Return those rows with a pending or running job that the active space lacks as well."""
     searched = active(spec, using=using)
     if searched is None:
         return set()

@@ -72,12 +72,15 @@ _told = Told()
 
 
 def vector_name(space: Space, kind: str = "") -> str:
-    """Return the name of a space's index for nearest neighbours: of the kind that is wanted."""
+    """Return the name of a space's vector index. By default of the chosen kind."""
     return f"pgembed_{space.pk}_{kind or _chosen(space).kind.name}"
 
 
 def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
-    """Return the vector index that is there. While another kind is built, the one before."""
+    """Return the space's vector index among these names, preferably of the chosen kind.
+
+    While an index of that kind is built, it is the one of the former kind.
+    """
     for chosen in (_chosen(space).kind.name, *KINDS):
         if vector_name(space, chosen) in names:
             return vector_index(space.dimensions, chosen=chosen)
@@ -95,9 +98,9 @@ def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
 
 
 def build(spec: Spec, space: Space, *, using: str) -> int:
-    """Build what is missing, one at a time among all workers. Returns how many were built.
+    """Build the missing indexes, and return how many. Only one worker builds at a time.
 
-    To be called outside a transaction. An index that a crash left invalid is built anew.
+    Call it outside a transaction. An index that a crash left invalid is built anew.
     """
     built = 0
     for name, statement in _missing(spec, space, using=using):
@@ -110,9 +113,9 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
 
 
 def drop(spec: Spec, space: Space, *, using: str) -> bool:
-    """Drop the indexes of a space that nobody searches any more.
+    """Drop the indexes of a space that is no longer searched, and tell whether it was done.
 
-    Tells whether it did: not while another worker builds one.
+    Nothing is done while another worker builds or drops an index.
     """
     is_done = False
     with as_builder(using) as is_builder:
@@ -138,7 +141,7 @@ def _told_if_refused(spec: Spec, name: str, *, using: str) -> Iterator[None]:
 
 
 def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
-    """Drop what the setting no longer asks for, once the index that it does ask for is there."""
+    """Drop vector indexes of other kinds than the chosen one, once that one is valid."""
     if not _is_valid(spec, vector_name(space), using=using):
         return
     for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
@@ -155,7 +158,7 @@ def _chosen(space: Space) -> VectorIndex:
 
 
 def _missing(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
-    """Return what its number of rows calls for and is not there: names, and what builds them."""
+    """Return the indexes that the space lacks for its number of rows: names and statements."""
     least = conf.current().index_rows
     missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one[0], using=using)]
     # Rows are counted last: that reads the table.

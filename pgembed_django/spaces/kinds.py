@@ -48,20 +48,20 @@ class VectorIndex(NamedTuple):
     width: int
 
     def of(self, column: str) -> str:
-        """Return what is indexed, as SQL."""
+        """Return the indexed expression, as SQL."""
         return self.kind.expression.format(column=column, width=self.width)
 
     @property
     def wanted(self) -> str:
-        """What it is compared with, as SQL: only signs can be compared with signs."""
+        """What the expression is compared with, as SQL: the query's vector, or its signs."""
         return self.of("%(vector)s") if self.kind.distance == "<~>" else "%(vector)s"
 
 
 def vector_index(width: int, *, chosen: str = AUTO) -> VectorIndex:
-    """Return how vectors of this width are indexed: as chosen, where the width allows it.
+    """Return the index for vectors of this width: of the chosen kind, where the width allows it.
 
-    By itself up to 2,000 as they are, up to 4,000 in half precision, above that by their
-    signs. What the latter two find is ranked again by the exact distance.
+    Otherwise up to 2,000 dimensions as they are, up to 4,000 in half precision, above that by
+    their signs. What the latter two find is ranked again by the exact distance.
     """
     fitting = [kind for kind in KINDS.values() if width <= kind.widest]
     index = next((kind for kind in fitting if kind.name == chosen), fitting[0])

@@ -48,7 +48,7 @@ def live(spec: Spec, *, using: str) -> list[Space]:
 
 
 def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
-    """Return what ``live`` returns, of several specs at once, by their keys."""
+    """Return the live spaces of several specs, by the specs' keys, in one query."""
     found: dict[str, list[Space]] = {spec.key: [] for spec in specs}
     spaces = Space.objects.using(using).filter(spec__in=found, state__in=LIVE)
     for space in spaces.order_by("state"):
@@ -57,7 +57,7 @@ def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
 
 
 def warm_up(specs: Iterable[Spec], *, using: str) -> None:
-    """Load the models of live spaces. Which ones cannot be loaded yet is told."""
+    """Load the models of live spaces, and log the ones that cannot be loaded yet."""
     for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
         provider = provider_of(space)
         try:
@@ -68,7 +68,7 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
 
 
 def ask_live_ids(specs: Iterable[Spec], *, using: str) -> database.Read[defaultdict[str, set[int]]]:
-    """Ask for the ids of the spaces that are kept fresh, by the key of their spec."""
+    """Query the ids of the live spaces, and return what reads them, by the keys of the specs."""
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
     read = database.send_prepared(using, LIVE_IDS, **wanted)
 
@@ -87,10 +87,11 @@ def active(spec: Spec, *, using: str) -> Space | None:
 
 
 def provider_of(space: Space) -> Provider:
-    """Return the provider of a space, also where the settings have moved on.
+    """Return the provider of a space, also where the settings name another model by now.
 
-    As declared, where that makes the same vectors: a mended address or time-out counts at once.
-    Where it cannot be built, one that is down takes its place: the other spaces are worked on.
+    The declared provider, if it makes the same vectors: so a corrected address or time-out
+    counts at once. Otherwise one is built from what the space has stored. Where that fails, a
+    ``LostProvider`` takes its place, which is always down, so that other spaces go on.
     """
     try:
         if _may_be_declared(space):
@@ -111,9 +112,9 @@ def provider_of(space: Space) -> Provider:
 
 
 def provider_of_texts(space: Space) -> Provider:
-    """Return the provider that texts are embedded with: ``provider_of``, while it has the weights.
+    """Return the provider to embed texts with: ``provider_of``, while it has the space's weights.
 
-    It has, as far as ``ask_for_weights`` was told.
+    Otherwise a ``LostProvider``. ``ask_for_weights`` has to be called first to know the weights.
     """
     provider = provider_of(space)
     told = provider.told_digest
@@ -128,7 +129,7 @@ def is_of(space: Space, provider: Provider) -> bool:
 
 
 def ask_for_weights(spaces: Iterable[Space]) -> None:
-    """Ask the providers of spaces what model they have by now: a tag may have been pulled again."""
+    """Ask the providers of spaces for their models' digests: a tag may have been pulled again."""
     for provider in {provider_of(space) for space in spaces if space.model_digest}:
         with suppress(ProviderError), raising.provider_errors(provider):
             raising.digest(provider)
@@ -144,7 +145,10 @@ def _lost(space: Space, why: str) -> LostProvider:
 
 
 def _may_be_declared(space: Space) -> bool:
-    """Look before it is built: another one's declaration may be wrong, and is no matter here."""
+    """Tell whether the declared provider may be the space's, without building it.
+
+    To build a declaration of another model might raise, which is no fault of this space.
+    """
     declared = conf.current().providers.get(space.provider, {})
     wanted = declared.get("MODEL"), declared.get("DIMENSIONS")
     if wanted != (space.model, space.dimensions):

@@ -76,7 +76,7 @@ def _fingerprint(identity: Identity) -> str:
 
 
 def _may_be(space: Space, digest: str | None) -> bool:
-    """Tell whether the space is of that digest. One that is not known matches any."""
+    """Tell whether the space may have this digest. An unknown one matches any."""
     return not digest or space.model_digest in ("", digest)
 
 
@@ -95,7 +95,7 @@ def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
 
 
 def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
-    """Note the options that make no other vectors, for when the settings have moved on."""
+    """Store the declared options, which make the same vectors, for when the settings change."""
     options = dict(conf.current().providers[spec.provider].get("OPTIONS", {}))
     if (space.provider, space.options) != (spec.provider, options):
         Space.objects.using(using).filter(pk=space.pk).update(
@@ -106,9 +106,9 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
 def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
     """Give spaces to the specs whose tables hold their rows. Returns the new key of each.
 
-    To be called in a transaction. A model was renamed: its table is the same. Another one may
-    have the former name by now, and a worker that still knew a name opens a space for it, which
-    stays empty.
+    Call it in a transaction. It is for a model that was renamed, whose spaces have the former key.
+    Another model may have the former name by now, and a worker with the old code may have opened
+    a space by that name, which stays empty and is deleted.
     """
     moved: dict[Space, str] = {}
     for spec in known:
@@ -126,7 +126,7 @@ def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
 
 
 def _strays(spec: Spec, *, using: str) -> list[Space]:
-    """Return the spaces that a table has rows of, where it has none of its own spec's."""
+    """Return other specs' spaces whose rows are in this spec's table, if it has none of its own."""
     rows = spec.embedding_model._base_manager.using(using)
     every = Space.objects.using(using).filter(pruned_at=None)
     own = list(every.filter(spec=spec.key).values_list("pk", flat=True))

@@ -21,7 +21,7 @@ END_TURN = "SELECT pg_advisory_unlock(hashtextextended('pgembed_switch', %(space
 
 @contextmanager
 def turn(space: Space, *, using: str) -> Iterator[bool]:
-    """Tell whether no other worker is looking at the space just now. None will meanwhile."""
+    """Keep other workers from looking at the space. Yields False where one already does."""
     [[is_ours]] = database.rows(using, TRY_TURN, space=space.pk)
     try:
         yield is_ours
@@ -31,9 +31,9 @@ def turn(space: Space, *, using: str) -> Iterator[bool]:
 
 
 def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
-    """Make a building space the one that is searched, and retire the one before, at once.
+    """Make a building space the active one, and retire the one before, in one transaction.
 
-    Tells whether it did: not where another process has activated or retired it meanwhile.
+    Returns False where another process has activated or retired it meanwhile.
     """
     with transaction.atomic(using=using):
         # All of them, in one order: two that switch at once wait for each other.
@@ -54,7 +54,7 @@ def note_full(space: Space, *, using: str) -> None:
 
 
 def cancel(spec_key: str, *, using: str) -> bool:
-    """Stop building a space. The active one stays, what was built is pruned later."""
+    """Retire the building space of a spec. Its vectors are pruned later."""
     return bool(_retire(spec_key, Space.State.BUILDING, using=using))
 
 
@@ -75,7 +75,7 @@ def reopen(space: Space, *, using: str) -> bool:
 
 
 def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
-    """Return the spaces whose vectors nobody needs any more."""
+    """Return the spaces that are retired for so long that their vectors can be deleted."""
     return list(
         Space.objects.using(using).filter(
             state=Space.State.RETIRED,
@@ -86,12 +86,12 @@ def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
 
 
 def mark_pruned(space: Space, *, using: str) -> None:
-    """Note that a retired space's vectors are gone. Its row stays: it is never reopened."""
+    """Note that a retired space's vectors are deleted. Its row stays, so its number stays taken."""
     Space.objects.using(using).filter(pk=space.pk).update(pruned_at=Now())
 
 
 def forget(spec_key: str, *, using: str) -> None:
-    """Delete the spaces of a spec that is gone, with its table of vectors."""
+    """Delete the spaces of a spec that is gone together with its table of vectors."""
     Space.objects.using(using).filter(spec=spec_key).delete()
 
 

@@ -47,10 +47,10 @@ PARTS = ("enqueue_end_v1",)
 
 
 class OnPostgres(migrations.RunSQL):
-    """Statements of a migration that only PostgreSQL knows.
+    """Statements of a migration that run on PostgreSQL only.
 
-    Without a router, a database of another kind gets all tables, ours among them. They stay
-    empty there, and its migrations, and so the tests of a project that has one, run through.
+    Without a router, another kind of database gets our tables too. They stay empty there, and its
+    migrations have to succeed, as tests of a project with such a database run them.
     """
 
     def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
@@ -63,9 +63,9 @@ class OnPostgres(migrations.RunSQL):
 
 
 def qualified(function: str) -> str:
-    """Return how a trigger names ``function``: in pgtrigger's schema, whatever the search_path.
+    """Return the name by which a trigger calls ``function``: qualified with pgtrigger's schema.
 
-    With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) it is left to the search_path.
+    With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) the search_path finds it.
     """
     schema = _functions_schema()
     return f'"{schema}".{function}' if schema else function
@@ -85,7 +85,7 @@ def install(apps: Any, schema_editor: Any) -> None:
     """Create the functions. Called by our migration.
 
     Raises:
-        ImproperlyConfigured: those of another schema's tables are there already.
+        ImproperlyConfigured: functions that write to another schema's tables are there already.
     """
     if not _is_postgres(schema_editor):
         return
@@ -114,9 +114,9 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
 
 
 def misplaced(using: str) -> dict[str, str]:
-    """Return the functions that write to other tables than those found here, and to which schema.
+    """Return the functions that write to another schema than our tables', and to which one.
 
-    Not those that are missing: the next migrate brings them.
+    Missing functions are left out: the next migrate creates them.
     """
     with connections[using].cursor() as cursor:
         return {
@@ -127,9 +127,9 @@ def misplaced(using: str) -> dict[str, str]:
 
 
 def _written_schemas(cursor: Any) -> list[tuple[str, str | None, str]]:
-    """Return the functions, the schema that each writes to, and the one of our tables.
+    """Return each function, the schema that it writes to, and the schema of our tables.
 
-    Of a function that is missing the schema is None.
+    A missing function writes to None.
     """
     names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
     cursor.execute(WRITES_TO, {"names": names})

@@ -1,6 +1,6 @@
-"""How things stand, for the admin, the commands and metrics. Reads, and writes nothing.
+"""Read the status of specs, workers and providers, for the admin, the commands and metrics.
 
-Every function is cheap enough for a page that refreshes itself, whatever the tables hold:
+Every function is cheap enough for a page that refreshes itself, however large the tables are:
 counts stop at a bound and say so, and large tables are sampled.
 """
 

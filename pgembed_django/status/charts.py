@@ -32,10 +32,10 @@ class Point:
 def series(
     *, using: str, specs: Sequence[str] | None = None, hours: int = 1, now: datetime
 ) -> list[Point]:
-    """Return a point for every minute of the last hour, or quarter of an hour of several.
+    """Return a point for each minute of the last hour, or each quarter of several hours.
 
-    The oldest first, without gaps, of all these specs together, in one query. ``now`` is the
-    database's: ``Overview.at``.
+    Oldest first, without gaps, for all these specs together, in one query. ``now`` is the
+    database's time: ``Overview.at``.
     """
     seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
@@ -50,7 +50,7 @@ def series(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
-    """One spec's last minutes."""
+    """What was completed of one spec in the last ``RECENT_MINUTES``."""
 
     units_per_second: float = 0.0
     completed: int = 0
@@ -61,7 +61,7 @@ RECENT_MINUTES = 5
 
 
 def recent(*, using: str, now: datetime) -> dict[str, Recent]:
-    """Return the last minutes of every spec, in one query."""
+    """Return the last minutes by spec, in one query."""
     minute = datetime.fromtimestamp(now.timestamp() // 60 * 60, UTC)
     start = minute - timedelta(minutes=RECENT_MINUTES)
     by_spec = defaultdict(list)

@@ -79,9 +79,9 @@ SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
 
 
 class Table(NamedTuple):
-    """A spec's source table, ``rows`` by the statistics. Not ``is_there``: not migrated.
+    """A spec's source table. ``is_there`` is false where its tables are not migrated.
 
-    ``silent_triggers`` are missing or disabled.
+    ``rows`` is by the statistics. ``silent_triggers`` counts those missing or disabled.
     """
 
     is_there: bool
@@ -91,7 +91,7 @@ class Table(NamedTuple):
 
 
 def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
-    """Return the time, and what is known of the tables without reading them."""
+    """Return the database's time, and each spec's table by its key, without reading the tables."""
     declared = triggers.names([spec.key for spec in specs])
     found = database.rows(
         using,
@@ -187,7 +187,7 @@ def _query(
 
 
 def _sample(spec: Spec, share: float) -> RawSQL:
-    """Return the keys in a share of the table's pages."""
+    """Return a subquery of the keys in this share of the table's pages."""
     meta: Any = spec.model._meta
     statement = sql.SQL(SAMPLE).format(
         key=sql.Identifier(meta.pk.column),

@@ -1,4 +1,4 @@
-"""Conditions like ``oldest>5m or failures>0 or coverage<0.99``. Pure.
+"""Parse and check conditions like ``oldest>5m or failures>0 or coverage<0.99``. Pure.
 
 ``and`` binds more tightly than ``or``; there are no parentheses.
 """
@@ -22,7 +22,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 PERCENT = {"%": 0.01}
 
-# Name -> the units that its number may have. Without one: seconds, or a share from 0 to 1.
+# Name -> units that its number may have. Without a unit: seconds, or a share from 0 to 1.
 NAMES: dict[str, dict[str, float]] = {
     "oldest": SECONDS,
     "p50": SECONDS,
@@ -38,12 +38,12 @@ COMPARISON = re.compile(r"\s*(\w+)\s*([<>]=?)\s*(\d+(?:\.\d+)?)\s*([a-z%]*)\s*")
 
 
 class BadCondition(ValueError):
-    """What was written is no condition. Says what to write."""
+    """The text is no condition. The message says what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One value compared with one number, in seconds where it is a time."""
+    """A comparison of a named value with a number, which is in seconds where it is a time."""
 
     text: str
     name: str
@@ -53,19 +53,19 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Alternatives, each of comparisons that have to hold together."""
+    """Alternatives, of which one has to hold: each is a list of comparisons that all have to."""
 
     alternatives: tuple[tuple[Comparison, ...], ...]
 
     def reasons(self, status: SpecStatus) -> list[str]:
-        """Return what holds of a spec, as it was written. Empty: the condition does not hold.
+        """Return the alternatives that hold for a spec, as text. Empty: the condition is false.
 
-        A value that is not known (a coverage that cannot be looked at) meets no comparison.
+        A comparison with an unknown value (a coverage that could not be read) does not hold.
         """
         return self._holding(lambda name: value(status, name))
 
     def reasons_of_undeclared(self, failures: Count) -> list[str]:
-        """Return what holds of a spec that is not declared: its failures are all that is known."""
+        """Return those that hold for a spec that is not declared: only its failures are known."""
         return self._holding(lambda name: failures.value if name == "failures" else None)
 
     def _holding(self, look: Callable[[str], float | None]) -> list[str]:
@@ -81,10 +81,10 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """Return the condition that is written.
+    """Parse a condition.
 
     Raises:
-        BadCondition: it is none.
+        BadCondition: the text is no condition.
     """
     return Condition(
         tuple(
@@ -95,7 +95,7 @@ def parse(text: str) -> Condition:
 
 
 def value(status: SpecStatus, name: str) -> float | None:
-    """Return a value of a spec by its name in a condition. None: not known."""
+    """Return a value of a spec by its name in a condition. None: it is unknown."""
     match name:
         case "oldest":
             return status.oldest_change_seconds or 0.0

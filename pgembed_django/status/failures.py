@@ -181,9 +181,9 @@ def failure_kinds(
     limit: int = 20,
     max_count: int = MAX_COUNT,
 ) -> FailureKinds:
-    """Return the kinds of open failures that failed last, the largest of them first. One query.
+    """Return the most recent kinds of open failures, the largest first, in one query.
 
-    ``limit``: each kind is counted up to ``max_count``, and that is what takes time.
+    ``limit`` bounds the number of kinds: to count each one, up to ``max_count``, takes the time.
     """
     rows = database.rows(
         using,
@@ -220,10 +220,10 @@ def failure_batches(
     source_pks: Sequence[str] | None = None,
     size: int = 1000,
 ) -> Iterator[list[int]]:
-    """Yield the ids of open failures, the latest first, in batches. None: whatever it is.
+    """Yield the ids of open failures in batches, the latest first. None: do not filter by it.
 
-    Between two batches those before may be retried: one that fails again meanwhile, or for
-    the first time, is not among the next ones. ``signature`` needs ``specs``.
+    The caller may retry a batch before it asks for the next one: failures that happen
+    meanwhile are not included. ``signature`` needs ``specs``.
     """
     pks = None if source_pks is None else list(source_pks)
     [[now]] = database.rows(using, NOW)

@@ -35,7 +35,7 @@ SILENT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What the queries brought, of all specs."""
+    """The results of all queries, for all specs."""
 
     using: str
     tables: Mapping[str, covering.Table]

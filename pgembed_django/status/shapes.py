@@ -35,7 +35,7 @@ NONE = Count(0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to think of a spec, and why, in a sentence for a person who is on call."""
+    """The state of a spec, and the reason in a sentence for a person who is on call."""
 
     state: State
     reason: str
@@ -43,10 +43,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """The jobs of one trigger kind that wait. ``later`` are those of them that back off.
+    """The pending jobs of one kind. ``later`` counts those of them that are not due yet.
 
-    ``oldest_seconds`` is the age of the oldest one. Where the count is capped, of the
-    oldest one of those that are next.
+    ``oldest_seconds`` is the age of the oldest one: where the count is capped, of those counted,
+    which are the next ones.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class SpecStatus:
 
     @property
     def waiting(self) -> Count:
-        """All jobs that wait, of whatever kind."""
+        """The number of pending jobs of all kinds."""
         return sum((one.waiting for one in self.backlog), NONE)
 
 
@@ -138,7 +138,7 @@ class WorkerStatus:
 
     @property
     def name(self) -> str:
-        """Host and process."""
+        """Host and process id."""
         return f"{self.host}:{self.pid}" if self.host else f"worker {self.id}, gone"
 
 
@@ -168,7 +168,7 @@ class ProviderStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureKind:
-    """The open failures of one spec that have one signature. The sample is the latest error."""
+    """The open failures of one spec with one signature. ``sample`` is the latest error."""
 
     spec: str
     signature: str
@@ -182,7 +182,7 @@ class FailureKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureKinds:
-    """Kinds of open failures, the largest first. ``is_whole``: there are no others."""
+    """Kinds of open failures, the largest first. ``is_whole``: there are no other kinds."""
 
     kinds: tuple[FailureKind, ...]
     is_whole: bool
@@ -201,7 +201,7 @@ class Overview:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst one of all specs."""
+        """The worst verdict of all specs."""
         worst = max(self.specs, key=lambda spec: STATES.index(spec.verdict.state), default=None)
         if worst is None:
             return Verdict("fresh", "No model is embeddable.")

@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def is_aside(self) -> bool:
-        """Whether no worker works on it, for all have set it aside."""
+        """Whether all live workers have set it aside."""
         return 0 < self.workers == len(self.aside)
 
 
@@ -162,7 +162,7 @@ def _eta(facts: Facts) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as a person says it: 4 s, 12 min, 3 h, 2 days."""
+    """Return a duration in words: 4 s, 12 min, 3 h, 2 days."""
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
             return f"{seconds / unit:.0f} {name}"

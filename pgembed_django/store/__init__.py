@@ -37,7 +37,7 @@ class Change:
 
 
 class Stored(NamedTuple):
-    """What there is of units. Their staged vectors by chunk digest: an earlier run left them."""
+    """The chunks of units, and the digests of the vectors that an earlier run has staged."""
 
     chunks: Mapping[UnitSpace, Sequence[StoredChunk]]
     staged: Mapping[UnitSpace, Collection[bytes]]
@@ -46,14 +46,14 @@ class Stored(NamedTuple):
 def stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
 ) -> Stored:
-    """Return what is stored of the units in these spaces, and what is staged of them."""
+    """Return the stored chunks and the staged digests of units in these spaces."""
     return ask_stored(spec, source_pks, space_ids, using=using)()
 
 
 def ask_stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
 ) -> database.Read[Stored]:
-    """Ask for ``stored``, and return what reads it: see ``database.send``."""
+    """Send the query of ``stored``, and return a function that reads it: see ``database.send``."""
     read = _send(
         using,
         statements.of(spec, using).stored,
@@ -79,7 +79,7 @@ def _stored(rows: Iterable[tuple[Any, ...]]) -> Stored:
 
 
 def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Make what is stored of the units what their plans say, whole or not at all."""
+    """Change the stored chunks as the units' plans say, all of them or none."""
     of_spec = statements.of(spec, using)
     if waiting := [change for change in changes if change.has_waiting_text]:
         _send(
@@ -99,25 +99,25 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     """Store the text of units that have no rows yet, so that full-text search finds them.
 
-    Without the vectors that are staged already: ``apply`` knows these rows by having none.
+    Staged vectors are not used: ``apply`` recognizes these rows by their lack of a vector.
     """
     _insert(spec, changes, using, reuse=False)
 
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
-    """Delete all that is stored of units whose rows are gone or out of the condition."""
+    """Delete all that is stored of units whose rows are gone or no longer in the condition."""
     _send(using, statements.of(spec, using).forget, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
 def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
-    """Let nothing of units be reused. What is stored of them is found until it is replaced."""
+    """Keep units' vectors from being reused. Searches find these until they are replaced."""
     _send(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
 def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) -> None:
-    """Note that units have a newer text in another space. What is here is found all the same."""
+    """Mark chunks of units that have a newer text in another space. Searches still find them."""
     _send(
         using,
         statements.of(spec, using).mark_overtaken,
@@ -127,7 +127,7 @@ def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) 
 
 
 def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Keep the vectors of units that need further batches: a retry resumes there."""
+    """Keep the vectors of units that need further batches, so that a retry need not repeat them."""
     vectors = [
         (change.source_pk, change.space_id, digest, embedded)
         for change in changes
@@ -156,7 +156,7 @@ def unstage_all(spec: str, *, using: str) -> None:
 
 
 def rename(old: str, new: str, *, using: str) -> None:
-    """Give a spec's staged vectors to the one that it is called now."""
+    """Move a spec's staged vectors to its new name."""
     _send(using, statements.RENAME_STAGED, old=old, new=new)
 
 
@@ -169,9 +169,9 @@ def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> i
 
 
 def is_fit(spec: Spec, *, using: str) -> bool:
-    """Tell whether a spec's table is as its statements have it: writes nothing, by each of them.
+    """Tell whether a spec's table fits its statements, by running each of them with no rows.
 
-    Where it is, what was refused is a row's own fault.
+    If it fits, an error was the fault of a row.
     """
     of_spec = statements.of(spec, using)
     try:
@@ -233,7 +233,7 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
 
 
 def _send(using: str, statement: str, **parameters: Any) -> database.Read[list[database.Row]]:
-    """Send a statement with its parameters bound by the server: vectors travel as binary."""
+    """Send a statement with parameters that the server binds, so that vectors go as binary."""
     database.learn_vectors(using)
     # Not before: a cursor keeps to the types that were known when it was made.
     return database.send(using, statement, **parameters)

@@ -12,7 +12,7 @@ from psycopg import sql
 from pgembed_django import postgres
 from pgembed_django.specs import Spec
 
-# Staged vectors are few, and looked for in the same round trip.
+# Reads the staged digests in the same round trip: they are few.
 STORED = """
     SELECT
         source_id::text,
@@ -35,9 +35,9 @@ STORED = """
       AND source_pk = ANY(%(source_pks)b::text[])
 """
 
-# A chunk whose vector is not given takes that of a row with the same digest, or the one
-# that an earlier run of the job staged. The old rows are deleted afterwards: the unique
-# constraint on the position waits for the end of the transaction.
+# A chunk without a given vector takes that of a row with the same digest, or the one that an
+# earlier run of the job has staged. The old rows are deleted afterwards: the unique constraint
+# on the position is deferred to the end of the transaction.
 INSERT = """
     INSERT INTO {table} (
         source_id, space_id, position, start_offset, end_offset,
@@ -117,7 +117,7 @@ DROP = """
     WHERE id = ANY(%(ids)s::bigint[])
 """
 
-# Rows of text alone, written before the provider was asked.
+# Deletes rows without a vector, which were written before the provider was asked.
 DROP_WITHOUT_VECTOR = """
     DELETE FROM {table} AS waiting
     USING unnest(%(source_pks)b::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
@@ -133,7 +133,7 @@ FORGET = """
     WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
 """
 
-# No text has this digest: nothing is reused, and what is there is found until it is replaced.
+# No text has the digest '', so nothing is reused. Searches find the rows until they are replaced.
 OUTDATE = """
     UPDATE {table}
     SET chunk_digest = ''
@@ -141,7 +141,7 @@ OUTDATE = """
       AND end_offset > start_offset
 """
 
-# No text has this digest.
+# No text has the digest ''.
 MARK_OVERTAKEN = """
     UPDATE {table} AS older
     SET text_digest = ''
@@ -153,7 +153,7 @@ MARK_OVERTAKEN = """
       AND older.text_digest <> ''
 """
 
-# SKIP LOCKED: a deleter that stays open has some of them, and deletes them itself.
+# SKIP LOCKED: rows that an open transaction has locked are being deleted by that one.
 PRUNE = """
     DELETE FROM {table}
     WHERE id = ANY(ARRAY(

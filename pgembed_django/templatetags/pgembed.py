@@ -1,4 +1,4 @@
-"""The tag that makes the app's index in the admin an overview, on every admin site."""
+"""Template tags for the overview on the app's index page, on every admin site."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def pgembed_overview(context: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what the overview shows. None: the viewer may not see jobs."""
+    """Return the overview's data. None: the viewer has no permission to view jobs."""
     request: HttpRequest = context["request"]
     return overview.of(request)
 
 
 @register.filter
 def pgembed_duration(seconds: float | None) -> str:
-    """Return a length of time as a person says it."""
+    """Return a duration in words, such as "12 min"."""
     return overview.duration(seconds)

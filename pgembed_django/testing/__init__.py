@@ -1,6 +1,6 @@
-"""For the tests of your project: no worker, no server, no commit, no waiting.
+"""Helpers for the tests of your project: they need no worker, no server and no commit.
 
-Imports models: import it in test modules and in fixtures, not in settings.
+Import it in test modules and in fixtures, not in settings, for it imports models.
 """
 
 from __future__ import annotations

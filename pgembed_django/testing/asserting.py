@@ -1,4 +1,4 @@
-"""Assert how a row's embeddings stand, and say how they stand instead."""
+"""Assert that a row's embeddings are pending or fresh. Failures say what state they are in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_WORK = (Job.Status.PENDING, Job.Status.RUNNING)
 def assert_embedding_pending(
     instance: Model, *, name: str | None = None, using: str | None = None
 ) -> None:
-    """Assert that a job waits for the row, or is at work on it: its vectors are yet to come.
+    """Assert that the row has a pending or running job, so that new vectors are yet to come.
 
     ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
 
@@ -34,7 +34,7 @@ def assert_embedding_pending(
 
 
 def assert_fresh(instance: Model, *, name: str | None = None, using: str | None = None) -> None:
-    """Assert that a search would find the row by the text that it has in the database now.
+    """Assert that the row's vectors are those of the text that it has in the database now.
 
     ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
 
@@ -81,7 +81,7 @@ class _Unit:
         return all(chunk.text_digest == digest for chunk in self.chunks)
 
     def told(self) -> str:
-        """Return what there is, and what to do where that is known."""
+        """Return a description of the row's state, and what to do about it if that is known."""
         return " ".join((*self._row(), *self._stored(), *self._waiting()))
 
     def _row(self) -> Iterator[str]:
@@ -121,13 +121,13 @@ class _Unit:
 
 
 def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
-    alias = using or instance._state.db or DEFAULT_DB_ALIAS  # noqa: SLF001
+    alias = using or instance._state.db or DEFAULT_DB_ALIAS
     return [_unit(spec, instance, using=alias) for spec in specs.of(instance.__class__, name=name)]
 
 
 def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     rows = spec.model._base_manager.using(using).filter(pk=instance.pk)
-    # As Postgres prints it, which is how jobs name it.
+    # The key as Postgres prints it, which is the source_pk of jobs.
     found = rows.annotate(pgembed_source_pk=Cast("pk", TextField())).order_by()
     source_pk = found.values_list("pgembed_source_pk", flat=True).first()
     unit = str(instance.pk) if source_pk is None else source_pk

@@ -1,4 +1,4 @@
-"""Vectors out of hashes in place of every provider: nothing leaves the process."""
+"""Replace every provider by one that makes vectors of hashes, without a network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KEPT = ("MODEL", "DIMENSIONS")
 
 
 class fake_providers(override_settings):  # noqa: N801 - used like override_settings
-    """Embed with ``DeterministicProvider``, whatever PGEMBED_PROVIDERS says.
+    """Embeds with ``DeterministicProvider``, whatever the BACKEND in PGEMBED_PROVIDERS.
 
-    A context manager, and a decorator of functions and of Django's test classes. Aliases,
-    models and dimensions stay; OPTIONS and quotas, which are those of another provider, do not.
+    A context manager, and a decorator of functions and of Django's test classes. It keeps
+    aliases, models and dimensions, but drops OPTIONS and quotas, which are the real provider's.
     """
 
     def __init__(self) -> None:
         super().__init__(PGEMBED_PROVIDERS=_faked())
 
     def enable(self) -> None:
-        """Put them in place of those that are set now."""
+        """Replace the providers that are set now."""
         self.options = {"PGEMBED_PROVIDERS": _faked()}
         super().enable()
 

@@ -1,4 +1,4 @@
-"""Run the jobs there are, in the test's own transaction."""
+"""Run the jobs that are due, in the test's own transaction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pgembed_django.pipeline import Pipeline
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     """Embed everything that is due, here and now. Returns how many units were stored.
 
-    It is the worker's own pipeline, without threads or a second connection, so it works
-    inside ``TestCase``, where nothing ever commits. A provider's quota is waited for while
-    that takes a few seconds; after that its jobs are not due.
+    It runs the worker's own pipeline, without threads or a second connection, so it works
+    inside ``TestCase``, where nothing ever commits. If a provider's quota is used up, it waits
+    for a few seconds; where that is not enough, the jobs are put off.
 
     Raises:
         ImproperlyConfigured: the database is not PostgreSQL.

@@ -20,20 +20,20 @@ from pgembed_django.triggers import SpecTrigger
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What the triggers themselves ask. Of the session, not of the thread: raw SQL, COPY and
-# another thread that is handed the connection write past them too.
+# The setting that the triggers check. It belongs to the session, not to the thread, so it also
+# works for raw SQL, COPY, and another thread that is given the connection.
 CURRENT = "SELECT coalesce(current_setting('pgtrigger.ignore', true), '')"
 SET = "SELECT set_config('pgtrigger.ignore', %(names)s, false)"
 
 
 class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
-    """Write rows as if nothing watched them: no jobs, and deleted rows leave their vectors.
+    """Turns the triggers off: writes add no jobs, and deleted rows leave their vectors behind.
 
-    For fixtures that would make thousands of jobs, and to play what a restore or
-    ``session_replication_role`` do. Of the given models only, or of all. A context manager
-    for ``with`` and ``async with``, and a decorator of both kinds of functions.
+    For fixtures that would add thousands of jobs, and to imitate what a restore or
+    ``session_replication_role`` do. It is for the given models, by default for all. A context
+    manager for ``with`` and ``async with``, and a decorator of both kinds of functions.
 
-    Only this connection writes past the triggers: not a server or worker of its own.
+    It only affects this connection, not those of other processes, like a server or a worker.
     """
 
     def __init__(self, *models: type[Model], using: str = DEFAULT_DB_ALIAS) -> None:
@@ -57,7 +57,7 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         traceback: TracebackType | None,
     ) -> None:
         before = self._before.pop()
-        # A transaction that has failed takes the setting back by itself.
+        # The rollback of a failed transaction restores the setting.
         if not connections[self._using].needs_rollback:
             with suppress(DatabaseError) if kind else nullcontext():
                 self._set(before)

@@ -1,8 +1,8 @@
-"""OpenTelemetry: the trace of a write goes on where its vectors are made.
+"""OpenTelemetry: continue the trace of a write in the worker that makes its vectors.
 
-Off unless ``PGEMBED_TRACING`` is set, and then it needs the extra ``[opentelemetry]``. A
-write within a recording span leaves the span's context on its job; a worker that claims
-the job makes a span of it in that trace.
+Off unless ``PGEMBED_TRACING`` is set, which needs the extra ``[opentelemetry]``. A write
+within a recording span stores the span's context in its job, and the worker that claims the
+job adds a span for it to that trace.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ REMEDY = "Install it: pip install 'pgembed-django[opentelemetry]'."
 
 
 def is_installed() -> bool:
-    """Tell whether the extra is there."""
+    """Tell whether the extra is installed."""
     try:
-        # Other packages share the namespace, so that one alone says nothing.
+        # Not just "opentelemetry", a namespace that other packages share.
         return importlib.util.find_spec("opentelemetry.trace") is not None
     except ModuleNotFoundError:
         return False
 
 
 def install() -> None:
-    """Let every connection from now on carry traces, where the settings say so."""
+    """Let all connections from now on carry traces, if the settings say so."""
     if conf.current().tracing and is_installed():
         connection_created.connect(_wrap, dispatch_uid="pgembed-tracing")
 
 
 def of_worker() -> AbstractContextManager[object]:
-    """Return what makes spans of this process's events, from ``with`` on.
+    """Return a context manager that makes spans of this process's events.
 
     Raises:
         ImproperlyConfigured: the extra is not installed.

@@ -1,7 +1,7 @@
-"""Leave the trace of a write on its job, by way of a setting of the transaction.
+"""Store the trace of a write in its job, by a setting that lasts for the transaction.
 
-The trigger's function reads it. Only statements that may write a watched row, within a
-recording span, cost a further round trip.
+The trigger's function reads the setting. It costs a further round trip, but only for statements
+that may write a watched row, and within a recording span.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ WRITES = r"\s*(?:/\*.*?\*/\s*)*(?:insert|update|merge|with)\b"
 def carry(
     execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
 ) -> Any:
-    """Run a statement; before it, where it may enqueue jobs, tell whose trace they are in.
+    """Run a statement. If it may enqueue jobs, first set the trace that they belong to.
 
-    Django's ``connection.execute_wrapper`` takes it.
+    A wrapper for Django's ``connection.execute_wrapper``.
     """
     traceparent = _traceparent()
     if traceparent is None or not _may_enqueue(sql):
@@ -35,7 +35,7 @@ def carry(
     if not connection.get_autocommit():
         _set(connection, traceparent)
         return execute(sql, params, many, context)
-    # On its own the setting would be gone before the statement.
+    # Without a transaction the setting would be gone before the statement.
     with transaction.atomic(using=connection.alias):
         _set(connection, traceparent)
         return execute(sql, params, many, context)

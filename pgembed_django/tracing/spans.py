@@ -26,7 +26,7 @@ MAX_LINKS = 128
 
 
 class Spans:
-    """Makes spans within ``with``. Jobs that are held at its end have theirs ended."""
+    """Makes spans within ``with``. At its end it ends the spans of jobs that are still held."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("pgembed_django", __version__, provider)
@@ -149,7 +149,7 @@ class Spans:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """Return a span that began so long ago, linked to those of its jobs. To be ended now."""
+        """Return a span that began so many milliseconds ago, linked to the spans of its jobs."""
         spans = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
         return self._tracer.start_span(
             name,

@@ -1,7 +1,7 @@
 """The triggers of one spec: what the users' migrations install.
 
-Each body is one call to a function that our own migration ships: a fat one could
-only be mended by a migration in every user's project.
+Each body is one call of a function in our own migrations: a fault in a longer body could
+only be fixed by a migration in every user's project.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def triggers(watch: Watch) -> Iterator[SpecTrigger]:
-    """Yield every trigger that keeps a spec's vectors true to its table."""
+    """Yield all triggers that keep a spec's vectors in step with its table."""
     inserted = InsertedTogether if watch.is_by_statement else Inserted
     for kind in (inserted, Updated, Left, Deleted, Truncated):
         yield kind(watch)

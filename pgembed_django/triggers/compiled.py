@@ -1,4 +1,4 @@
-"""A trigger as it stands in a user's migration: how it is installed, and found again."""
+"""The trigger class that users' migrations contain: its SQL to install and to drop it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from pgembed_django import postgres, sql
 
 
 class CompiledTrigger(compiler.Trigger):
-    """A trigger as it stands in a migration.
+    """A trigger as a migration contains it.
 
-    pgtrigger drops it from the table by the table's old name, so one would survive
-    RenameModel, and call with a spec and a table that are gone. This one is found by
-    its function, whatever its table is called by now. Undoing such a migration, pgtrigger
-    comes with the old name too early, and with a new db_table before AlterModelTable: that
-    can only be told.
+    pgtrigger drops a trigger by its table's old name, so it would survive RenameModel, and use
+    a spec and a table that are gone. This class finds it by its function, whatever the name of
+    its table. When such a migration is undone, or a db_table changes, pgtrigger installs the
+    trigger before the table has its name: the SQL can only raise an error that says what to do.
     """
 
     MISSING: ClassVar[str] = """
@@ -35,7 +34,7 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
-    # Postgres names the column too, and tells nobody where it would come from.
+    # Postgres would name the column, too, but not say which migration has to create it.
     MISSING_COLUMNS: ClassVar[str] = """
         DO $$
         DECLARE
@@ -82,8 +81,8 @@ class CompiledTrigger(compiler.Trigger):
 
         DROP FUNCTION IF EXISTS {pgid}();
     """
-    # Rows that are written straight into a partition fire no statement trigger of the whole,
-    # those that are written into the whole none of the partition.
+    # A row that is written directly into a partition fires no statement trigger of the parent
+    # table, and one that is written into the parent none of the partition.
     PARTITIONED: ClassVar[str] = """
         DO $$
         BEGIN
@@ -99,12 +98,12 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
-    # With a schema per tenant a row may be written with another tenant's search_path, or
-    # with none: its job belongs beside it all the same.
+    # With a schema per tenant, a row may be written under another tenant's search_path, or an
+    # empty one: its job must go into the row's own schema all the same.
     PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
 
-    # pgtrigger finds out that nothing is ignored by an error that it catches, and each row
-    # pays for that. Where the setting is empty there is nothing to ask.
+    # When nothing is ignored, pgtrigger's check catches an error for each row, which takes time.
+    # So it is skipped while the setting is empty.
     ASKED: ClassVar[re.Pattern[str]] = re.compile(
         r"IF \((\S*_pgtrigger_should_ignore\(TG_NAME\)) IS TRUE\)"
     )
@@ -114,7 +113,7 @@ class CompiledTrigger(compiler.Trigger):
 
     @property
     def install_sql(self) -> str:
-        """Create the function and the trigger."""
+        """The SQL that creates the function and the trigger."""
         table = literal(postgres.quoted_name(self.sql.table))
         pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
         install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
@@ -124,7 +123,7 @@ class CompiledTrigger(compiler.Trigger):
         return refuse + install + pin
 
     def _columns(self) -> str:
-        """Return the columns that its WHEN names, as SQL writes an array of them."""
+        """Return the columns that its WHEN names, as an SQL array."""
         condition = self.TEXT.sub("''", self.sql.kwargs.get("condition") or "")
         quoted = dict.fromkeys(self.WATCHED.findall(condition))
         names = (literal(name.replace('""', '"')) for name in quoted)
@@ -132,15 +131,15 @@ class CompiledTrigger(compiler.Trigger):
 
     @property
     def uninstall_sql(self) -> str:
-        """Drop the trigger and its function."""
+        """The SQL that drops the trigger and its function."""
         return self.DROP.format(pgid=self.sql.pgid)
 
     def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
-        """Return how a migration writes it: by a path that stays."""
+        """Return what a migration writes: an import path that stays valid, and the arguments."""
         _, args, kwargs = super().deconstruct()
         return "pgembed_django.triggers.CompiledTrigger", args, kwargs
 
 
 def literal(value: str | int) -> str:
-    """Return a value as SQL writes it."""
+    """Return a value as an SQL literal."""
     return psycopg_sql.quote(value).strip()

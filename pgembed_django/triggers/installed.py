@@ -1,4 +1,4 @@
-"""Whether the triggers are in the database as they are declared, and fire."""
+"""Check that the triggers are in the database as declared, and fire."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pgembed_django import conditions, database, postgres
 from pgembed_django.triggers.compiled import CompiledTrigger
 from pgembed_django.triggers.kinds import SpecTrigger
 
-# Its comment is the hash of what was installed. It has none where a migration has given one of
-# its columns another type: pgtrigger drops it meanwhile, and puts back all but the comment.
+# A trigger's comment is the hash of its definition. After a migration has changed a column's type
+# it has none: pgtrigger drops the trigger meanwhile, and restores all but the comment.
 INSTALLED = """
     SELECT
         trigger.tgenabled,
@@ -28,12 +28,12 @@ INSTALLED = """
      AND trigger.tgrelid = to_regclass(wanted.rows)
     ORDER BY place
 """
-# With ALWAYS it fires for a replica's rows, too.
+# With ALWAYS a trigger fires for replicated rows, too.
 ALWAYS = "A"
 FIRES = ("O", ALWAYS)
 ENABLE_ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
 
-# Each has a function of its own, which names the spec.
+# Each trigger has its own function, whose body names the spec.
 TABLES_OF = r"""
     SELECT DISTINCT tgrelid::regclass::text
     FROM pg_trigger
@@ -51,9 +51,9 @@ def tables_of(key: str, *, using: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """A trigger as it is in a database, beside how it is declared."""
+    """A declared trigger, with its state in a database."""
 
-    # pgtrigger's annotations say Model where it passes the class: hence Any.
+    # Any, as pgtrigger's annotations say Model where it passes the class.
     model: Any
     trigger: SpecTrigger
     declared: CompiledTrigger
@@ -63,7 +63,7 @@ class Installed:
 
     @property
     def state(self) -> str | None:
-        """What is wrong with it: it is missing, outdated or disabled. None: it is well."""
+        """What is wrong with it: missing, outdated or disabled. None: nothing."""
         if self.definition is None:
             return "missing"
         if self._is_another() or self.is_astray:
@@ -72,22 +72,22 @@ class Installed:
 
     @property
     def is_astray(self) -> bool:
-        """Whether it is as declared, and reads other columns than those it names.
+        """Whether its definition is as declared, but it reads other columns than it names.
 
-        Postgres binds a condition to its columns' numbers. Where a column has taken another's
-        name, the trigger goes on with the one that is now called otherwise.
+        Postgres binds a condition to column numbers. If a column was renamed and another one
+        has its old name by now, the trigger still reads the renamed one.
         """
         if self.definition is None or self._is_another():
             return False
         named = self.declared.sql.kwargs["condition"]
-        # From WHEN on: a schema may be called "old".
+        # Only from WHEN on, because a schema may be called "old".
         _, _, condition = self.definition.partition(" WHEN (")
         return conditions.columns_read(
             condition.rpartition(" EXECUTE ")[0]
         ) != conditions.columns_read(named)
 
     def renew(self, *, using: str) -> None:
-        """Install it again, bound to the columns that have the names now."""
+        """Install it again, so that it reads the columns that have the names now."""
         self.trigger.install(self.model, database=using)
         if self.enabled == ALWAYS:
             statement = sql.SQL(ENABLE_ALWAYS).format(
@@ -101,9 +101,9 @@ class Installed:
 
 
 def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
-    """Return how many triggers of specs are missing, outdated or disabled.
+    """Count the triggers that are missing, outdated or disabled, by spec key and state.
 
-    By the specs' keys. A table that is not there has none of its triggers.
+    If a table does not exist, all its triggers are missing.
     """
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     states = [(one.trigger.watch.key, one.state) for one in _installed(keys, using=using)]
@@ -113,9 +113,9 @@ def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int
 
 
 def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]]:
-    """Return the triggers of specs, by their keys, that read columns of other names.
+    """Return the triggers that read columns of other names, by spec key.
 
-    Not those that do not fire, or that no migration would install there.
+    Leaves out triggers that are disabled, or that no migration would install in this database.
     """
     found: defaultdict[str, list[Installed]] = defaultdict(list)
     for one in _installed(keys, using=using):
@@ -126,7 +126,7 @@ def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]
 
 
 def names(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Return the names that the triggers of specs have in a database, each with its spec's key."""
+    """Return the spec's key and the name in a database of each trigger of the given specs."""
     return [(trigger.watch.key, trigger.get_pgid(model)) for model, trigger in _declared(keys)]
 
 

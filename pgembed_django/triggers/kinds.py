@@ -18,7 +18,7 @@ NAME_LENGTH = pgtrigger.core.MAX_NAME_LENGTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What the triggers of one spec have to know."""
+    """What the triggers of one spec are made of."""
 
     key: str
     name: str
@@ -31,7 +31,7 @@ class Watch:
 
 
 class SpecTrigger(pgtrigger.Trigger):
-    """One of a spec's triggers. ``model`` is the migration's, with names as they are there."""
+    """One of a spec's triggers. ``model`` is the migration's model, with its names then."""
 
     when = pgtrigger.After
     verb: ClassVar[str]
@@ -40,14 +40,14 @@ class SpecTrigger(pgtrigger.Trigger):
         self.watch = watch
         super().__init__(name=trigger_name(self.verb, watch.name))
 
-    # pgtrigger's annotations say Model where it passes the class: hence Any.
+    # Any, as pgtrigger's annotations say Model where it passes the class.
     def compile(self, model: Any) -> CompiledTrigger:
-        """Return what the migration holds."""
+        """Return the trigger that the migration contains."""
         compiled = super().compile(model)
         return CompiledTrigger(name=compiled.name, sql=compiled.sql)
 
     def render_condition(self, model: Any) -> str:
-        """Return the trigger's WHEN, or nothing: it always fires."""
+        """Return the trigger's WHEN clause. Empty: it always fires."""
         clauses = [clause for clause in self.clauses(model) if clause != "TRUE"]
         return "WHEN ({})".format("\nAND ".join(clauses)) if clauses else ""
 
@@ -56,10 +56,11 @@ class SpecTrigger(pgtrigger.Trigger):
         return f"PERFORM {self.call(model)};\nRETURN NULL;"
 
     def render_func(self, model: Any) -> str:
-        """Return the trigger's body. A digest of the columns that its condition reads is in it.
+        """Return the trigger's body, with a digest of the columns that its condition reads.
 
-        Postgres alters and drops no column that a trigger reads. So makemigrations has to take
-        the trigger away before one is changed, and it does so with triggers that change, too.
+        Postgres does not alter or drop a column that a trigger reads: the migration has to drop
+        the trigger first. The digest changes with the columns, so that makemigrations sees a
+        changed trigger, and does that.
         """
         body: str = super().render_func(model)
         read = conditions.declared(self.render_condition(model), model=model)
@@ -67,11 +68,11 @@ class SpecTrigger(pgtrigger.Trigger):
         return f"-- Columns: {digest}\n{body}" if read else body
 
     def clauses(self, model: type[Model]) -> list[str]:
-        """Return what must all be true for the trigger to fire."""
+        """Return the SQL conditions that must all be true for the trigger to fire."""
         raise NotImplementedError
 
     def call(self, model: type[Model]) -> str:
-        """Return the call of our function."""
+        """Return the SQL call of our function."""
         raise NotImplementedError
 
     def _matches(self, model: type[Model], row: conditions.Row) -> str:
@@ -90,7 +91,7 @@ class SpecTrigger(pgtrigger.Trigger):
 
 
 class Inserted(SpecTrigger):
-    """A row came."""
+    """Fires when a row is inserted."""
 
     verb = "insert"
     operation = pgtrigger.Insert
@@ -103,19 +104,19 @@ class Inserted(SpecTrigger):
 
 
 class InsertedTogether(Inserted):
-    """Rows came, with one statement: one call enqueues many of them.
+    """Fires once for each INSERT statement, and enqueues many rows with one call.
 
-    A trigger for each row runs an INSERT into the job table for each. This one has the name of
-    ``Inserted``, so a migration puts it in that one's place.
+    A row trigger runs an INSERT into the job table for each row. This one has the same name as
+    ``Inserted``, so a migration replaces that one by it.
     """
 
     level = pgtrigger.Statement
     referencing = pgtrigger.Referencing(new="inserted")  # type: ignore[no-untyped-call]
-    # Rows to a call: an array of all keys may be larger than what a value may be.
+    # Rows per call: an array of all keys may exceed the size limit of a value.
     PAGE: ClassVar[int] = 10_000
 
     def render_condition(self, model: Any) -> str:
-        """Return nothing: a statement has no row to look at."""
+        """Return an empty string, as a statement trigger has no row to test."""
         return ""
 
     def get_func(self, model: Any) -> str:
@@ -136,7 +137,7 @@ class InsertedTogether(Inserted):
 
 
 class Updated(SpecTrigger):
-    """What is watched of a row changed, or it began to match, or it has another key."""
+    """Fires when a watched field changes, the row begins to match, or its key changes."""
 
     verb = "update"
     operation = pgtrigger.Update
@@ -156,7 +157,7 @@ class Updated(SpecTrigger):
 
 
 class Left(SpecTrigger):
-    """A row no longer matches, or has another key: what is stored of it goes at once."""
+    """Fires when a row no longer matches, or its key changes. Deletes its vectors at once."""
 
     verb = "leave"
     operation = pgtrigger.Update
@@ -172,7 +173,7 @@ class Left(SpecTrigger):
 
 
 class Deleted(SpecTrigger):
-    """A row went."""
+    """Fires when a row is deleted."""
 
     verb = "delete"
     operation = pgtrigger.Delete
@@ -185,7 +186,7 @@ class Deleted(SpecTrigger):
 
 
 class Truncated(SpecTrigger):
-    """All rows went."""
+    """Fires when the table is truncated."""
 
     verb = "truncate"
     level = pgtrigger.Statement
@@ -199,7 +200,7 @@ class Truncated(SpecTrigger):
 
 
 def trigger_name(verb: str, spec_name: str) -> str:
-    """Return a name that pgtrigger takes, unique on the spec's table."""
+    """Return a name that pgtrigger accepts, unique on the spec's table."""
     name = f"pgembed_{verb}_{spec_name}"
     if len(name) <= NAME_LENGTH and re.fullmatch(r"[A-Za-z0-9_]+", name):
         return name

@@ -31,10 +31,10 @@ SILENCE = {
 
 
 def configure_sessions(using: str, *, is_direct: bool = False) -> None:
-    """Make a worker's connections, now and after each reconnect, what the queue counts on.
+    """Set a worker's connections up as the queue requires, now and after each reconnect.
 
-    ``is_direct``: no pooler hands out another session for each transaction, so that what
-    was prepared is still there.
+    ``is_direct``: no pooler in transaction mode is in between, so that prepared statements and
+    settings last as long as the connection.
     """
 
     def configure(connection: BaseDatabaseWrapper, **_: object) -> None:
@@ -64,10 +64,10 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
 
 
 def leave_pool(using: str) -> None:
-    """Open this process's connections by themselves from now on, past Django's pool.
+    """Open this process's connections without Django's connection pool from now on.
 
-    A worker's threads keep theirs. Out of a pool of four, which is the default, they would
-    leave none to the probes and metrics, which wait half a minute for one.
+    A worker's threads keep their connections. They would use up a pool of four, the default,
+    and probes and metrics would wait half a minute for one.
     """
     wrapper: Any = connections[using]
     options = wrapper.settings_dict.get("OPTIONS", {})
@@ -80,12 +80,12 @@ def leave_pool(using: str) -> None:
 
 
 def leave_sessions(using: str) -> None:
-    """Leave the connections that are opened from now on as they are: the worker has ended."""
+    """No longer set up new connections: the worker has ended."""
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
 
 
 def end_sessions(using: str) -> None:
-    """Hang up, so that whoever called the worker does not go on in a session like these."""
+    """Close the connections, so that the caller of the worker does not get their settings."""
     leave_sessions(using)
     wrapper: Any = connections[using]
     wrapper.close()
@@ -94,7 +94,7 @@ def end_sessions(using: str) -> None:
 
 
 def notice_silence(file: int) -> None:
-    """Let waiting on a TCP connection end when the other side is gone."""
+    """Set keep-alives and time-outs, so that waiting on TCP ends when the other side is gone."""
     with socket.socket(fileno=os.dup(file)) as wire:
         if wire.family == socket.AF_UNIX:
             return

@@ -15,7 +15,7 @@ STATM = Path("/proc/self/statm")
 
 
 class Limits:
-    """What a worker may use up before it is recycled. None: as much as it likes."""
+    """What a worker may use up before it is recycled. None: no limit."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Limits:
 
 
 def memory_bytes() -> int:
-    """Return this process's resident memory: now, or its highest where only that is told."""
+    """Return this process's resident memory, or its peak where the system tells only that."""
     import resource
 
     try:

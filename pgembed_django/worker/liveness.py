@@ -27,14 +27,14 @@ WAITED_SECONDS = 1.0
 
 
 class Stuck(NamedTuple):
-    """For how long, and the line of code that the loop is at."""
+    """How long the loop has been stuck, and at which line of code."""
 
     seconds: float
     where: str
 
 
 class Liveness:
-    """Knows when the loop came round last. Asked from other threads."""
+    """Knows when the loop began its last round. Other threads ask it."""
 
     def __init__(
         self, *, stuck_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -46,17 +46,17 @@ class Liveness:
 
     @property
     def age_seconds(self) -> float:
-        """How long ago the loop came round last. Zero before it has begun, and after its end."""
+        """The time since the loop's last round began. Zero before the first and after its end."""
         ticked_at = self._ticked_at
         return 0.0 if ticked_at is None else self._clock() - ticked_at
 
     def tick(self) -> None:
-        """Note that the loop comes round. Called by its own thread."""
+        """Note that a round begins. Called by the loop's own thread."""
         self._loop = threading.get_ident()
         self._ticked_at = self._clock()
 
     def end(self) -> None:
-        """Note that there is no loop any more."""
+        """Note that the loop makes no more rounds."""
         self._ticked_at = None
 
     def stuck(self) -> Stuck | None:
@@ -65,13 +65,13 @@ class Liveness:
         return None if not frames or _waits(frames) else Stuck(self.age_seconds, _where(frames))
 
     def waiting_for_database(self) -> int | None:
-        """Return the loop's thread, if it has waited for an answer for longer than it may."""
+        """Return the loop's thread id, if it waits too long for the database."""
         frames = self._late_frames()
         is_waiting = _is_in_database(frames) and all(_module(one) != LISTENER for one in frames)
         return self._loop if is_waiting else None
 
     def _late_frames(self) -> list[FrameType]:
-        """Return where the loop is, if it has not come round for longer than it may."""
+        """Return the loop's stack, innermost first, if its round takes longer than it may."""
         if not self.stuck_seconds or self.age_seconds <= self.stuck_seconds or self._loop is None:
             return []
         return list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented

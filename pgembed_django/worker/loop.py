@@ -1,4 +1,4 @@
-"""The loop's rounds: take what has come back, claim, do what is due by the clock, and rest."""
+"""The loop's rounds: take results, claim jobs, do what its timers ask for, and rest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LISTENER_SECONDS = 15.0
 
 
 class Loop:
-    """What a worker does over and over, from when it has started until it is stopped.
+    """Makes a worker's rounds, from its start until it is stopped.
 
-    With ``drain`` it neither listens nor rests while nothing is held.
+    With ``drain`` it does not listen, and does not rest while it holds no jobs.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Loop:
         ]
 
     def round(self) -> None:
-        """Go round once. Waits where there is nothing to do."""
+        """Make one round. Waits when there is nothing to do."""
         self.maintenance.check()
         if self._listener.was_lost:
-            self._listening.due_at = 0.0  # just now: listen again at once
-        # Before anything else: what was lost while it was frozen is not worked on.
+            self._listening.due_at = 0.0  # just lost: listen again at once
+        # First of all, so that jobs that were lost during a freeze are not worked on.
         self._heartbeat.run(time.monotonic())
         if self._outage:
-            # What is held, before more is claimed that could not be stored either.
+            # Finish the held jobs first: new ones could not be stored either.
             self.pipeline.storing.begin_anew()
             self.step(claim=False)
             self._awaits_answer = False
-        # With the last jobs on their way, what comes back is first: the row waits for that.
+        # While the last jobs are in flight, results come before claims: their rows wait for them.
         moved = self.step(claim=not self._awaits_answer)
         self._outage.end()
-        # Not sooner: a row that has just come waits for none of them.
+        # After the step: a new row must not wait for a timer.
         now = time.monotonic()
         for timer in self._timers:
             timer.run(now)
@@ -90,20 +90,20 @@ class Loop:
             self._recruit(now)
 
     def step(self, *, claim: bool = True) -> bool:
-        """Take the pipeline one step further. Tells whether anything has moved."""
+        """Let the pipeline do one step. Tells whether it did anything."""
         return self.pipeline.step(claim=claim and not self._stopping.asked)
 
     def add_up(self) -> None:
-        """Add what was counted to the sums by the minute."""
+        """Write the counts to the sums per minute."""
         self.pipeline.holding.tally.flush(using=self._using)
 
     def _report(self) -> None:
         self.presence.report(self.pipeline)
 
     def _sleep(self) -> bool:
-        """Wait until something may have moved: an answer, a nudge, a timer, a signal.
+        """Wait until there may be something to do: an answer, a nudge, a timer or a signal.
 
-        Tells whether something has been moved already.
+        Tells whether a step has done something already.
         """
         timeout = self._timeout()
         if self._stopping.asked or not self.pipeline.claiming.wanted:
@@ -121,16 +121,16 @@ class Loop:
         ]
         text_due = self.pipeline.early_text.due_seconds()
         if text_due is not None:
-            # It is overdue where an open writer holds the job.
+            # Overdue means that an open writer has locked the job.
             waits.append(text_due if text_due > 0 else self._rest.busy_look())
         if self.pipeline.holding.is_blocked and not self.pipeline.storing.is_at_work:
             waits.append(self._rest.busy_look())
         return max(0.0, min(waits))
 
     def _recruit(self, now: float) -> None:
-        """Call the workers that sleep, where there is more to do than one claim takes.
+        """Wake the workers that sleep, if there are more jobs than one claim takes.
 
-        The reconciler and the reaper do not notify, nor do writers while a worker is awake.
+        The reconciler and the reaper do not notify, and writers do not while a worker is awake.
         """
         if self.pipeline.claiming.has_more and now >= self._recruited_at + RECRUIT_SECONDS:
             self._recruited_at = now

@@ -1,4 +1,4 @@
-"""The database is away or unwell. What is held stays held; we look again, ever more slowly."""
+"""Outages of the database. The worker keeps its jobs, and retries with backoff."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pgembed_django import events, faults
 
 
 class Outage:
-    """Whether there is one, and how long the wait before the next look is."""
+    """Knows whether the database is away, and how long to wait before the next try."""
 
     def __init__(self, *, using: str) -> None:
         self.using = using
@@ -19,7 +19,7 @@ class Outage:
         return self.seconds > 0
 
     def note(self, error: Exception) -> None:
-        """Note that the database is away. The wait gets longer each time."""
+        """Note that the database is away. Makes the wait longer each time."""
         self.seconds = faults.longer(self.seconds)
         if faults.is_of_the_server(error):
             reason = faults.said(error)
@@ -29,7 +29,7 @@ class Outage:
         connections[self.using].close()
 
     def end(self) -> None:
-        """Note that the database has answered, and say so where it had been away."""
+        """Note that the database has answered. Logged if it was away."""
         if self:
             self.seconds = 0.0
             events.tell(events.DATABASE_BACK)

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.1
 
 
 def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
-    """Follow renamings, open the spaces, and tell of triggers that do not fire."""
+    """Advance sequences, follow renamings, open spaces, and log triggers that are amiss."""
     numbering.catch_up(using=using)
     # Not sooner: a space that is opened for the new name would take the former one's place.
     until = time.monotonic() + FOLLOW_SECONDS

@@ -1,4 +1,4 @@
-"""The row by which the admin knows that a worker lives, and what it has done and holds."""
+"""The row that shows the admin that a worker lives, and what it holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Presence:
         row = WorkerRow(
             host=socket.gethostname(), pid=os.getpid(), version=__version__, specs=list(specs)
         )
-        # Without signals: what their receivers do is not to end the worker.
+        # bulk_create() sends no signals: an error in a receiver must not end the worker.
         [self.row] = WorkerRow.objects.using(using).bulk_create([row])
         self._told = 0
         self._told_at = time.monotonic()
@@ -33,7 +33,7 @@ class Presence:
         return str(self.row)
 
     def report(self, pipeline: Pipeline) -> None:
-        """Tell that this worker lives."""
+        """Update the row, and log the progress."""
         state = {
             "last_seen_at": Now(),
             "holds": len(pipeline.holding.units),
@@ -52,17 +52,17 @@ class Presence:
         self._tell(pipeline.completed, holds=len(pipeline.holding.units))
 
     def end(self) -> None:
-        """Leave."""
+        """Delete the row."""
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
 
     def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
-        """JSON escapes what is not ASCII, and only UTF-8 has a character for each escape."""
+        """Return the reasons as jsonb can store them: only in UTF-8 it takes every escape."""
         if postgres.encoding(self.using) == "UTF8":
             return reasons
         return {what: encodable(why, "ascii") for what, why in reasons.items()}
 
     def _tell(self, completed: int, *, holds: int) -> None:
-        """Tell the log how many units were completed since the last time, if any."""
+        """Log how many units were completed since the last call, if any."""
         rows, seconds = completed - self._told, time.monotonic() - self._told_at
         if rows:
             events.tell(events.WORKER_PROGRESS, rows=rows, seconds=seconds, holds=holds)

@@ -1,4 +1,4 @@
-"""Whether a worker is at work: connected, listening, and on the tables it was written for."""
+"""Whether a worker is ready: connected, listening, and all its migrations are applied."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Readiness:
-    """Asked from other threads, with a connection of their own."""
+    """Tells whether a worker is ready. Other threads ask it, with connections of their own."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._is_migrated = False
 
     def missing(self) -> list[str]:
-        """Return why the worker is not ready, in words. Empty: it is."""
+        """Return the reasons why the worker is not ready. Empty: it is."""
         return list(self._missing())
 
     def _missing(self) -> Iterator[str]:

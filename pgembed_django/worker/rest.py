@@ -27,7 +27,7 @@ STANDBY_SECONDS = 0.5
 
 
 class Rest:
-    """Waits on the listener, on answers of the providers, on signals, and on the time."""
+    """Waits for the listener, answers of providers, signals, and time-outs."""
 
     def __init__(self, settings: conf.Settings) -> None:
         self._settings = settings
@@ -43,12 +43,12 @@ class Rest:
             self._sender.send(b"!")
 
     def moved(self, *, is_waiting: bool) -> None:
-        """Begin anew: there was something to do."""
+        """Poll at short intervals again, as there was something to do."""
         self._look_seconds = WAITING_LOOK_SECONDS if is_waiting else FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
 
     def busy_look(self) -> float:
-        """Return when to look again at what a writer holds: soon, then ever later."""
+        """Return the seconds until the next look at what a writer has locked. Doubles each time."""
         seconds = self._busy_seconds
         self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
         return seconds
@@ -61,9 +61,9 @@ class Rest:
         step: Callable[[], bool],
         timeout: float,
     ) -> bool:
-        """Wait for new jobs, or for anything else that may have moved, up to ``timeout``.
+        """Wait for new jobs, or for anything else to do, up to ``timeout`` seconds.
 
-        Tells whether a ``step`` on watch has moved something already.
+        Tells whether a ``step`` on watch has done something already.
         """
         moved = False
         if self._look_seconds <= LAST_LOOK_SECONDS:
@@ -89,7 +89,7 @@ class Rest:
         return moved
 
     def wait(self, listener: Listener, seconds: float) -> None:
-        """Wait until woken or nudged."""
+        """Wait until woken or nudged, for so many seconds at most."""
         sockets: list[socket.socket | Listener] = [self._receiver]
         if listener.is_up:
             sockets.append(listener)
@@ -101,7 +101,7 @@ class Rest:
             self._look_seconds = FIRST_LOOK_SECONDS
 
     def close(self) -> None:
-        """Let go of the sockets."""
+        """Close the sockets."""
         self._receiver.close()
         self._sender.close()
 

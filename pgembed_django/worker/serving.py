@@ -1,6 +1,6 @@
-"""A port for probes and metrics. Whatever is asked of it, the worker goes on.
+"""An HTTP port for probes and metrics. No request to it can stop the worker.
 
-It is for the inside of a cluster: plain HTTP, no password, nothing that changes anything.
+It is for use inside a cluster: plain HTTP, no password, and nothing that changes anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 10.0
 
 
 class Answer(NamedTuple):
-    """What is sent back."""
+    """An HTTP response."""
 
     body: str | bytes
     status: int = HTTPStatus.OK
@@ -33,10 +33,10 @@ Page = Callable[[str], Answer]
 
 
 class Server:
-    """Serves pages by their path, from ``with`` on. Bound when it is made.
+    """Serves pages by their path, within ``with``. It binds the port when it is created.
 
     Raises:
-        OSError: the address is in use, or not this machine's.
+        OSError: the address is in use, or does not belong to this machine.
     """
 
     def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on, also where any was asked for."""
+        """The port it listens on, also where it was given port 0."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Server:
@@ -73,7 +73,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Called by socketserver with what a request has raised."""
+        """Log what a request has raised. Called by socketserver."""
         error = sys.exception()
         events.tell(events.PAGE_FAILED, error=f"{type(error).__name__}: {error}")
 
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = PATIENCE_SECONDS
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer with the page of this path."""
         page = self.server.pages.get(urlsplit(self.path).path.rstrip("/") or "/")
         if page is None:
             paths = " ".join(self.server.pages)
@@ -104,8 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def version_string(self) -> str:
-        """Say nothing of the interpreter."""
+        """Return a name without the version of the interpreter."""
         return "pgembed"
 
     def log_message(self, *_: object) -> None:
-        """A probe every few seconds is not worth a line."""
+        """Log nothing: there is a probe every few seconds."""

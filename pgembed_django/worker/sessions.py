@@ -73,14 +73,14 @@ Backend = tuple[int, Any]
 
 
 class Session(NamedTuple):
-    """Which backend a connection has, and which thread it belongs to."""
+    """The backend of a connection, and the thread that uses it."""
 
     backend: Backend
     thread: int
 
 
 class Sessions:
-    """The sessions of one alias in this process. ``cut_silent`` may be called by any thread."""
+    """The sessions of one alias in this process. Any thread may cut or cancel them."""
 
     def __init__(self, *, using: str) -> None:
         self.using = using
@@ -88,20 +88,20 @@ class Sessions:
         self._lock = threading.Lock()
 
     def watch(self) -> None:
-        """Know the connection of this thread, and those that are opened from now on."""
+        """Register this thread's connection, and all that are opened from now on."""
         connection_created.connect(self._learn, dispatch_uid=self._uid)
         if connections[self.using].connection is not None:
             self._learn(connections[self.using])
 
     def end(self) -> None:
-        """Know no more of them."""
+        """No longer register new connections."""
         connection_created.disconnect(dispatch_uid=self._uid)
 
     def cut_silent(self, thread: int, *, seconds: float) -> int:
-        """Cut what is idle or gone on the server, if the session that a thread waits for is.
+        """Cut all connections whose session is idle or gone, if the one of the given thread is.
 
-        ``seconds``: for how long it has been idle at the least. Returns how many were cut:
-        none where the server cannot be asked, which is sat out.
+        ``seconds``: how long a session must have been idle. Returns how many were cut. None are
+        cut if the server cannot be asked: that is an outage, to be waited out.
         """
         with self._lock:
             known = dict(self._sessions)
@@ -119,9 +119,9 @@ class Sessions:
         return len(silent)
 
     def cancel_waiting(self, *, seconds: float) -> int:
-        """Cancel what has waited for a table, or a standby, for so long.
+        """Cancel statements that have waited for a table lock or a standby for so many seconds.
 
-        Returns how many statements were.
+        Returns how many were canceled.
         """
         with self._lock:
             backends = {session.backend for session in self._sessions.values()}
@@ -163,6 +163,6 @@ class Sessions:
 
 
 def _cut(connection: psycopg.Connection[Any]) -> None:
-    """Let whoever waits for it find the connection at its end."""
+    """Shut the socket down, so that a thread that waits on it gets an error."""
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as one:
         one.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT ask a worker to stop."""
+"""Let SIGTERM and SIGINT ask a worker to stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at each of them. Only the main thread is told of signals."""
+    """Call ``stop`` at each such signal. Does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,11 +17,11 @@ class Stopping:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the grace is over, or there is none."""
+        """Whether the grace period is over, or was cut short by a second request."""
         return self.asked > 1 or self.grace_left() <= 0
 
     def ask(self) -> None:
-        """Ask once more: from the first time on there is grace for what is in flight.
+        """Ask the worker to stop. The first call starts the grace period for what is in flight.
 
         May be called from any thread, or from a signal handler.
         """
@@ -29,9 +29,9 @@ class Stopping:
         self.asked += 1
 
     def begin(self) -> None:
-        """Note that the loop has heard of it."""
+        """Note that the loop has begun to stop."""
         self.has_begun = True
 
     def grace_left(self) -> float:
-        """Return how many seconds of the grace are left. Before that: infinitely many."""
+        """Return the seconds left of the grace period: infinitely many until ``ask`` is called."""
         return self._since + self._grace_seconds - time.monotonic()

@@ -1,4 +1,4 @@
-"""A tick that is due every so many seconds."""
+"""A function that is due every so many seconds."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Timer:
     def run(self, now: float) -> None:
         if self.seconds and now >= self.due_at:
             self.tick()
-            # Only now: a tick that met a lost database is tried again at once.
+            # After the tick: one that the database's loss has interrupted is tried again at once.
             self.due_at = now + self.seconds

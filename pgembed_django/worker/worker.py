@@ -63,7 +63,7 @@ class Worker:
         self._has_reconciled = False
 
     def run(self) -> int:
-        """Work. Returns how many units were stored.
+        """Run until the end. Returns how many units were stored.
 
         Raises:
             MaintenanceDied: a thread of the maintenance ended with an error.
@@ -98,26 +98,26 @@ class Worker:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the database was away when it was last asked."""
+        """Whether the database did not answer the last time."""
         return bool(self._outage)
 
     @property
     def is_deaf(self) -> bool:
-        """Whether it ought to hear notifications, and does not."""
+        """Whether it should hear notifications, but does not listen."""
         return self.settings.notify and not self.drain and not self.listener.is_up
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it should have ended by now: whatever it waits for is in vain."""
+        """Whether it should have ended by now, so that its waits may be canceled."""
         return self.is_asked_to_stop and (self._pipeline is None or self._stopping.is_overdue)
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether a person, a signal or a limit has it end."""
+        """Whether a person, a signal or a limit has asked it to end."""
         return self._stopping.asked > 0
 
     def stop(self) -> None:
-        """Stop after what is in flight; asked twice, at once."""
+        """Stop after what is in flight, or at the second call at once."""
         self._stopping.ask()
         self.wake()
 
@@ -126,7 +126,7 @@ class Worker:
         self._rest.wake()
 
     def _begin(self) -> Loop | None:
-        """Start as soon as the server lets us. None: we were stopped before."""
+        """Start as soon as the server allows it. None: the worker was stopped before."""
         while not self.is_asked_to_stop:
             try:
                 return self._start()
@@ -198,7 +198,7 @@ class Worker:
         )
 
     def _is_drained(self, loop: Loop) -> bool:
-        """Whether nothing is left that can be done now."""
+        """Tell whether nothing is left that can be done now."""
         if not loop.pipeline.holding.is_empty:
             return False
         if loop.step() or self.is_asked_to_stop or not loop.pipeline.holding.is_empty:
@@ -220,7 +220,7 @@ class Worker:
                 raise error
 
     def _sit_out(self, error: Exception) -> None:
-        """Wait, ever longer. Whoever stops the worker need not wait for that."""
+        """Wait out an outage with backoff. A request to stop ends the wait."""
         self._outage.note(error)
         seconds = BUSY_LOOK_SECONDS if self._stopping.has_begun else self._outage.seconds
         until, asked = time.monotonic() + seconds, self._stopping.asked
@@ -229,14 +229,14 @@ class Worker:
             self._rest.wait(self.listener, left)
 
     def _try_later(self, error: Exception) -> None:
-        """Something took too long. Not at once again; in fewer rows, where it was many."""
+        """Wait a moment after something took too long. Then it is tried with fewer rows."""
         events.tell(events.STATEMENT_CANCELED, error=str(error))
         if faults.is_lost_connection(error):
             connections[self.using].close()
         self._rest.wait(self.listener, CANCELED_SECONDS)
 
     def _end(self, loop: Loop) -> None:
-        """Leave nothing leased. The leases first: the rest may take its time."""
+        """Release all jobs, then close the rest, which may take longer."""
         self.is_running = False
         self.liveness.end()
         with suppress(DatabaseError, InterfaceError):

@@ -19,7 +19,7 @@ FIRST_LINE = re.compile(
 BOUND = re.compile(r"\A\(\$\w+(?:, /)?(?:, )?")
 
 
-# Types that only come to light as the type of something.
+# Types that are no module's attribute: they are found as the type of a value.
 NAMELESS = {
     re: ["Pattern", "Match"],
     types: [name for name in types.__all__ if name.endswith("Type")],
@@ -30,7 +30,7 @@ def read(name: str, module: ModuleType) -> Module:
     """Return the classes and functions of ``module``. A second name of one is an alias."""
     read = Module(name, docstring=inspect.cleandoc(module.__doc__ or ""))
     names: dict[int, str] = {}
-    # SocketType is socket: the object knows its own name, so that one comes first.
+    # SocketType is socket: the name that the object itself has comes first.
     own_name_first = sorted(
         vars(module).items(),
         key=lambda item: (getattr(item[1], "__name__", "") != item[0], item[0]),

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-# Jokes, applications, tests, generated tables, and what is gone from newer versions.
+# Jokes, applications, tests, generated tables, and modules that newer versions lack.
 LEFT_OUT = """
     this antigravity idlelib turtledemo test lib2to3 distutils ensurepip pydoc_data
     encodings ntpath nturl2path nt msilib winreg winsound msvcrt readline

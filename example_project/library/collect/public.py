@@ -1,4 +1,4 @@
-"""Give everything its name, once. Pure.
+"""Give each definition one name. Pure.
 
 ``unittest.TestCase`` is written in ``unittest.case``, ``collections.deque`` in
 ``_collections``: a definition goes by the shortest public name it can be imported
@@ -33,7 +33,7 @@ class _Naming:
             title = DOCUMENTED_AS.get(name, name) or name
             if docstring := self.modules[name].docstring:
                 found[title] = Documented(title, "module", _top(title), "", docstring)
-        # Public names first: they take the methods of their private bases along.
+        # Public names first: the methods of their private bases are named after them.
         for origin, dotted in sorted(
             self.names.items(), key=lambda item: (not is_public(item[1]), item[1])
         ):

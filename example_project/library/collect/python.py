@@ -59,7 +59,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _keep_better(found: dict[str, Definition], new: Definition) -> None:
-    """Of several definitions of a name, such as setters and fallbacks, keep the documented one."""
+    """Keep the documented one of several definitions of a name, such as setters and fallbacks."""
     if new.name not in found or (new.docstring and not found[new.name].docstring):
         found[new.name] = new
 

@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.5
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 TOGETHER = (
-    # option, another one, whether it needs the other one or cannot bear it
+    # An option, another one, and whether the first needs the other (True) or excludes it.
     ("price", "dry_run", True),
     ("inline", "no_wait", False),
     ("dry_run", "inline", False),
@@ -172,13 +172,13 @@ class Command(EmbedCommand):
                 if step.is_last:
                     break
                 in_vain = in_vain + 1 if step.is_in_vain else 0
-                # Each of them was asked for once at the least.
+                # Each row was tried once at least.
                 if in_vain >= max(TRIES, -(-len(backfill.left) // limit)):
                     break
-                # Most writers have soon ended.
+                # Most writers commit soon.
                 self._rest(LOOK_SECONDS if in_vain else step.enqueued / rate if rate else 0)
             self._warn(backfill, options)
-            # Also those that are at work: a worker in this process would end before they do.
+            # Running jobs too: a worker in this process would be stopped before they end.
             while not options["no_wait"] and (unfinished := backfill.unfinished):
                 progress.show(looked_at - unfinished)
                 self._rest(LOOK_SECONDS)
@@ -218,7 +218,7 @@ class Command(EmbedCommand):
 
 
 def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
-    """Raise rather than leave an option out of account."""
+    """Raise for options that exclude each other, rather than ignore one."""
     for name, other, needs in TOGETHER:
         if options[name] and bool(options[other]) != needs:
             one, two = (f"--{word.replace('_', '-')}" for word in (name, other))
@@ -229,7 +229,7 @@ def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
 
 
 def lookup(value: str) -> tuple[str, Any]:
-    """Parse FIELD=VALUE. Django makes the value what the field holds."""
+    """Parse FIELD=VALUE. Django converts the value to the field's type."""
     name, equals, text = value.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")

@@ -1,4 +1,4 @@
-"""``manage.py embed_dismiss``: put failures aside without trying their rows again."""
+"""``manage.py embed_dismiss``: dismiss failures without retrying them."""
 
 from __future__ import annotations
 

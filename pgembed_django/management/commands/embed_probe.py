@@ -1,4 +1,4 @@
-"""``manage.py embed_probe``: ask the providers whether they are well, and how fast."""
+"""``manage.py embed_probe``: test whether the providers answer, and how fast."""
 
 from __future__ import annotations
 

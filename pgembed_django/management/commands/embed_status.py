@@ -1,4 +1,4 @@
-"""``manage.py embed_status``: whether search is fresh, what waits, and what fails."""
+"""``manage.py embed_status``: show whether search is fresh, what waits, and what fails."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Command(EmbedCommand):
         chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
         if options["watch"] is None:
             self._look(chosen, options)
-        # Ctrl-C is how watching ends.
+        # Ctrl-C ends --watch.
         with suppress(KeyboardInterrupt):
             while options["watch"] is not None:
                 self._look(chosen, options)
@@ -79,7 +79,7 @@ class Command(EmbedCommand):
             message = f"Cannot look into the database {self.using!r}: {faults.said(error)}"
             if options["watch"] is None:
                 raise CommandError(message, returncode=CANNOT_START) from error
-            # It may be back when the next look is due.
+            # The database may be back at the next look.
             connections[self.using].close_if_unusable_or_obsolete()
             self.stderr.write(message)
             return
@@ -118,7 +118,7 @@ class Command(EmbedCommand):
 
 
 def in_utc(moment: datetime) -> str:
-    """Return a time as JSON tells it. A naive one is the project's, which has USE_TZ off."""
+    """Return a time in UTC, for JSON. With USE_TZ off it is naive, in the project's time zone."""
     aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
     return str(aware.astimezone(UTC))
 

@@ -218,7 +218,7 @@ class Command(EmbedCommand):
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
 
     def _end_before_the_process(self, worker: Worker) -> None:
-        """The reloader ends the process from the main thread. The leases are given back first."""
+        """Stop the worker before the reloader ends the process, so that it releases its leases."""
         thread = threading.current_thread()
 
         def end() -> None:
@@ -229,7 +229,7 @@ class Command(EmbedCommand):
         atexit.register(end)
 
     def _log(self, verbosity: int) -> None:
-        """Write the log where a person sees it, unless LOGGING says what is to become of it."""
+        """Log to the terminal, unless LOGGING has a handler for it."""
         logger = logging.getLogger("pgembed_django")
         if not logger.hasHandlers():
             handler = logging.StreamHandler(self.stderr)
