@@ -30,10 +30,9 @@ def test_without_notifications_rows_are_found_by_polling(start_worker):
 
     for number in range(3):
         wait_until(is_polling)
+        assert not is_asleep()  # on watch, that is: writers are spared the notification
         note = Note.objects.create(body=f"note {number}")
         wait_until(lambda note=note: is_embedded(note), seconds=3)
-
-    assert not is_asleep()  # on watch, that is: writers are spared the notification
 
 
 def test_a_listener_whose_backend_is_terminated_listens_again_at_once(start_worker):
