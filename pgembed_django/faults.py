@@ -1,4 +1,4 @@
-"""What is wrong, by the SQLSTATE of an error: whose fault it is, and whether trying again helps."""
+"""Tell from an error's SQLSTATE whose fault it is, and whether trying again helps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psycopg
 from django.apps import apps
 from django.db import DatabaseError, InterfaceError
 
-# In SQLSTATE. The first two end the session, so that it is lost.
+# SQLSTATEs. The first two end the session, so the connection is lost.
 IDLE_TIMEOUT = "25P03"
 TRANSACTION_TIMEOUT = "25P04"
 TOO_MANY_CONNECTIONS = "53300"
@@ -26,8 +26,8 @@ NOT_SUPPORTED = "0A000"
 KEPT_PLAN_CHECK = "RevalidateCachedQuery"
 """The server's function that refuses a prepared statement whose columns have other types now."""
 
-# The server tells a table's name in its sentence only, in the language it was set to: one in
-# quotes is taken as it is, and all other words as if they were names.
+# Only the server's message contains a table's name, and in the server's language: so a quoted name
+# is taken as it is, and every other word as if it were a name.
 NAME = re.compile(r'"([^"]+)"|([\w.$]+)')
 UNDEFINED_COLUMN = "42703"
 OUR_FUNCTION = re.compile(r"pgembed_\w+_v\d+")
@@ -37,8 +37,11 @@ MAX_OUTAGE_SECONDS = 30.0
 
 
 EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What is to end more than one row. All else is an error of what was called for it: a panic in
-Rust, where tokenizers are written, is no ``Exception``."""
+"""Exceptions that are never taken for the failure of one row.
+
+Every other ``BaseException`` is, where user code raises it: a panic in Rust, in which tokenizers
+are written, is no ``Exception``.
+"""
 
 
 class Unreadable(Exception):
@@ -49,18 +52,17 @@ class Fault(enum.Enum):
     """Whose fault an error is."""
 
     TOO_SLOW = enum.auto()
-    """A statement, its wait for a lock outside ``giving_way``, or a transaction as a whole took
-    longer than a time-out allows, or was canceled by hand. Fewer rows may do."""
+    """A statement or transaction ran into a time-out, or was canceled by hand. Try fewer rows."""
     OUTAGE = enum.auto()
-    """Nobody's: the connection is gone, or the server is unwell. Later again."""
+    """The connection is gone, or the server is unwell. Try again later."""
     SCHEMA = enum.auto()
-    """A spec's table is not as the statement has it, or not for this role."""
+    """A spec's table differs from what the statement expects, or this role may not use it."""
     OURS = enum.auto()
-    """One of our own tables is not: the worker can do nothing, for any spec."""
+    """The same of one of our own tables: the worker can do nothing, for any spec."""
     VALUE = enum.auto()
-    """A value's: it is damaged, or the rows hold too much at once. Fewer rows may do."""
+    """A value is damaged, or the rows are too large together. Try fewer rows."""
     OTHER = enum.auto()
-    """As far as anybody knows, a row's."""
+    """Probably the fault of one row."""
 
 
 def of(error: Exception) -> Fault:
@@ -110,7 +112,7 @@ def is_lost_connection(error: BaseException) -> bool:
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
     return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
-        # Connections, and what ends them. 57014 cancels a statement only.
+        # Connection errors, and what ends connections. 57014 only cancels a statement.
         not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
     )
 

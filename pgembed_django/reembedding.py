@@ -1,4 +1,4 @@
-"""Embed units anew though their text is the same, as a person asked: after a mended provider."""
+"""Embed units anew at a person's request, though their text is the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_ONCE = 50
 """Units in one transaction, whose jobs a writer may have to wait for."""
 
 MAX_BUSY = 20
-"""After so many waits for open writers ``reembed`` leaves the rest."""
+"""How many waits for open writers ``reembed`` makes before it leaves the rest."""
 
 
 class Reembedded(NamedTuple):
@@ -41,7 +41,7 @@ def reembed(
     pieces = deque(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE))
     enqueued, waits = 0, 0
     busy: list[str] = []
-    # All pieces first, then the halves of those that were busy.
+    # First all pieces, then the halves of the busy ones.
     while pieces:
         piece = pieces.popleft()
         if waits < MAX_BUSY and _reembed(spec, piece, using=using, kind=kind, wait=wait):
@@ -62,7 +62,7 @@ def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wa
     """Enqueue all of these units, or return False if an open writer has locked one."""
     try:
         with database.giving_way(using, wait=wait):
-            # First the pending jobs, like a deleter, so that nobody starts meanwhile.
+            # The pending jobs first, as a delete does, so that no worker starts one meanwhile.
             jobs.enqueue_again(spec, source_pks, kind=kind, using=using)
             store.outdate(spec, source_pks, using=using)
     except database.Busy:

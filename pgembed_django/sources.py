@@ -22,10 +22,10 @@ Row = tuple[str, models.Model]
 Digests = dict[str, bytes]
 
 UNITS: Final[list[str]] = []
-"""Stands for the units that are asked for, in a statement that is compiled once."""
+"""Placeholder for the units, among the parameters of a statement that is compiled once."""
 
 ROOM: Final = object()
-"""Stands for how many bytes they may have together."""
+"""Placeholder for how many bytes their texts may have in total."""
 
 Compiled = tuple[str, Sequence[Any]]
 """A statement, and its parameters."""

@@ -12,7 +12,7 @@ from psycopg import sql
 from pgembed_django import database
 from pgembed_django.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
 
-# What proves that a job is still the claim's, from ``Claim.fence``.
+# Proves that a job still belongs to the claim. Its parameters are ``Claim.fence``.
 OURS = """
         job.id = %(id)s
     AND job.claims = %(token)s
@@ -42,7 +42,7 @@ def filled(statement: str) -> str:
     return statement.replace("{ours}", OURS.strip()).replace("{columns}", COLUMNS.strip())
 
 
-# How every claim begins: which jobs, each one says. ``claims`` reads what it returns.
+# How every claim begins; each adds which jobs it takes. ``claims`` reads what it returns.
 START = """
     UPDATE pgembed_job AS job
     SET
@@ -111,7 +111,7 @@ TAKEN = """,
     )
 """
 
-# Not by a join, which may be planned to read all jobs: the plan is kept.
+# Not a join: its plan may read all jobs, and plans are kept.
 CHOSEN = "WHERE job.id = ANY(ARRAY(SELECT id FROM taken))"
 IN_ORDER = filled("""
     SELECT {columns}
@@ -148,16 +148,16 @@ class Lease(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A job that a worker holds. ``token`` is its count of claims: a later one has a higher one.
+    """A job that a worker holds. ``token`` counts its claims, so a later claim has a higher one.
 
-    ``started_at`` fences too: a table that was truncated may number its jobs anew, and give a
-    later claim the same id and token.
+    ``started_at`` is part of the fence, too: after a TRUNCATE that restarts the ids, a later
+    claim may have the same id and token.
     """
 
     id: int
     token: int
     started_at: str
-    """As Postgres writes it: it is only handed back. So is ``run_at``."""
+    """As Postgres writes it, because it is only sent back. The same goes for ``run_at``."""
     spec: str
     source_pk: str
     kind: str
@@ -212,7 +212,7 @@ def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
 def _claim(
     statement: str, wanted: dict[str, Any], *, limit: int, lease: Lease, using: str
 ) -> list[Claim]:
-    # Where a crash of the server takes a claim back, it is not ours any more: see ``Claim``.
+    # Without a flush a crash of the server may undo a claim. Then the fence no longer matches.
     started = database.by_kept_plan(
         using,
         _with_limit(statement, limit),

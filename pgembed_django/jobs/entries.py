@@ -1,4 +1,4 @@
-"""Add the jobs of gaps, for the reconciler and backfills. What a person asks for: ``triage``."""
+"""Add jobs for gaps, for the reconciler and backfills. Requests of people are in ``triage``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pgembed_django import database
 from pgembed_django.jobs.lanes import priority_of
 
 MAX_BUSY = 20
-"""After so many brief waits for open writers ``enqueue`` leaves the rest.
+"""How many brief waits for open writers ``enqueue`` makes before it leaves the rest.
 
-It may run in a transaction, and then other writers wait for what it has added.
+It may run in a transaction, and then other writers wait for the jobs that it has added.
 """
 
 # In key order, like every other writer of several jobs.

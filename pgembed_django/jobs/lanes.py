@@ -1,7 +1,7 @@
 """Lanes: a spec's jobs of one priority. A claim walks each of them in the order of ``run_at``.
 
-At the head of a lane lie the index entries of what was done since the last VACUUM, and a claim that
-begins there reads over them. One that goes on where another has ended does not.
+At the head of a lane lie the index entries of jobs that have ended since the last VACUUM. A claim
+that begins there has to skip them. One that goes on where the last claim ended does not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pgembed_django.models import Job
 
-# Writes and people first. A spec's own priority, -100 to 100, is added.
+# Writes and requests of people come first. The spec's own priority, -100 to 100, is added.
 LANES = {
     Job.Kind.WRITE: 0,
     Job.Kind.MANUAL_RETRY: 0,
@@ -19,7 +19,7 @@ LANES = {
     Job.Kind.BACKFILL: -2000,
 }
 
-# Found by jumping along the index, from one priority to the next. Each from its head.
+# Finds lanes by jumping along the index from one priority to the next. Each begins at its head.
 # ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
 EVERY_LANE = """
     WITH RECURSIVE found AS (
@@ -54,7 +54,7 @@ EVERY_LANE = """
     )
 """
 
-# Those that are given, each from where it is to be gone on with.
+# The given lanes, each from the place where the claim has to go on.
 GIVEN_LANES = """
     WITH lane AS (
         SELECT spec, priority, after_run_at, after_id
@@ -69,12 +69,12 @@ GIVEN_LANES = """
 
 
 class Lane(NamedTuple):
-    """A lane, and the last job in it that was claimed. By default none: from its head."""
+    """A lane, and the last job that was claimed in it. By default none: it begins at its head."""
 
     spec: str
     priority: int
     run_at: str = "-infinity"
-    """As Postgres writes it: it is only handed back."""
+    """As Postgres writes it, because it is only sent back."""
     id: int = 0
 
 
@@ -89,7 +89,7 @@ def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:
     return {
         "specs": [lane.spec for lane in lanes],
         "priorities": [lane.priority for lane in lanes],
-        # As one literal, which is text to the driver.
+        # As one array literal, so that the driver need not adapt each element.
         "run_ats": "{" + ",".join(f'"{lane.run_at}"' for lane in lanes) + "}",
         "ids": [lane.id for lane in lanes],
     }

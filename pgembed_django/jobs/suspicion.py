@@ -1,7 +1,8 @@
-"""Suspicious jobs go alone: a suspect, which a worker died with, and a doubtful one.
+"""Claim suspicious jobs alone: suspects, with which a worker died, and doubtful ones.
 
-With the latter a provider went down. Of these one at a time among all workers, so that one
-that goes down again has one culprit. It may have been an outage, and none of them crashes it.
+With a doubtful job, a provider went down. All workers together run one of these at a time, so
+that if the provider goes down again, the culprit is known. It may also have been an outage that
+none of them caused.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SUSPECT = """
 """
 CLAIM_SUSPECT = START + SUSPECT + STARTED
 
-# In a statement of its own: the claim must see what the one before has committed.
+# In a statement of its own: the claim after it must see what the last holder has committed.
 TRY_LOCK = """
     SELECT pg_try_advisory_xact_lock(
         hashtextextended('doubtful', 'pgembed_job'::regclass::oid::bigint)
@@ -69,7 +70,7 @@ DOUBTFUL = """
 """
 CLAIM_DOUBTFUL = START + DOUBTFUL + STARTED
 
-# The plan is kept, so: in the order of the partial index, which no other index has.
+# ORDER BY is for the plan, which is kept: only the partial index has this order.
 DUE = """
     EXISTS (
         SELECT
@@ -90,12 +91,12 @@ SUSPICIOUS_DUE = f"SELECT {DUE.format(count='crashes')}, {DUE.format(count='outa
 
 
 class Suspicious(NamedTuple):
-    """Whether any of a kind are due."""
+    """Whether suspicious jobs of each kind are due."""
 
     suspect: bool
-    """Held when a worker died."""
+    """A worker died while it held them."""
     doubtful: bool
-    """With a provider when that went down."""
+    """A provider went down with them."""
 
 
 def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:

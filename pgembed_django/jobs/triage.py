@@ -1,7 +1,7 @@
 """What a person does to jobs: retry, dismiss, ask for again, release.
 
-None of it waits for a writer: a job that one has locked is counted as ``busy``. Only
-``enqueue_again`` waits as long as the transaction that it is called in.
+A job that a writer has locked is not waited for, but counted as ``busy``. Only ``enqueue_again``
+waits, for as long as the transaction that it is called in allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pgembed_django.jobs.lanes import priority_of
 from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Ending, Job
 
-# The failure becomes a pending job, or brings the pending one forward.
+# Replaces the failure by a pending job, or makes the unit's pending job due now.
 RETRY = """
     WITH failure AS (
         UPDATE pgembed_job
@@ -56,9 +56,9 @@ BRING_FORWARD = """
     RETURNING id
 """
 
-# Parked for as long as any unit can be, or the reconciler would soon bring the failure back.
-# SKIP LOCKED: a bulk deleter settles failures in its own order, and whoever waited for one of
-# them while holding another could deadlock with it.
+# Parked for the longest time, or else the reconciler would soon bring the failure back.
+# SKIP LOCKED: a bulk delete settles failures in its own order. To wait for one of them while
+# holding another could deadlock with it.
 DISMISS = """
     UPDATE pgembed_job
     SET
@@ -98,7 +98,7 @@ HELD = filled("""
     FOR UPDATE SKIP LOCKED
 """)
 
-# Of those that were passed over: whoever has them locked may yet leave them as they are.
+# Counts skipped jobs that are unchanged so far, because another transaction has them locked.
 STILL = """
     SELECT count(*)
     FROM pgembed_job
@@ -110,12 +110,12 @@ STILL = """
 
 @dataclass(slots=True)
 class Retried:
-    """What a person's retry did: new jobs, merged into newer work, gone meanwhile, busy."""
+    """The result of a retry: counts of jobs by what became of them."""
 
     retried: int = 0
     superseded: int = 0
     forward: int = 0
-    """Pending jobs that waited for their next attempt, and do not any more."""
+    """Pending jobs that waited for their backoff, and are due now."""
     gone: int = 0
     busy: int = 0
 

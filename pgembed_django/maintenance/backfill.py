@@ -1,7 +1,7 @@
-"""Queue many rows at once, as a person asked: behind everything else, and never too many.
+"""Queue many rows at the request of a person: at the lowest priority, up to a bound.
 
-It walks a table in the order of its key. How far it has come is kept in the database, so
-that the same backfill goes on where it was stopped, however that was.
+A backfill walks a table in the order of its key. The database keeps how far it has come, so
+the same backfill resumes there, even after a kill.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pgembed_django.specs import Spec
 PAGE_ROWS = 500
 
 MAX_LEFT = 10_000
-"""Rows that ``force`` leaves behind before it goes no further: it comes back to them first."""
+"""How many locked rows ``force`` skips at most. Then it comes back to them before it goes on."""
 
 TRIES = 20
-"""So often it comes back in vain, to rows that an open writer has, before a run leaves them."""
+"""How often a run retries rows that open writers have locked, before it leaves them."""
 
 KEPT_FOR = timedelta(days=1)
-"""So long it is known when a backfill came to its end."""
+"""How long the time at which a backfill ended is kept."""
 
 
 class Step(NamedTuple):
@@ -71,13 +71,13 @@ class Backfill:
     ) -> None:
         self.spec = spec
         self.using = using
-        # One condition, so that its parts are about one and the same related row.
+        # One Q, so that lookups across a relation have to match in the same related row.
         self._where = Q(*where)
         self.force = force
         self._is: dict[str, Any] = {
             "spec": spec.key,
             "sweep": Lap.Sweep.BACKFILL,
-            # Another condition is another backfill; another order of its parts is not.
+            # Other lookups are another backfill; the same ones in another order are not.
             "selection": json.dumps({"force": force, "where": sorted(where, key=str)}, default=str),
         }
         self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
@@ -117,8 +117,8 @@ class Backfill:
             spec=self.spec.key,
             priority=jobs.priority_of(Job.Kind.BACKFILL, self.spec.priority),
         )
-        # One statement, so that none is missed which is claimed just now. Not one condition on
-        # two statuses: each has an index of its own.
+        # One statement, so that a job that is claimed meanwhile is not missed. A union, as each
+        # status has an index of its own.
         return (
             mine.filter(READY)
             .values("pk")
@@ -147,7 +147,7 @@ class Backfill:
         is_last = not self.left and not self._keys().exists()
         if is_last:
             self._lap.cursor = None
-        # Only now: a kill before this queues the page again, which changes nothing.
+        # Stored last: after a kill before this, the page is queued again, which changes nothing.
         state = {
             "cursor": self._lap.cursor,
             "passed": self._lap.passed,
@@ -165,7 +165,7 @@ class Backfill:
         """Queue some of the skipped rows, unless they are still locked. Returns how many."""
         first, others = self.left[:limit], self.left[limit:]
         done = self._reembed(first)
-        # To the end: the others have their turn before they are asked for again.
+        # Those go to the end of the list: the others are tried first.
         self._lap.passed = [*others, *done.busy]
         return done.enqueued
 

@@ -1,4 +1,4 @@
-"""A thread that does its chores on timers, with a database connection of its own."""
+"""Threads that run chores on timers, each with a database connection of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgembed_django.specs import Spec
 STOP_SECONDS = 30.0
 
 _told = Told()
-"""Of chores, specs and databases."""
+"""Keyed by chore, spec and database."""
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""The spaces that are being filled: find their gaps, build their indexes, switch to them.
+"""Spaces that are being filled: find their gaps, build their indexes, switch to them.
 
-A look is cheap enough for every second. The row that lacked its vectors at the last look
-comes first, then the end of the table, which is filled last. A space is only read whole
+A look is cheap enough for every second. It first checks the row that lacked its vectors at
+the last look, then the end of the table, which is filled last. The whole space is only read
 when it may be full, and by one worker at a time.
 """
 
@@ -24,23 +24,23 @@ from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
 
 FIRST_LAP_SECONDS = 5.0
-"""How soon a lap over the rows is followed by another. Each next one waits twice as long."""
+"""How soon one lap over the rows may follow another. Each further wait is twice as long."""
 
 FIRST_FILL = timedelta(minutes=15)
-"""So long the indexes of a space that is searched already wait for its first rows."""
+"""How long an active space may still have gaps before its indexes are built all the same."""
 
 PROBES_BEFORE_SWITCH = 3
 
 INDEXED_SECONDS = 20.0
-"""How long a space that is searched, and lacks no index, is not asked about again."""
+"""How long to wait before an active space that lacks no index is looked at again."""
 
 RESTS = 10
-"""After a look the space is left alone, for so many times as long as that took."""
+"""After a look, the next one waits for so many times as long as that look took."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the last looks at a space have found, and when the next ones are due."""
+    """What the last looks at a space found, and when the next ones are due."""
 
     gap: Any = None
     look_at: float = float("-inf")
@@ -48,7 +48,7 @@ class Seen:
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
     failed_probes: int = 0
-    """Of the active model, in a row."""
+    """Failed probes of the active model in a row."""
 
 
 class Filling:
@@ -117,7 +117,7 @@ class Filling:
         ):
             started = self._clock()
             if not indexes.build(spec, space, using=self.using):
-                # Until there are rows enough for an index, they are counted each time.
+                # Until there are enough rows for an index, each look counts them.
                 ended = self._clock()
                 seen.index_at = ended + max(INDEXED_SECONDS, RESTS * (ended - started))
 
@@ -138,8 +138,8 @@ class Filling:
         return seen.gap is None
 
     def _switch(self, spec: Spec, space: Space, seen: Seen) -> None:
-        # Indexes come last: a row is inserted many times faster without them. That they take
-        # their time is why the rows are looked at once more.
+        # Indexes come last: rows are inserted many times faster without them. Building them
+        # takes time, so the rows are checked for gaps once more.
         if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
             return
         if indexes.is_complete(spec, space, using=self.using) and spaces.activate(

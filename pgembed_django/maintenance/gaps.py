@@ -1,7 +1,7 @@
 """Find gaps: source rows whose stored vectors do not match them in a live space.
 
-Each function looks at one page of keys, ``(after, up to]``, and returns units. What is
-compared is looked up in indexes: a page costs the same, whatever the tables hold.
+Each function looks at one page of keys, ``(after, up to]``, and returns units. It looks up
+stored chunks and jobs by index, so a page costs the same however large the tables are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
 TEXTS_SECONDS = 1.0
-"""For how long texts are made in one transaction: TRUNCATE and ALTER TABLE wait for its end."""
+"""How long texts are made in one transaction: TRUNCATE and ALTER TABLE wait for its end."""
 
 PARKED = UNSETTLED & Q(run_at__gt=Now())
 
@@ -53,7 +53,7 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[
     Also returns the key at which it stopped early, if text methods took too long.
     """
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
-    # Those that give no text now fail when they are written.
+    # Rows whose text cannot be made are left out: their jobs fail when they are written.
     texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
     units = {

@@ -1,4 +1,4 @@
-"""The chores: reap, reconcile, prune; and in a thread of their own, indexes and switches."""
+"""The chores of a worker. One thread reaps, reconciles and prunes, another one does spaces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgembed_django.specs import Spec
 REFILL_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
 STALE_SECONDS = 5.0
-"""For how long pages follow one another whose texts take long to make."""
+"""How long a spec goes on with pages that end early because their texts take long to make."""
 PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
@@ -26,7 +26,7 @@ FILL_SECONDS = 1.0
 PRUNE_CHUNKS = 2000
 
 QUIET_SECONDS = 0.2
-"""So much of every second is for laps that find no gap: saved rows do not wait for these."""
+"""How much of each second goes to pages without a gap, so that saved rows need not wait."""
 
 
 class Maintenance:

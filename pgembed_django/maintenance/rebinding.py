@@ -1,4 +1,4 @@
-"""A column has taken another's name: triggers watch what is called so now, not what was."""
+"""Rebind triggers after a rename, where a column now has the name of another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgembed_django import database, events, specs, triggers
 
 TRY_SECONDS = 5.0
 LOOK_SECONDS = 0.05
-"""For how long, and how often, a table is tried that writers hold."""
+"""How long, and how often, to try to lock a table that writers have locked."""
 
 
 def follow(*, using: str) -> None:
@@ -35,7 +35,7 @@ def after_migrate(sender: object, *, using: str, plan: object = None, **_: Any) 
 
 
 def _are_renewed(found: list[triggers.Installed], *, using: str) -> bool:
-    # Writers wait behind whoever waits for their table: so shortly, but often.
+    # Writers queue up behind a waiting table lock: so each try is short, and there are many.
     until = time.monotonic() + TRY_SECONDS
     while True:
         try:
@@ -47,6 +47,6 @@ def _are_renewed(found: list[triggers.Installed], *, using: str) -> bool:
                 return False
             time.sleep(LOOK_SECONDS)
         except DatabaseError:
-            return False  # one of the columns is not there yet, or the table is another role's
+            return False  # a column is not there yet, or another role owns the table
         else:
             return True

@@ -1,8 +1,8 @@
-"""Walk the tables for gaps, and enqueue what is found behind the writes.
+"""Walk the tables for gaps, and enqueue these with a lower priority than writes.
 
-A lap goes over one table in pages, in the order of its key. Its cursor is shared: each
-worker takes the next page, nobody leads. A page is found and enqueued in one short
-transaction, which keeps TRUNCATE out between the two.
+A lap goes over one table in pages, in the order of its key. Workers share its cursor: each
+takes the next page, none leads. One short transaction finds the gaps of a page and enqueues
+them, so that no TRUNCATE comes in between.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
 _fewer_rows: dict[tuple[str, str, str], int] = {}
-"""Of laps whose pages could not be read. Zero: a single row cannot, and is passed."""
+"""Smaller page sizes of laps whose pages failed. Zero: a single row fails, and is skipped."""
 
 
 class Page(NamedTuple):
-    """What one page brought: jobs added, and whether it was the lap's last."""
+    """The result of one page: jobs added, and whether it was the lap's last page."""
 
     enqueued: int
     is_last: bool
     is_cut: bool
-    """Whether it has ended early, as its texts took long to make."""
+    """Whether it ended early because its texts took long to make."""
 
 
 class Refreshing(NamedTuple):
@@ -103,7 +103,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     try:
         page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_read=rows > 0)
     except database.Busy:
-        return None  # somebody holds the whole table: TRUNCATE, ALTER TABLE
+        return None  # a TRUNCATE or ALTER TABLE has locked the whole table
     except DatabaseError as error:
         if faults.goes_in_fewer_rows(error):
             _fewer_rows[lap] = rows // 2
@@ -148,7 +148,7 @@ def _next_page(
             state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
         else:
             state |= {"cursor": str(end), "finished_at": None}
-        # Without signals: what their receivers do is not to end the lap.
+        # By update(), which sends no signals: an error in a receiver must not end the lap.
         Lap.objects.using(using).filter(pk=lap.pk).update(**state)
     return Page(enqueued, is_last=end is None, is_cut=cut_at is not None)
 

@@ -1,7 +1,7 @@
-"""The queue's gauges, read from the database when somebody asks.
+"""The queue's gauges, read from the database at a scrape.
 
-Cheap and bounded, whatever the tables hold: counts stop, coverage is sampled, statements
-are given up after a while, and scrapes that come together share one look.
+The cost is bounded, however large the tables are: counts stop at a limit, coverage is sampled,
+statements have a time-out, and scrapes at the same time share one reading.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pgembed_django import database, status
 from pgembed_django.status import Overview
 
 MAX_COUNT = 100_000
-"""Jobs of one spec and priority that are counted. A gauge stands still there."""
+"""Up to how many jobs of one spec and priority are counted. Gauges do not rise above it."""
 
 REMEMBER_SECONDS = 5.0
 STATEMENT_SECONDS = 2.0
 LOOK_SECONDS = 10.0
-"""A look that takes longer gets no answer: a frozen server ends no statement."""
+"""After how long a reading counts as failed: a frozen server ends no statement."""
 
 TIME_OUT = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
 
@@ -31,7 +31,7 @@ Samples = Iterator[tuple[Sequence[str], float | None]]
 
 
 class QueueCollector(Collector):
-    """Reads at most every few seconds. A database that does not answer is no error."""
+    """Reads the queue every ``REMEMBER_SECONDS`` at most. Raises nothing if the database fails."""
 
     def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._using = using
@@ -63,7 +63,7 @@ class QueueCollector(Collector):
         try:
             with (
                 transaction.atomic(using=self._using),
-                database.leaving_its("statement_timeout", using=self._using),
+                database.restoring("statement_timeout", using=self._using),
             ):
                 milliseconds = str(int(STATEMENT_SECONDS * 1000))
                 database.rows(self._using, TIME_OUT, milliseconds=milliseconds)

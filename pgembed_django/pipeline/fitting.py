@@ -1,4 +1,4 @@
-"""Which units are read at once: by the length of their texts, and not by their number."""
+"""Choose how many units to read at once, by the length of their texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 UNASKED = 4
-"""So few rows are read whatever their length."""
+"""Up to so many rows are read without asking how long they are."""
 
 
 class Fitting:
@@ -30,7 +30,7 @@ class Fitting:
         self._asks_lengths = False
         self._readings: dict[Spec, sources.Reading] = {}
         self._made_lengths: dict[Spec, float] = {}
-        """Of the texts that a method has made: their rows do not tell."""
+        """The mean length of the texts that a text method made last: rows do not tell it."""
 
     def reading(self, spec: Spec) -> sources.Reading:
         """Return what reads the units of a spec."""
@@ -78,7 +78,7 @@ class Fitting:
         if spec in self.aside:
             return {}
         try:
-            with database.giving_way(self.holding.using, in_one_go=True):
+            with database.giving_way(self.holding.using, pipelined=True):
                 return self.reading(spec).lengths(source_pks)
         except database.Busy:
             return {}

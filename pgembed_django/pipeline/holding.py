@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
 
 from pgembed_django import conf, events, jobs, rollups, signature, text
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Ending
-from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.pipeline.units import Part, Unit, by_spec
 from pgembed_django.specs import Spec
 
 MAX_BACKOFF_SECONDS = 3600
 MAX_BUSY_ENDINGS = 3
+
+
+class _QueuedEnd(NamedTuple):
+    """How a job is to end, in the next round. Without an error it is given back."""
+
+    claim: Claim
+    end: Callable[[Claim], Ending]
+    error: str | None
 
 
 class Holding:
@@ -31,7 +41,7 @@ class Holding:
         self.to_stage: list[tuple[Unit, Part]] = []
         """What came for units that need further batches, or are about to be given back."""
         self.tally = rollups.Tally()
-        self._endings: deque[tuple[Claim, Callable[[Claim], Ending]]] = deque()
+        self._endings: deque[_QueuedEnd] = deque()
 
     def __contains__(self, unit: Unit) -> bool:
         return self.units.get(unit.claim.id) is unit
@@ -66,11 +76,7 @@ class Holding:
 
     def unplanned(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
         """Return those that are held and not planned yet, by spec."""
-        by_spec = defaultdict(list)
-        for unit in units:
-            if unit in self and not unit.is_planned:
-                by_spec[unit.spec].append(unit)
-        return by_spec
+        return by_spec(unit for unit in units if unit in self and not unit.is_planned)
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have succeeded or are lost."""
@@ -89,7 +95,7 @@ class Holding:
     def heartbeat(self) -> None:
         """Renew every lease, and stop working on what was lost."""
         claims = [unit.claim for unit in self.units.values()]
-        claims += [claim for claim, _ in self._endings]
+        claims += [queued.claim for queued in self._endings]
         if claims:
             held = jobs.heartbeat(
                 claims, lease_seconds=self.settings.lease_seconds, using=self.using
@@ -98,46 +104,36 @@ class Holding:
             self.lose({one for one in held.lost if not self._is_being_stored(one)})
 
     def fail(self, unit: Unit, error: str) -> None:
-        """This text will never be embedded."""
+        """Fail the unit's job for good: its text will never be embedded."""
         error = text.clean(error)
-        self._end(
-            unit, lambda claim: self._note(claim, jobs.fail(claim, error, using=self.using), error)
-        )
+        self._end(unit, partial(jobs.fail, error=error, using=self.using), error=error)
 
     def retry(self, unit: Unit, error: str) -> None:
-        """Spend an attempt, and come back after a while."""
+        """Spend an attempt of the unit's job: it is tried again after a backoff, or has failed."""
         error = text.clean(error)
         backoff = self.settings.backoff_seconds * 2**unit.claim.attempts
         delay = min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
-        max_attempts = self.settings.max_attempts
-        self._end(
-            unit,
-            lambda claim: self._note(
-                claim,
-                jobs.retry(
-                    claim, error, max_attempts=max_attempts, delay_seconds=delay, using=self.using
-                ),
-                error,
-            ),
+        retry = partial(
+            jobs.retry,
+            error=error,
+            max_attempts=self.settings.max_attempts,
+            delay_seconds=delay,
+            using=self.using,
         )
+        self._end(unit, retry, error=error)
 
     def give_back(
         self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
     ) -> None:
-        """Let the unit go with no attempt spent."""
-        self._end(
-            unit,
-            lambda claim: self._note(
-                claim,
-                jobs.release(
-                    claim,
-                    delay_seconds=delay_seconds,
-                    reason=reason,
-                    outages=outages,
-                    using=self.using,
-                ),
-            ),
+        """Give the unit's job back, with no attempt spent."""
+        release = partial(
+            jobs.release,
+            delay_seconds=delay_seconds,
+            reason=reason,
+            outages=outages,
+            using=self.using,
         )
+        self._end(unit, release)
 
     def end_jobs(self, *, seconds: float = 0.0) -> bool:
         """Run the endings, one job a transaction. A busy one is tried again next time.
@@ -150,8 +146,10 @@ class Holding:
         for _ in range(len(self._endings)):
             if busy >= MAX_BUSY_ENDINGS and time.monotonic() >= until:
                 break
-            claim, end = self._endings[0]
-            if end(claim) is Ending.BUSY:
+            claim, end, error = self._endings[0]
+            ending = end(claim)
+            self._note(claim, ending, error)
+            if ending is Ending.BUSY:
                 busy += 1
                 self._endings.rotate(-1)
             else:
@@ -162,8 +160,8 @@ class Holding:
     def _is_being_stored(self, job_id: int) -> bool:
         return job_id in self.units and self.units[job_id].is_being_stored
 
-    def _note(self, claim: Claim, ending: Ending, error: str | None = None) -> Ending:
-        """Count and tell how a job has ended. Without an error it was given back."""
+    def _note(self, claim: Claim, ending: Ending, error: str | None) -> None:
+        """Count and log how a job has ended. Without an error it was given back."""
         if error is not None:
             self.tally.ended(claim.spec, ending)
         if ending is Ending.FAILED:
@@ -194,9 +192,8 @@ class Holding:
                 job_id=claim.id,
                 result=ending,
             )
-        return ending
 
-    def _end(self, unit: Unit, end: Callable[[Claim], Ending]) -> None:
+    def _end(self, unit: Unit, end: Callable[[Claim], Ending], *, error: str | None = None) -> None:
         if unit in self:
             self.drop([unit.claim.id])
-            self._endings.append((unit.claim, end))
+            self._endings.append(_QueuedEnd(unit.claim, end, error))

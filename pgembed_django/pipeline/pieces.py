@@ -1,23 +1,23 @@
-"""Which units are stored together, where somebody keeps some of them from it."""
+"""Which units are stored in one transaction, while somebody else has some of their rows locked."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from pgembed_django import database
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.pipeline.units import Unit, by_spec
 from pgembed_django.specs import Spec
 
 MAX_BUSY = 10
-"""After so many waits for a spec the rest of its units is left to the next round."""
+"""After so many waits in vain, the rest of a spec's units is left to the next round."""
 
 
 class Pieces:
-    """Some units at a time. What was busy comes again in halves, once all others had their turn.
+    """Some units at a time. Those that were busy come again in halves, after all others.
 
-    Somebody may have a row of theirs, or a whole table for hours: the other units, and those of
-    other specs, do not wait for as long as there are units that cannot be stored.
+    A writer may hold one of their rows, or a whole table for hours. Waits are bounded per spec,
+    so that all other units are stored meanwhile.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:
@@ -36,15 +36,13 @@ class Pieces:
             return [self._rest.popleft() for _ in range(min(size, len(self._rest)))]
         return self._again.popleft() if self._again else ()
 
-    def part(self, busy: Sequence[Unit]) -> None:
-        """Take those apart that could not be stored together."""
-        by_spec: defaultdict[Spec, list[Unit]] = defaultdict(list)
-        for unit in busy:
-            by_spec[unit.spec].append(unit)
-        if len(by_spec) > 1:
-            self._again += by_spec.values()
+    def split(self, busy: Sequence[Unit]) -> None:
+        """Split units that could not be stored together: by their specs, or in halves."""
+        of_specs = by_spec(busy)
+        if len(of_specs) > 1:
+            self._again += of_specs.values()
             return
-        [(spec, units)] = by_spec.items()
+        [(spec, units)] = of_specs.items()
         self._busy[spec] += 1
         middle = len(units) // 2
         if middle:

@@ -174,7 +174,7 @@ class Planning:
         if room < 0:
             raise sources.TooMuch
         space_ids = [space.pk for space in self.live.of(spec)]
-        with database.giving_way(using, in_one_go=True):
+        with database.giving_way(using, pipelined=True):
             read_texts = self._fitting.reading(spec).ask(source_pks, room=room)
             # After the user's own query, which is planned as they would expect. What is stored
             # may be read later than the text: the job is ours.

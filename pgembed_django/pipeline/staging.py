@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from django.db import DatabaseError
 
@@ -21,7 +22,13 @@ from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]
-Write = Callable[[Spec, Parts, str], None]
+
+
+class Write(NamedTuple):
+    """What is written of parts in a transaction, and what is noted of each once it commits."""
+
+    run: Callable[[Spec, Parts, str], None]
+    note: Callable[[Part], None] = lambda _: None
 
 
 class Staging:
@@ -57,11 +64,8 @@ class Staging:
                 unfinished[part] = unit
             elif unit not in self.holding:  # or it is stored with the unit
                 whole[part] = unit
-        busy: set[Spec] = set()
-        for part in self._write([(unit, part) for part, unit in unfinished.items()], _stage, busy):
-            part.is_staged = True
-        for _ in self._write([(unit, part) for part, unit in whole.items()], _apply, busy):
-            pass
+        busy = self._write(STAGE, [(unit, part) for part, unit in unfinished.items()])
+        busy |= self._write(APPLY, [(unit, part) for part, unit in whole.items()])
         self._locked.add(busy)
         # Not those that are locked now: by some, the time may just have run out.
         self.holding.to_stage = later + [one for one in tried if one[0].spec in busy]
@@ -72,19 +76,17 @@ class Staging:
         Returns the specs whose table somebody has locked: to be tried again later.
         """
         parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
-
-        busy: set[Spec] = set()
-        for part in self._write(parts, _apply_text, busy):
-            part.has_waiting_text = True
+        busy = self._write(STORE_TEXT, parts)
         for unit in units:
             self.holding.look_at(unit)
         return busy
 
-    def _write(self, parts: Parts, write: Write, busy: set[Spec]) -> Iterator[Part]:
-        """Write what is still ours, of one spec in each transaction. Yields what was written.
+    def _write(self, write: Write, parts: Parts) -> set[Spec]:
+        """Write what is still ours, of one spec in each transaction.
 
-        ``busy`` takes the specs for which it has to be tried again.
+        Returns the specs for which it has to be tried again.
         """
+        busy: set[Spec] = set()
         by_spec: dict[Spec, deque[tuple[Unit, Part]]] = defaultdict(deque)
         for unit, part in parts:
             by_spec[unit.spec].append((unit, part))
@@ -93,12 +95,13 @@ class Staging:
                 while rest:
                     some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
                     started = time.perf_counter()
-                    yield from self._write_some(spec, some, write)
+                    self._write_some(write, spec, some)
                     self._slices.adapt(len(some), seconds=time.perf_counter() - started)
             except database.Busy:
                 busy.add(spec)
+        return busy
 
-    def _write_some(self, spec: Spec, parts: Parts, write: Write) -> Iterator[Part]:
+    def _write_some(self, write: Write, spec: Spec, parts: Parts) -> None:
         using = self.holding.using
         try:
             # Who waited for a table with jobs in hand would hold up their writers, or meet them.
@@ -106,7 +109,7 @@ class Staging:
                 held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
                 ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
                 if ours:
-                    write(spec, ours, using)
+                    write.run(spec, ours, using)
         except DatabaseError as error:
             match faults.of(error):
                 case Fault.OUTAGE | Fault.OURS:
@@ -119,21 +122,26 @@ class Staging:
                     self.aside.give_back({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
                     for one in parts:
-                        yield from self._write_some(spec, [one], write)
+                        self._write_some(write, spec, [one])
                 case fault:
                     # One unit's data is at fault. It must not take the worker along.
                     self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
                     if fault is Fault.TOO_SLOW:
                         raise database.Busy from error  # the others in a while: it took long
             return
-        yield from (part for _, part in ours)
+        for _, part in ours:
+            write.note(part)
 
 
-def _stage(spec: Spec, ours: Parts, using: str) -> None:
+def _stage_vectors(spec: Spec, ours: Parts, using: str) -> None:
     store.stage(spec, [unit.change(part) for unit, part in ours], using=using)
 
 
-def _apply(spec: Spec, ours: Parts, using: str) -> None:
+def _note_staged(part: Part) -> None:
+    part.is_staged = True
+
+
+def _apply_whole(spec: Spec, ours: Parts, using: str) -> None:
     store.apply(spec, [unit.change(part) for unit, part in ours], using=using)
     overtaken = [
         (unit.claim.source_pk, other.space.pk)
@@ -144,6 +152,15 @@ def _apply(spec: Spec, ours: Parts, using: str) -> None:
     store.mark_overtaken(spec, overtaken, using=using)
 
 
-def _apply_text(spec: Spec, ours: Parts, using: str) -> None:
+def _store_text(spec: Spec, ours: Parts, using: str) -> None:
     changes = [store.Change(unit.claim.source_pk, part.space.pk, part.plan) for unit, part in ours]
     store.apply_text(spec, changes, using=using)
+
+
+def _note_text(part: Part) -> None:
+    part.has_waiting_text = True
+
+
+STAGE = Write(_stage_vectors, _note_staged)
+APPLY = Write(_apply_whole)
+STORE_TEXT = Write(_store_text, _note_text)

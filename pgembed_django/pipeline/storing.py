@@ -90,7 +90,7 @@ class Storing:
         is_few = len(units) < self.holding.settings.batch_size
         is_threadless = self._has_failed or time.monotonic() < self._threadless_until
         if self._thread is None or is_threadless or is_few:
-            self._has_failed = True  # unless
+            self._has_failed = True  # it stays so where storing raises
             ended, _ = self._let_go(units, self._store(units))
             self._has_failed = False
             return ended or moved
@@ -151,7 +151,7 @@ class Storing:
                 break  # as the next try finds: what was done is told first
             done += one
             if one.busy:
-                pieces.part(one.busy)
+                pieces.split(one.busy)
             else:
                 self._slices.adapt(len(some), seconds=time.perf_counter() - started)
         return done

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, database, faults, jobs, spaces, store
 from pgembed_django.faults import Fault
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.pipeline.units import Unit, by_spec
 from pgembed_django.specs import Spec
 
 
@@ -61,13 +61,13 @@ def store_whole(
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, wait=wait, in_one_go=True, keep_plans=True):
+        with database.giving_way(using, wait=wait, pipelined=True, keep_plans=True):
             read_live = spaces.ask_live_ids({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
             outdated = _planned_without_a_space(ours, read_live())
             ours = [unit for unit in ours if unit not in outdated]
-            for spec, of_spec in _by_spec(ours).items():
+            for spec, of_spec in by_spec(ours).items():
                 _write(spec, of_spec, using=using)
             read_waited = jobs.complete(
                 {unit.claim.id: unit.chunks for unit in ours},
@@ -83,8 +83,8 @@ def store_whole(
                 raise
             case Fault.TOO_SLOW if is_many:
                 raise
-            case Fault.SCHEMA if len(by_spec := _by_spec(units)) > 1:
-                return _store_apart([*by_spec.values()], settings=settings, using=using)
+            case Fault.SCHEMA if len(of_specs := by_spec(units)) > 1:
+                return _store_apart([*of_specs.values()], settings=settings, using=using)
             case Fault.SCHEMA if not store.is_fit(units[0].spec, using=using):
                 return Completion(unfit=[(unit, error) for unit in units])
             case _ if is_many:
@@ -107,13 +107,6 @@ def _store_apart(
         except (DatabaseError, InterfaceError):
             break  # as the next try finds: what was done is told first
     return done
-
-
-def _by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-    found: dict[Spec, list[Unit]] = defaultdict(list)
-    for unit in units:
-        found[unit.spec].append(unit)
-    return found
 
 
 def _planned_without_a_space(units: Sequence[Unit], live: defaultdict[str, set[int]]) -> list[Unit]:

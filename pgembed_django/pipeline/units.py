@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -88,6 +90,14 @@ class Unit:
         return Change(
             self.claim.source_pk, part.space.pk, part.plan, part.vectors, part.has_waiting_text
         )
+
+
+def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+    """Return units by their spec, in the order in which they were given."""
+    found: defaultdict[Spec, list[Unit]] = defaultdict(list)
+    for unit in units:
+        found[unit.spec].append(unit)
+    return found
 
 
 class Request(NamedTuple):

@@ -1,6 +1,6 @@
 """The verbs of the generated tables and of staging, and their only Python writers.
 
-What concerns units runs in a transaction that holds their jobs (``jobs.hold``).
+Call verbs that write units in a transaction that holds their jobs (``jobs.hold``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgembed_django.specs import Spec
 from pgembed_django.store import statements
 
 UnitSpace = tuple[str, int]
-"""(source_pk, space id): what a plan is about."""
+"""(source_pk, space id), which a plan is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Change:
     plan: Plan
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
     has_waiting_text: bool = False
-    """Its text was stored early, by ``apply_text``: those rows give way to these."""
+    """Its text was stored early, by ``apply_text``: the new rows replace those."""
 
 
 class Stored(NamedTuple):
@@ -235,5 +235,5 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
 def _send(using: str, statement: str, **parameters: Any) -> database.Read[list[database.Row]]:
     """Send a statement with parameters that the server binds, so that vectors go as binary."""
     database.learn_vectors(using)
-    # Not before: a cursor keeps to the types that were known when it was made.
+    # After learn_vectors(): a cursor only knows the types that were registered before it.
     return database.send(using, statement, **parameters)

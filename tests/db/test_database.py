@@ -13,7 +13,7 @@ from pgembed_django.models import Job
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-TOGETHER = pytest.mark.parametrize("in_one_go", [False, True], ids=["singly", "in one go"])
+EITHER_WAY = pytest.mark.parametrize("pipelined", [False, True], ids=["singly", "pipelined"])
 
 
 def add_job(source_pk: str) -> None:
@@ -26,19 +26,19 @@ def is_idle() -> bool:
     return status == psycopg.pq.TransactionStatus.IDLE
 
 
-@TOGETHER
-def test_what_was_written_is_there_afterwards(in_one_go):
-    with database.giving_way("default", in_one_go=in_one_go):
+@EITHER_WAY
+def test_what_was_written_is_there_afterwards(pipelined):
+    with database.giving_way("default", pipelined=pipelined):
         add_job("1")
 
     assert is_idle()
     assert Job.objects.count() == 1
 
 
-@TOGETHER
-def test_an_error_undoes_everything_and_leaves_a_usable_connection(in_one_go):
+@EITHER_WAY
+def test_an_error_undoes_everything_and_leaves_a_usable_connection(pipelined):
     def divide() -> None:
-        with database.giving_way("default", in_one_go=in_one_go):
+        with database.giving_way("default", pipelined=pipelined):
             add_job("1")
             database.rows("default", "SELECT 1 / 0")
 
@@ -49,10 +49,10 @@ def test_an_error_undoes_everything_and_leaves_a_usable_connection(in_one_go):
     assert not Job.objects.exists()
 
 
-@TOGETHER
-def test_an_error_of_ours_undoes_everything_too(in_one_go):
+@EITHER_WAY
+def test_an_error_of_ours_undoes_everything_too(pipelined):
     def give_up() -> None:
-        with database.giving_way("default", in_one_go=in_one_go):
+        with database.giving_way("default", pipelined=pipelined):
             add_job("1")
             raise LookupError
 
@@ -65,7 +65,7 @@ def test_an_error_of_ours_undoes_everything_too(in_one_go):
 
 def test_an_error_in_a_statement_without_rows_is_raised_at_the_end():
     def divide() -> None:
-        with database.giving_way("default", in_one_go=True):
+        with database.giving_way("default", pipelined=True):
             add_job("1")
             database.execute("default", "UPDATE pgembed_job SET claims = 1 / 0")
 
@@ -78,7 +78,7 @@ def test_an_error_in_a_statement_without_rows_is_raised_at_the_end():
 
 def test_an_error_in_rows_that_nobody_has_read_is_raised_at_the_end():
     def divide() -> None:
-        with database.giving_way("default", in_one_go=True):
+        with database.giving_way("default", pipelined=True):
             add_job("1")
             database.send_prepared("default", "SELECT 1 / 0")
 
@@ -89,9 +89,9 @@ def test_an_error_in_rows_that_nobody_has_read_is_raised_at_the_end():
     assert not Job.objects.exists()
 
 
-@TOGETHER
-def test_rows_may_be_read_after_the_end(in_one_go):
-    with database.giving_way("default", in_one_go=in_one_go):
+@EITHER_WAY
+def test_rows_may_be_read_after_the_end(pipelined):
+    with database.giving_way("default", pipelined=pipelined):
         add_job("1")
         read = database.send_prepared("default", "SELECT source_pk FROM pgembed_job")
 
@@ -99,15 +99,15 @@ def test_rows_may_be_read_after_the_end(in_one_go):
     assert read() == [("1",)]
 
 
-@TOGETHER
-def test_it_is_busy_where_a_writer_has_the_row(in_one_go, connect):
+@EITHER_WAY
+def test_it_is_busy_where_a_writer_has_the_row(pipelined, connect):
     add_job("1")
     writer = connect()
     writer.execute("SELECT FROM pgembed_job FOR UPDATE")
 
     with (
         pytest.raises(database.Busy),
-        database.giving_way("default", wait="1ms", in_one_go=in_one_go),
+        database.giving_way("default", wait="1ms", pipelined=pipelined),
     ):
         database.rows("default", "SELECT FROM pgembed_job FOR UPDATE")
 
@@ -115,26 +115,26 @@ def test_it_is_busy_where_a_writer_has_the_row(in_one_go, connect):
     writer.rollback()
 
 
-@TOGETHER
-def test_its_wait_for_locks_does_not_outlive_it(in_one_go):
+@EITHER_WAY
+def test_its_wait_for_locks_does_not_outlive_it(pipelined):
     before = database.rows("default", "SHOW lock_timeout")
-    with database.giving_way("default", wait="7ms", in_one_go=in_one_go):
+    with database.giving_way("default", wait="7ms", pipelined=pipelined):
         assert database.rows("default", "SHOW lock_timeout") == [("7ms",)]
 
     assert database.rows("default", "SHOW lock_timeout") == before
 
 
-@TOGETHER
-def test_a_transaction_around_it_keeps_its_wait_for_locks(in_one_go):
+@EITHER_WAY
+def test_a_transaction_around_it_keeps_its_wait_for_locks(pipelined):
     with transaction.atomic():
         database.rows("default", "SELECT set_config('lock_timeout', '7s', true)")
-        with database.giving_way("default", in_one_go=in_one_go):
+        with database.giving_way("default", pipelined=pipelined):
             assert database.rows("default", "SHOW lock_timeout") == [("100ms",)]
             with database.giving_way("default", wait="1ms"):
                 pass
             assert database.rows("default", "SHOW lock_timeout") == [("100ms",)]
         assert database.rows("default", "SHOW lock_timeout") == [("7s",)]
-        with suppress(LookupError), database.giving_way("default", in_one_go=in_one_go):
+        with suppress(LookupError), database.giving_way("default", pipelined=pipelined):
             raise LookupError
         assert database.rows("default", "SHOW lock_timeout") == [("7s",)]
 
@@ -151,12 +151,12 @@ def test_so_does_one_that_is_open_without_autocommit():
         connection.set_autocommit(True)
 
 
-def test_in_one_go_reads_what_others_have_committed_meanwhile(connect):
+def test_a_pipeline_reads_what_others_have_committed_meanwhile(connect):
     other = connect(autocommit=True)
     connection.ensure_connection()
     connection.connection.execute("SET default_transaction_isolation = 'repeatable read'")
 
-    with database.giving_way("default", in_one_go=True):
+    with database.giving_way("default", pipelined=True):
         database.rows("default", "SELECT FROM pgembed_job")
         other.execute("INSERT INTO pgembed_job (spec, source_pk) VALUES ('app.One', '1')")
         assert len(database.rows("default", "SELECT FROM pgembed_job")) == 1
@@ -170,7 +170,7 @@ def test_a_statement_that_was_prepared_in_a_failed_transaction_runs_in_the_next(
     statement = "SELECT count(*) FROM pgembed_job WHERE spec = %(spec)s"
 
     def divide() -> None:
-        with database.giving_way("default", in_one_go=True):
+        with database.giving_way("default", pipelined=True):
             database.execute("default", "UPDATE pgembed_job SET claims = 1 / 0")
             database.execute("default", "SELECT 1 / 0")
             database.prepared("default", statement, spec="app.One")
@@ -178,6 +178,6 @@ def test_a_statement_that_was_prepared_in_a_failed_transaction_runs_in_the_next(
     with pytest.raises(DataError):
         divide()
 
-    with database.giving_way("default", in_one_go=True):
+    with database.giving_way("default", pipelined=True):
         assert database.prepared("default", statement, spec="app.One") == [(0,)]
     connection.close()

@@ -209,9 +209,9 @@ def test_what_plans_are_kept_by_does_not_outlive_its_transaction(worker_session)
     [before] = database.rows("default", SETTINGS)
     planned = ("off", "off", "off", "force_generic_plan")
 
-    with database.giving_way("default", in_one_go=True, keep_plans=True):
+    with database.giving_way("default", pipelined=True, keep_plans=True):
         stored = database.send_prepared("default", SETTINGS)
-    with database.giving_way("default", in_one_go=True):
+    with database.giving_way("default", pipelined=True):
         database.keep_plans("default")
         read = database.send_prepared("default", SETTINGS)
 
@@ -307,7 +307,7 @@ def test_storing_does_not_read_all_that_is_at_work_or_has_failed(
     """Its plans were kept from when the index of these was nearly empty."""
 
     def store(claims: Sequence[jobs.Claim]) -> None:
-        with database.giving_way("default", in_one_go=True, keep_plans=True):
+        with database.giving_way("default", pipelined=True, keep_plans=True):
             assert len(jobs.hold(claims, using="default").ours) == len(claims)
             jobs.complete({claim.id: 1 for claim in claims}, keep_seconds=0, using="default")
 

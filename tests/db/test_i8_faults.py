@@ -18,6 +18,7 @@ from pgembed_django.models import Job
 from pgembed_django.testing import run_jobs
 from tests import played
 from tests.app.models import Article, ArticleEmbedding
+from tests.db.conftest import make_due
 from tests.unit.test_provider_faults import lasting, outages, passing, poisons
 
 pytestmark = pytest.mark.django_db
@@ -122,3 +123,29 @@ def test_a_unit_whose_two_providers_go_down_at_once_is_given_back(
     [job] = Job.objects.filter(spec=spec.key)
     assert job.status == "pending"
     assert job.attempts == 0
+
+
+def test_while_a_provider_is_paused_a_job_is_claimed_for_its_text_alone_and_once(
+    make_article, make_worker, provider, settings, clock
+):
+    settings.PGEMBED_BATCH_SIZE = 2
+    provider.is_down = True
+    worker = make_worker(concurrency=2)
+    for number in range(9):
+        make_article(title=f"text {number}")
+
+    for _ in range(20):
+        worker.step()
+        make_due()  # what was given back is not out of reach for its backoff's sake
+
+    assert set(Job.objects.values_list("status", "claims", "attempts")) == {("pending", 1, 0)}
+    assert set(ArticleEmbedding.objects.values_list("embedding", flat=True)) == {None}
+
+    provider.is_down = False
+    clock.now += 4000
+    while not worker.holding.units:
+        worker.step()
+    assert Job.objects.filter(claims=2).count() == 2  # one batch, until one has succeeded
+    while worker.step():
+        make_due()
+    assert set(Job.objects.values_list("status", "attempts")) == {("succeeded", 0)}

@@ -1,4 +1,4 @@
-"""Send a transaction's statements together, and wait as seldom as can be."""
+"""Run a transaction in psycopg's pipeline mode: its statements do not wait for each answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _pipelines: WeakKeyDictionary[psycopg.Connection[Any], psycopg.Pipeline] = WeakK
 
 
 @contextmanager
-def sent_together(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
-    """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each of the three."""
+def pipelined(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each answer."""
     connection = wrapper.connection
     with wrapper.wrap_database_errors:
         try:
@@ -36,16 +36,16 @@ def sent_together(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def synchronize(wrapper: BaseDatabaseWrapper) -> None:
-    """Before an answer is waited for in a pipeline: ask for it so that the server waits for us.
+    """Send a Sync after the statements so far, before anybody waits for their answers.
 
-    With a flush it would believe that more is on its way, and wait for that with its locks, as
-    long as it takes. To Postgres such a transaction is not idle, and a worker that is frozen
-    there, or whose host is gone, would not be cut off.
+    psycopg would send a Flush. After that Postgres expects more statements, and the session counts
+    as active, not as idle in transaction. So ``idle_in_transaction_session_timeout`` would not end
+    a session whose worker is frozen there, or whose host is gone, and its locks would stay.
     """
     connection = wrapper.connection
     if (pipeline := _pipelines.get(connection)) is not None:
         with wrapper.wrap_database_errors:
-            # sync() goes on to wait for answers once a socket has taken a part of what is sent,
-            # and a server that has a part of a long text waits for the rest.
+            # Send everything first: sync() would wait for answers as soon as the socket has taken
+            # a part of it, while the server waits for the rest of a long text.
             connection.wait(generators.send(connection.pgconn))
             pipeline.sync()

@@ -1,4 +1,9 @@
-"""Run our statements: named parameters, and transactions that give way to the application's."""
+"""Run our statements, in transactions that give way to the application's.
+
+``rows`` and ``execute`` run one statement. For those that a worker repeats all day there are
+``prepared`` and ``by_kept_plan``. ``send`` does not wait for the answer: with
+``giving_way(pipelined=True)`` a whole transaction takes few round trips.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,10 @@ from pgvector import Vector
 from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
 
-from pgembed_django import faults, together
+from pgembed_django import faults
+from pgembed_django.database import pipelining
 
-# Well under deadlock_timeout (1 s by default), so that we lose, never the writer.
+# Far below deadlock_timeout (1 s by default), so that we give up, and never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
 NAMED = re.compile(r"(?<!%)%\((\w+)\)s")
@@ -24,9 +30,9 @@ NAMED = re.compile(r"(?<!%)%\((\w+)\)s")
 SETTING = "SELECT current_setting(%(name)s)"
 SET = "SELECT set_config(%(name)s, %(value)s, true)"
 
-# A plan that is kept is a generic one, and the tables may have grown a thousandfold since. So what
-# is sent with it has to find its rows by an index at any size. Sequential scans and sorts are
-# priced out; JIT is off, as the cost of a generic plan is a guess.
+# A kept plan is generic, and the tables may have grown a thousandfold since it was made. So such
+# statements have to find their rows by an index at any size: sequential scans and sorts are made
+# too expensive. JIT is off, as the cost of a generic plan is a guess.
 KEPT_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
     set_config('enable_seqscan', 'off', true),
@@ -38,32 +44,32 @@ GIVE_WAY_BY_KEPT_PLANS = f"{GIVE_WAY}, {KEPT_PLANS}"
 WITHOUT_FLUSH_BY_KEPT_PLANS = f"SELECT set_config('synchronous_commit', 'off', true), {KEPT_PLANS}"
 
 ONE_AT_A_TIME: list[Any] = []
-"""What wraps statements of a connection, and never makes two of one."""
+"""Execute wrappers that are known never to turn one statement into two."""
 
-# The last only where a transaction is not READ COMMITTED, as those of workers are.
+# The last can happen only outside READ COMMITTED, which is what workers use.
 BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATION_FAILURE}
 
 BRIEFLY = "10ms"
-"""The ``wait`` of what can as well be done later."""
+"""How long to wait for a lock where the work can as well be done later."""
 
 SHORTLY = "100ms"
-"""That of all else."""
+"""How long to wait for a lock everywhere else."""
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
 Read = Callable[[], T]
-"""Reads the answer to what was sent already."""
+"""Reads the answer to a statement that was sent already."""
 
 
 class Busy(Exception):
-    """Another transaction holds what we need, or has just changed it. To be tried again."""
+    """Another transaction holds a lock that we need, or has just changed the row. Try again."""
 
 
 def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
         run(cursor, statement, parameters or None)
-        together.synchronize(connections[using])
+        pipelining.synchronize(connections[using])
         found: list[Row] = cursor.fetchall()
         return found
 
@@ -71,8 +77,8 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
 def run(cursor: Any, statement: str, parameters: Mapping[str, Any] | None) -> None:
     """Run a statement on Django's cursor, with parameters by name.
 
-    What wraps all statements of a connection, as ``pgtrigger.ignore`` does, may put one of its
-    own in front, with parameters in order. Both kinds cannot be mixed: then ours have an order.
+    An execute wrapper, like that of ``pgtrigger.ignore``, may put a statement of its own in
+    front, with positional parameters. The two kinds cannot be mixed, so ours become positional.
     """
     given: Any = parameters
     if parameters and cursor.db.execute_wrappers:
@@ -93,9 +99,8 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
 def by_kept_plan(using: str, statement: str, *, flush: bool = True, **parameters: Any) -> list[Row]:
     """Run a statement like ``prepared``. A worker's direct session keeps its plan as well.
 
-    It has to be planned well at any size of its tables: see ``KEPT_PLANS``. Without ``flush``,
-    a worker does not wait for the disk (an asynchronous commit): a crash of the server may
-    take the effect back.
+    Its plan has to be good at any size of its tables: see ``KEPT_PLANS``. Without ``flush``, a
+    worker's commit does not wait for the disk: a crash of the server may undo it.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
@@ -109,7 +114,7 @@ def by_kept_plan(using: str, statement: str, *, flush: bool = True, **parameters
 
 
 def keep_plans(using: str) -> None:
-    """Let a worker's session keep the plans of what follows in ``giving_way(in_one_go=True)``."""
+    """Keep the plans of all that follows in a ``giving_way(pipelined=True)`` of a worker."""
     if _keeps_plans(connections[using]):
         send(using, BY_KEPT_PLANS)
 
@@ -127,9 +132,9 @@ def send_prepared(using: str, statement: str, **parameters: Any) -> Read[list[Ro
 def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     """Send a statement whose parameters the server binds, and return what reads its rows.
 
-    In ``giving_way(in_one_go=True)`` it travels together with the next statement that is
-    waited for. What is wrong with it is raised there, or at the end, after which its rows
-    can still be read.
+    In ``giving_way(pipelined=True)`` it goes out with the next statement whose answer is waited
+    for. An error of it is raised there, or at the end of the transaction. Its rows can also be read
+    after that.
     """
     wrapper = connections[using]
     wrapper.ensure_connection()
@@ -140,23 +145,23 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     def read() -> list[Row]:
         with wrapper.wrap_database_errors:
             if cursor.pgresult is None:
-                together.synchronize(wrapper)
+                pipelining.synchronize(wrapper)
             return cursor.fetchall()
 
     return read
 
 
 def is_lost(using: str) -> bool:
-    """Tell whether the connection that we had is gone."""
+    """Tell whether the connection is closed or lost."""
     connection = connections[using].connection
     return connection is None or connection.closed
 
 
 def learn_vectors(using: str) -> None:
-    """Let a connection send vectors as binary. Their type is looked up once."""
+    """Let a connection send vectors in binary. The type is looked up once per connection."""
     wrapper = connections[using]
     wrapper.ensure_connection()
-    # The connection may be lost while it is looked up, too.
+    # The connection may be lost during the look-up.
     with wrapper.wrap_database_errors:
         try:
             wrapper.connection.adapters.get_dumper(Vector, PyFormat.BINARY)
@@ -173,19 +178,17 @@ def execute(using: str, statement: str, **parameters: Any) -> int:
 
 @contextmanager
 def giving_way(
-    using: str, *, wait: str = SHORTLY, in_one_go: bool = False, keep_plans: bool = False
+    using: str, *, wait: str = SHORTLY, pipelined: bool = False, keep_plans: bool = False
 ) -> Iterator[None]:
-    """Run a transaction that waits for no writer: raises ``Busy`` instead.
+    """Run a transaction that waits for a lock no longer than ``wait``, then raises ``Busy``.
 
-    ``in_one_go``: statements without rows to fetch travel together with the next that has
-    some. What is wrong with them is raised there, or at the end.
-
-    ``keep_plans``: of all that is sent, as in ``by_kept_plan``.
+    ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer.
+    ``keep_plans``: keep the plans of all statements in it, as ``by_kept_plan`` does.
     """
     try:
         with (
-            _in_one_go(using) if in_one_go else transaction.atomic(using=using),
-            leaving_its("lock_timeout", using=using),
+            _pipelined(using) if pipelined else transaction.atomic(using=using),
+            restoring("lock_timeout", using=using),
         ):
             keeps = keep_plans and _keeps_plans(connections[using])
             send_prepared(using, GIVE_WAY_BY_KEPT_PLANS if keeps else GIVE_WAY, wait=wait)
@@ -197,10 +200,10 @@ def giving_way(
 
 
 @contextmanager
-def leaving_its(setting: str, *, using: str) -> Iterator[None]:
-    """Where ours is a part of somebody's transaction, leave the rest of that its own setting.
+def restoring(setting: str, *, using: str) -> Iterator[None]:
+    """Restore a setting at the end, where our transaction is part of the caller's.
 
-    Where ours fails, going back to its savepoint does so.
+    If ours fails, the rollback to its savepoint restores it.
     """
     if not connections[using].savepoint_ids:
         yield
@@ -212,33 +215,34 @@ def leaving_its(setting: str, *, using: str) -> Iterator[None]:
 
 
 @contextmanager
-def _in_one_go(using: str) -> Iterator[None]:
+def _pipelined(using: str) -> Iterator[None]:
     wrapper = connections[using]
     wrapper.ensure_connection()
     if not _pipelines(wrapper):
         with transaction.atomic(using=using):
             yield
         return
-    # Before it begins: psycopg looks types up in a transaction, whose COMMIT would end this one.
+    # Before the transaction begins: psycopg's look-up of a type would commit it.
     learn_vectors(using)
-    with together.sent_together(wrapper):
+    with pipelining.pipelined(wrapper):
         yield
 
 
 def _prepares(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether it is a worker's direct session, whose statements nobody logs."""
+    """Tell whether this is a worker's direct session, and Django does not log its statements."""
     return wrapper.connection.prepare_threshold is not None and not wrapper.queries_logged
 
 
 def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether a transaction of our own may be sent in one go.
+    """Tell whether a transaction of our own may be pipelined.
 
-    What wraps statements may put one of its own in front, and a pipeline takes one at a time.
+    An execute wrapper may put a statement of its own in front of ours, and a pipeline takes only
+    one statement at a time.
     """
     is_wrapped = any(one not in ONE_AT_A_TIME for one in wrapper.execute_wrappers)
     return not (wrapper.in_atomic_block or is_wrapped) and psycopg.Pipeline.is_supported()
 
 
 def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether a plan may be kept: what is prepared outlives the transaction, our own."""
+    """Tell whether plans may be kept: statements stay prepared, and the transaction is ours."""
     return _prepares(wrapper) and _pipelines(wrapper)
