@@ -1,4 +1,4 @@
-"""Tell how things stand, in lines for a terminal."""
+"""Write a status as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pgembed_django.status.verdicts import duration
 SAMPLE_CHARACTERS = 100
 SHOWN_KEYS = 20
 EXACT_SECONDS = 9.5
-"""What takes longer is told in whole seconds, then in minutes."""
+"""From here on a time is written in whole seconds, then in minutes."""
 
 
 def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
-    """Yield the lines, coloured by ``style``, which is a command's."""
+    """Yield the lines, coloured by ``style``, which is that of a command."""
     colours: dict[str, Callable[[str], str]] = {
         "fresh": style.SUCCESS,
         "indexing": style.NOTICE,
@@ -34,7 +34,8 @@ def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iter
                 yield _space(space)
         yield f"  waiting    {_waiting(spec)}"
         yield f"  speed      {_speed(spec)}"
-        yield f"  failures   {spec.open_failures}"
+        dismissed = f"; {spec.dismissed} dismissed" if spec.dismissed else ""
+        yield f"  failures   {spec.open_failures}{dismissed}"
         yield from _kinds(spec.key, kinds)
     for key, count in found.unknown.items():
         yield f"{style.MIGRATE_HEADING(key)}  is not declared here"
@@ -85,7 +86,7 @@ def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
         if kind.spec == key:
             sample = " ".join(kind.sample.split())[:SAMPLE_CHARACTERS]
             yield f"    {kind.count!s:>8}  {kind.signature}"
-            # As in the admin and in the log: in the project's own time zone.
+            # In the project's time zone, as in the admin and in the log.
             last = (
                 kind.last_at
                 if timezone.is_naive(kind.last_at)

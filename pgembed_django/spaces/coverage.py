@@ -1,4 +1,4 @@
-"""How much of a spec a search in one space would find."""
+"""Count how many of a spec's rows a search in one space would find."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
 FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))
-"""The first chunk of a row that a search would find: its vector is there, or its text is empty."""
+"""The first chunk of a row that a search finds: it has its vector, or the row's text is empty."""
 
 AT_ONCE = 100
-"""How many gaps are read, to find one that is not merely a row written just now."""
+"""How many gaps are read at once, to find one that is not just a row written a moment ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Source rows in the spec's condition, and those of them that a search would find.
+    """``rows`` fit the spec's condition, ``covered`` of them a search would find.
 
-    ``is_estimated``: from a sample of the table's pages, the same ones every time.
+    ``is_estimated``: counted in a sample of the table's pages, the same ones every time.
     """
 
     rows: int
@@ -43,11 +43,14 @@ class Coverage:
         """How many rows a search would not find."""
         return self.rows - self.covered
 
+    @property
+    def percent(self) -> float:
+        """The share in percent, with one decimal, and never rounded up to 100."""
+        return int(self.ratio * 1000) / 10
+
     def __str__(self) -> str:
-        # Never rounded up to a hundred percent.
-        percent = int(self.ratio * 1000) / 10
         about = "about " if self.is_estimated else ""
-        return f"{about}{percent:g} % of {about}{self.rows:,} rows"
+        return f"{about}{self.percent:g} % of {about}{self.rows:,} rows"
 
 
 class LookedUp(Exists):
@@ -77,7 +80,7 @@ def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
             space__spec=spec.key,
             space__state=Space.State.ACTIVE,
         )
-        # Those without a digest were marked: it is the active one that has fallen behind.
+        # An empty digest marks a chunk as older: there the active space has fallen behind.
         same = Q(text_digest=OuterRef("text_digest")) | Q(text_digest=b"")
         chunks = chunks.exclude(LookedUp(of_active.exclude(same)))
     return chunks
@@ -89,10 +92,16 @@ def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
 
 
 def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
-    """Count. Reads the whole table: for a person who asks, not for a page that refreshes."""
+    """Count exactly. It reads the whole table: too slow for a page that refreshes.
+
+    Raises:
+        Busy: a writer holds one of its tables. Who waited for it while holding the other could
+            deadlock with a migration.
+    """
     rows = spec.rows(using=using)
     covered = rows.filter(LookedUp(covering_chunk(spec, space)))
-    return Coverage(rows=rows.count(), covered=covered.count())
+    with database.giving_way(using):
+        return Coverage(rows=rows.count(), covered=covered.count())
 
 
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:
@@ -115,7 +124,7 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
         found = list(rows.order_by("-pk").values_list("pk", flat=True)[:AT_ONCE])
         if space.state == Space.State.BUILDING and found:
             written = _just_written(spec, found, using=using)
-            # With so many of them it is too early to tell.
+            # Where all of a full read were just written, there may be more: then one counts.
             found = [key for key in found if key not in written] or found[AT_ONCE - 1 :]
     return found[0] if found else None
 
@@ -138,7 +147,7 @@ def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
     )
     lacking = dict(rows.values_list(Cast("pk", TextField()), "pk"))
     jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=list(lacking))
-    # Not one condition on two statuses: each has an index of its own.
+    # Two queries, not one condition: each status has a partial index of its own.
     pending, running = (
         jobs.filter(status).values_list("source_pk", flat=True) for status in (PENDING, RUNNING)
     )

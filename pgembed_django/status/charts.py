@@ -1,4 +1,4 @@
-"""The roll-ups of some time, for charts and for what goes on at the moment."""
+"""Read the roll-ups: of some hours for charts, of the last minutes for the present rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pgembed_django.models import Rollup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What happened in ``seconds`` from ``at`` on. Chunks: embedded, reused. Units: the rest."""
+    """Counts of the ``seconds`` from ``at`` on: of chunks in embedded and reused, else of units."""
 
     at: datetime
     seconds: int
@@ -26,7 +26,7 @@ class Point:
     retried: int = 0
     p50_seconds: float | None = None
     p99_seconds: float | None = None
-    """From write to vector. None: no write was completed."""
+    """Both: the time from write to vector. None: no write was completed."""
 
 
 def series(
@@ -40,7 +40,7 @@ def series(
     seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
     start = end - timedelta(hours=hours)
-    # By the instant: without USE_TZ the rows' times have no zone, and are equal to none that has.
+    # By timestamp: without USE_TZ the rows' times are naive, and never equal an aware one.
     found = defaultdict(list)
     for row in _rows(using, specs, seconds, start):
         found[row.starts_at.timestamp()].append(row)
@@ -69,7 +69,7 @@ def recent(*, using: str, now: datetime) -> dict[str, Recent]:
         by_spec[row.spec].append(row)
     found = {}
     for spec, rows in by_spec.items():
-        # From the first minute with anything in it: one that has just begun is not slow.
+        # Since the first minute that has a roll-up: work that has just begun is not slow.
         elapsed = (now - min(row.starts_at for row in rows)).total_seconds()
         completed = sum(row.completed for row in rows)
         found[spec] = Recent(

@@ -1,4 +1,4 @@
-"""How much of each spec its live spaces hold: exact in small tables, by a sample in large ones."""
+"""Count how much of each spec its live spaces cover: small tables exactly, large ones sampled."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from pgembed_django import database, postgres, triggers
+from pgembed_django.database import unions
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, covering_chunk
 from pgembed_django.specs import Spec
 
 BUDGET = 20_000
-"""Source rows that one page looks at, shared out among the spaces."""
+"""How many source rows one page looks at, divided among the spaces."""
 
 MAX_SAMPLE = 5000
 MIN_SAMPLE = 500
 ROWS_PER_PAGE = 40
-"""Of a table that was never analyzed."""
+"""Assumed for a table that was never analyzed."""
 
-# Whoever asks for the size of a table that a writer holds whole waits for that writer.
+# pg_relation_size waits for a writer that holds the whole table, so locked ones are left out.
 TABLES = """
     SELECT
         spec,
@@ -74,7 +75,7 @@ TABLES = """
     ) AS locks
 """
 
-# REPEATABLE: the number must not jump about from one look to the next.
+# REPEATABLE: the same sample each time, so that the number does not vary by chance.
 SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
 
 
@@ -88,6 +89,10 @@ class Table(NamedTuple):
     is_locked: bool
     rows: float
     silent_triggers: int
+
+
+Counts = QuerySet[Any, dict[str, Any]]
+"""A query that counts one spec's rows: one row, with a column for each of its spaces."""
 
 
 def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
@@ -121,7 +126,10 @@ def coverage(
     using: str,
     is_exact: bool = False,
 ) -> dict[int, Coverage]:
-    """Return the coverage of the spaces that can be looked at, by id, in one query."""
+    """Return the coverage of spaces by id, in one query if possible.
+
+    Spaces whose tables are missing or locked are left out.
+    """
     spaces = {
         spec.key: list(live.get(spec.key, ()))
         for spec in specs
@@ -138,12 +146,8 @@ def coverage(
         for spec in specs
         if spaces.get(spec.key)
     ]
-    if not queries:
-        return {}
-    rows = queries[0].union(*queries[1:], all=True) if len(queries) > 1 else queries[0]
-    rows = rows.order_by()  # the first model's own would be the union's
     found: dict[int, Coverage] = {}
-    for row in rows:
+    for row in unions.read(queries, using=using):
         key, looked_at = row["pgembed_spec"], row["pgembed_all"]
         if shares[key] < 1 and not looked_at:
             continue  # the sample is empty: nothing is known
@@ -158,14 +162,12 @@ def coverage(
 
 
 COLUMNS = ("pgembed_first", "pgembed_second")
-"""The active space and the one being built: there are no more."""
+"""One for the active space, and one for the building space."""
 
 
-def _query(
-    spec: Spec, spaces: Sequence[Space], share: float, *, using: str
-) -> QuerySet[Any, dict[str, Any]]:
+def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> Counts:
     rows = spec.model._base_manager.using(using).order_by()
-    if type(spec.model._base_manager) is not Manager:  # what it joins would be counted
+    if type(spec.model._base_manager) is not Manager:  # its joins would count rows twice
         rows = QuerySet(spec.model, using=using).filter(pk__in=rows.values("pk")).order_by()
     if share < 1:
         rows = rows.filter(pk__in=_sample(spec, share))
@@ -176,9 +178,7 @@ def _query(
     }
     for column in COLUMNS[len(spaces) :]:
         counts[column] = Value(0)
-    counted: QuerySet[Any, dict[str, Any]] = rows.values(
-        pgembed_spec=Value(spec.key, TextField())
-    ).annotate(
+    counted: Counts = rows.values(pgembed_spec=Value(spec.key, TextField())).annotate(
         pgembed_all=Count("*"),
         pgembed_rows=Count("pk", filter=spec.when) if spec.when else Count("*"),
         **counts,

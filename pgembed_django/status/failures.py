@@ -1,6 +1,7 @@
-"""Open failures by kind, which is a spec and an error's signature; and all of a kind, in batches.
+"""Read open failures: their kinds, and the ids of one kind in batches.
 
-No query reads them all: kinds are found by jumping along an index from one to the next.
+A kind is a spec and an error's signature. No query reads all failures: it jumps along an index
+from one kind to the next.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pgembed_django.status.shapes import Count, FailureKind, FailureKinds
 
 MAX_COUNT = 10_000
 MAX_KINDS = 200
-"""Kinds that are looked at, of each spec. Where there are more, the recent ones are among them."""
+"""How many kinds of each spec are looked at. Of more, the most recent ones are among them."""
 
 RECENT = 1000
 
-# The specs that have open failures, found by jumping along their index.
+# The specs that have open failures. The query jumps along their index.
 FAILING = """
     failing AS (
         (

@@ -1,4 +1,4 @@
-"""Count the queue, no further than a bound: by lane, by worker, by failures."""
+"""Count pending, running, failed and dismissed jobs, each up to a bound."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 MAX_COUNT = 10_000
 MIN_COUNT = 1000
 BUDGET = 60_000
-"""Jobs that one page reads at the most, shared out among the specs."""
+"""How many jobs one page reads at most, divided among the specs."""
 
 CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
-"""What somebody is waiting for."""
+"""The kinds of jobs that somebody waits for: changes."""
 
-# Three kinds of rows: P(ending), R(unning), F(ailed). Counted no further than the bound.
+# The first column: P(ending), R(unning), F(ailed), D(ismissed). Counts stop at the limit.
 COUNTS = """
     SELECT
         'P' AS what,
@@ -78,23 +78,35 @@ COUNTS = """
             LIMIT %(limit)s
         ) AS failed
     ) AS counted
+  UNION ALL
+    SELECT 'D', spec, NULL, NULL, NULL, count(*), NULL, NULL
+    FROM (
+        SELECT spec
+        FROM pgembed_job
+        WHERE status = 'dismissed'
+          AND settled_at IS NULL
+        ORDER BY run_at DESC
+        LIMIT %(limit)s
+    ) AS dismissed
+    GROUP BY spec
 """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
 
 
 @dataclass(slots=True)
 class Queue:
-    """The queue as it was at one moment, by spec and by worker id."""
+    """Counts of the queue at one moment, by spec, and in ``held`` by worker id."""
 
     backlog: dict[str, tuple[Backlog, ...]] = field(default_factory=dict)
     running: dict[str, Count] = field(default_factory=dict)
     oldest_change: dict[str, float] = field(default_factory=dict)
     held: dict[int, list[HeldJobs]] = field(default_factory=dict)
     failures: dict[str, Count] = field(default_factory=dict)
+    dismissed: dict[str, Count] = field(default_factory=dict)
 
 
 def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
-    """Count, in one statement. Failures also of specs that were not asked for."""
+    """Count in one statement. Failures are counted of all specs, not only of those given."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for what, *row in database.rows(
@@ -105,6 +117,8 @@ def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> 
     _add_pending(queue, found["P"], limit)
     _add_running(queue, found["R"])
     queue.failures = {spec: Count(number, number >= limit) for spec, *_, number, _, _ in found["F"]}
+    is_capped = sum(row[4] for row in found["D"]) >= limit
+    queue.dismissed = {spec: Count(number, is_capped) for spec, *_, number, _, _ in found["D"]}
     return queue
 
 

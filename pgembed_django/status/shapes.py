@@ -1,16 +1,16 @@
-"""What a status is made of. Values, and what follows from them alone."""
+"""The values that a status consists of. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, get_args
 
 from pgembed_django.spaces import Coverage
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 STATES: tuple[State, ...] = get_args(State)
-"""The best first."""
+"""From best to worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceStatus:
-    """A space that is kept fresh. ``coverage`` is None where it could not be looked at."""
+    """The status of a live space. ``coverage`` is None where it could not be read."""
 
     id: int
     provider: str
@@ -67,30 +67,32 @@ class SpaceStatus:
     created_at: datetime
     coverage: Coverage | None
     eta_seconds: float | None
-    """Until it is full, at the present rate. None: unknown, or full already."""
+    """Time until it is full, at the present rate. None: unknown, full, or nothing is completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecStatus:
-    """How one spec stands."""
+    """The status of one spec."""
 
     key: str
     verdict: Verdict
     active: SpaceStatus | None
     building: SpaceStatus | None
     backlog: tuple[Backlog, ...]
-    """One for each trigger kind that has jobs waiting, the most urgent first."""
+    """One for each kind that has pending jobs, the most urgent first."""
     running: Count
     oldest_change_seconds: float | None
-    """Age of the oldest write or manual retry that waits or is at work."""
+    """Age of the oldest write or manual retry that is pending or running."""
     open_failures: Count
+    dismissed: Count
+    """Dismissed failures whose rows have not been embedded since."""
     units_per_second: float
-    """Completed in the last minutes."""
+    """Units completed per second, mean of the last minutes."""
     p50_seconds: float | None
     p99_seconds: float | None
-    """From write to vector, in the last minutes."""
+    """Both: the time from write to vector, in the last minutes."""
     eta_seconds: float | None
-    """Until the backlog is gone at the present rate. Zero: it is. None: it is not moving."""
+    """Time until nothing is pending, at the present rate. None: nothing is completed."""
     workers: int
     """How many live workers work on it."""
     paused_by: str
@@ -109,31 +111,31 @@ class HeldJobs:
     spec: str
     jobs: int
     oldest_seconds: float
-    """For how long it has held the oldest one."""
+    """How long it has held the oldest of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
     """A worker. One that is silent for a minute is believed dead.
 
-    ``host`` is empty where there is no worker of that id any more, only jobs that it held.
+    The defaults are for a worker whose row is gone, of which only the held jobs are known.
     """
 
     id: int
-    host: str
-    pid: int
-    version: str
-    specs: tuple[str, ...]
-    started_at: datetime | None
-    last_seen_at: datetime | None
-    silent_seconds: float | None
-    is_live: bool
     held: tuple[HeldJobs, ...]
-    paused: dict[str, str]
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    specs: tuple[str, ...] = ()
+    started_at: datetime | None = None
+    last_seen_at: datetime | None = None
+    silent_seconds: float | None = None
+    is_live: bool = False
+    paused: dict[str, str] = field(default_factory=dict)
     """Provider -> why this worker has paused it."""
-    retries_at: dict[str, datetime]
+    retries_at: dict[str, datetime] = field(default_factory=dict)
     """Provider -> when this worker tries it again."""
-    aside: dict[str, str]
+    aside: dict[str, str] = field(default_factory=dict)
     """Spec -> why this worker has set it aside."""
 
     @property
@@ -146,24 +148,29 @@ class WorkerStatus:
 class ProviderStatus:
     """A provider that the settings declare or a live space needs.
 
-    ``is_down`` where all live workers that need it have paused it: it is down.
+    ``is_down``: all live workers that need it have paused it, because it does not answer.
     """
 
     name: str
-    """Its alias. And its model, where another one is declared under that by now."""
+    """Its alias, with its model where the settings declare another one under the alias by now."""
     alias: str
     model: str
     specs: tuple[str, ...]
-    """Whose live spaces need it."""
+    """The specs whose live spaces need it."""
     is_declared: bool
     out_of_reach_of: tuple[str, ...]
-    """Names of the workers."""
+    """The names of the workers that have paused it."""
     is_down: bool
     reason: str
     retries_at: datetime | None
     """When the first of the workers tries it again."""
     paused_by: str
     """Who has paused it by hand. Empty: nobody."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no worker may ask it."""
+        return self.is_down or bool(self.paused_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,14 +197,14 @@ class FailureKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """How everything stands, by the database's clock."""
+    """The status of specs, workers and providers. ``at`` is the database's time."""
 
     at: datetime
     specs: tuple[SpecStatus, ...]
     workers: tuple[WorkerStatus, ...]
     providers: tuple[ProviderStatus, ...]
     unknown: dict[str, Count]
-    """Open failures of specs that are not declared here: of no more than a hundred of them."""
+    """Open failures by the keys of specs that are not declared here, a hundred of them at most."""
 
     @property
     def verdict(self) -> Verdict:
@@ -206,8 +213,3 @@ class Overview:
         if worst is None:
             return Verdict("fresh", "No model is embeddable.")
         return Verdict(worst.verdict.state, f"{worst.key}: {worst.verdict.reason}")
-
-
-def after(moment: datetime, seconds: float) -> datetime:
-    """Return the time so many seconds later."""
-    return moment + timedelta(seconds=seconds)

@@ -1,6 +1,6 @@
-"""Judge how a spec stands, in words that a person on call can act on. Pure.
+"""Judge the state of a spec, with reasons that a person on call can act on. Pure.
 
-In English also in the admin: `embed_status` has the same words.
+The reasons are not translated, also not in the admin: `embed_status` has the same words.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pgembed_django.spaces import Coverage
 from pgembed_django.status.shapes import Count, State, Verdict
 
 LATE_SECONDS = 60.0
-"""A change that waits for longer is late: in the ordinary way it takes a second."""
+"""After this time a change is late. Usually it takes a second."""
 
 STUCK_SECONDS = 300.0
-"""A change that waits for so long while nothing is completed: it is stalled."""
+"""A spec is stalled if a change waits so long while nothing is completed."""
 
 WORKER = "Start manage.py embed_worker."
 DRIFT = "for its tables are not as the code declares them"
@@ -23,34 +23,36 @@ DRIFT = "for its tables are not as the code declares them"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a verdict depends on."""
+    """All that a verdict depends on."""
 
     database: str
-    """Its alias."""
+    """The alias of its database."""
     has_tables: bool
     has_space: bool
     silent_triggers: int
-    """Those that are missing or disabled."""
+    """How many of its triggers are missing or disabled."""
     paused_by: str
     """Who has paused the spec. Empty: nobody."""
     workers: int
-    """Live ones that work on the spec."""
+    """How many live workers work on the spec."""
     aside: tuple[str, ...]
-    """Why workers have set it aside, of each that has."""
+    """The reason of each worker that has set it aside."""
     down: str
-    """Why no worker can reach the active space's provider. Empty: one can."""
+    """Why no worker can reach the active space's provider. Empty: at least one can."""
     unreachable_for: int
-    """How many workers cannot, although others can."""
+    """How many workers cannot reach the active space's provider."""
     waiting: Count
     changes: Count
-    """Of those waiting, the writes and the manual retries."""
+    """The writes and manual retries among the waiting jobs."""
     oldest_change_seconds: float | None
     failures: Count
+    dismissed: Count
+    """Dismissed failures: no worker tries these rows."""
     coverage: Coverage | None
     is_building: bool
     building_coverage: Coverage | None
     completed: int
-    """Units in the last minutes."""
+    """How many units were completed in the last minutes."""
     eta_seconds: float | None
 
     @property
@@ -58,9 +60,14 @@ class Facts:
         """Whether all live workers have set it aside."""
         return 0 < self.workers == len(self.aside)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a search misses rows whose failures were not dismissed."""
+        return self.coverage is not None and self.coverage.missing > self.dismissed.value
+
 
 def judge(facts: Facts) -> Verdict:
-    """Return the worst thing there is to say, with all the reasons for it."""
+    """Return the worst state that holds, with all the reasons for it."""
     reasons: tuple[tuple[State, Iterator[str]], ...] = (
         ("stalled", _stalled(facts)),
         ("degraded", _degraded(facts)),
@@ -70,14 +77,15 @@ def judge(facts: Facts) -> Verdict:
         if found := " ".join(sentences):
             return Verdict(state, found)
     if facts.changes:
-        return Verdict("fresh", f"All else is found with its present text: {_changes(facts)}.")
+        found = f"All else is found with its present text{_but(facts)}: {_changes(facts)}."
+        return Verdict("fresh", found)
     if facts.coverage is None:
         return Verdict("fresh", "Nothing waits.")
-    return Verdict("fresh", "Every row is found with its present text.")
+    return Verdict("fresh", f"Every row is found with its present text{_but(facts)}.")
 
 
 def _stalled(facts: Facts) -> Iterator[str]:
-    has_work = bool(facts.waiting) or bool(facts.coverage and facts.coverage.missing)
+    has_work = bool(facts.waiting) or facts.is_short
     if not facts.has_tables:
         yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
     elif not facts.has_space:
@@ -128,12 +136,19 @@ def _degraded(facts: Facts) -> Iterator[str]:
 def _indexing(facts: Facts) -> Iterator[str]:
     if facts.waiting.value > facts.changes.value:
         yield f"{facts.waiting} jobs wait{_eta(facts)}. Changes go first."
-    elif facts.coverage and facts.coverage.missing and not facts.changes:
-        # A change may be on its way between the two looks.
+    elif facts.is_short and not facts.changes:
+        # Not with changes: then the rows may be missing only because these wait.
         yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
     if facts.is_building:
         covered = f": {facts.building_coverage}" if facts.building_coverage else ""
         yield f"A new space is being built{covered}. Search uses the old one until it is full."
+
+
+def _but(facts: Facts) -> str:
+    if not facts.dismissed:
+        return ""
+    were = "was" if facts.dismissed == Count(1) else "were"
+    return f", but for {facts.dismissed} that {were} dismissed"
 
 
 def _waiting(facts: Facts) -> str:

@@ -8,6 +8,7 @@ import time
 import psycopg
 import pytest
 from django.db import DatabaseError, connection, transaction
+from psycopg import sql
 
 from pgembed_django import conf, database, faults, jobs, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
@@ -336,9 +337,9 @@ def test_a_worker_that_dies_in_mid_transaction_holds_nobody_up(make_article, con
     assert not Job.objects.filter(status="running").exists()
 
 
-@pytest.mark.parametrize("in_one_go", [False, True], ids=["singly", "in one go"])
+@pytest.mark.parametrize("pipelined", [False, True], ids=["singly", "pipelined"])
 def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
-    make_article, writer, monkeypatch, in_one_go
+    make_article, writer, monkeypatch, pipelined
 ):
     """SIGSTOP, a paused virtual machine: nobody will end that transaction but Postgres."""
     monkeypatch.setattr(configuring, "FROZEN_AFTER", "200ms")
@@ -347,7 +348,7 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
     connection.close()
     configuring.configure_sessions("default")
     try:
-        storing = database.giving_way("default", in_one_go=in_one_go)
+        storing = database.giving_way("default", pipelined=pipelined)
         with pytest.raises(DatabaseError) as caught, storing:  # noqa: PT012
             assert jobs.hold([held], using="default").ours
             writer.start(DELETE, article.pk)
@@ -359,6 +360,18 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
         configuring.leave_sessions("default")
     writer.connection.commit()
     assert not Article.objects.exists()
+
+
+def test_pruning_waits_for_nobody(make_article, run_jobs, second_connection):
+    articles = [make_article(), make_article()]
+    run_jobs()
+    Job.objects.update(finished_at="2020-01-01T00:00:00Z")
+    locked = Job.objects.get(source_pk=str(articles[0].pk))
+    second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [locked.pk])
+
+    assert jobs.prune(keep_seconds=60, using="default") == 1
+
+    assert Job.objects.get() == locked
 
 
 def test_workers_run_in_read_committed_whatever_the_settings_say(settings, connect):
@@ -375,6 +388,24 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     finally:
         connection.close()
         connection.settings_dict["OPTIONS"] = before
+        configuring.leave_sessions("default")
+
+
+def test_a_statement_by_itself_is_read_committed_too_whatever_the_database_says(connect):
+    own = connect()
+    own.autocommit = True
+    name = sql.Identifier(connection.settings_dict["NAME"])
+    default = "ALTER DATABASE {} SET default_transaction_isolation = 'serializable'"
+    connection.close()
+    try:
+        own.execute(sql.SQL(default).format(name))
+        configuring.configure_sessions("default")
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW transaction_isolation")
+            assert cursor.fetchone() == ("read committed",)
+    finally:
+        own.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_isolation").format(name))
+        connection.close()
         configuring.leave_sessions("default")
 
 

@@ -27,6 +27,7 @@ STATUS = SpecStatus(
     running=Count(0),
     oldest_change_seconds=400.0,
     open_failures=Count(2),
+    dismissed=Count(0),
     units_per_second=1.0,
     p50_seconds=0.5,
     p99_seconds=2.0,

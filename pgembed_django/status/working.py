@@ -1,0 +1,84 @@
+"""The status of workers, and of the providers that they ask."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import chain
+
+from pgembed_django import conf, jobs
+from pgembed_django.models import Space, Worker
+from pgembed_django.status.queue import Queue
+from pgembed_django.status.shapes import ProviderStatus, WorkerStatus
+
+SILENT_SECONDS = 60.0
+"""A worker reports every ten seconds. One that is silent for so long is believed dead."""
+
+
+def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
+    """Return the workers that have a row, and those without one that still hold jobs."""
+    found = []
+    held = dict(counted.held)
+    for row in Worker.objects.using(using).order_by("host", "pid"):
+        silent = (now - row.last_seen_at).total_seconds()
+        found.append(
+            WorkerStatus(
+                id=row.pk,
+                host=row.host,
+                pid=row.pid,
+                version=row.version,
+                specs=tuple(row.specs),
+                started_at=row.started_at,
+                last_seen_at=row.last_seen_at,
+                silent_seconds=max(0.0, silent),
+                is_live=silent < SILENT_SECONDS,
+                held=tuple(held.pop(row.pk, ())),
+                paused=dict(row.paused),
+                retries_at={
+                    name: row.last_seen_at + timedelta(seconds=seconds)
+                    for name, seconds in row.paused_seconds.items()
+                },
+                aside=dict(row.aside),
+            )
+        )
+    # Jobs whose worker's row is gone: their leases expire, or a person releases them.
+    gone = (WorkerStatus(id=one, held=tuple(left)) for one, left in sorted(held.items()))
+    return [*found, *gone]
+
+
+def providers(
+    live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], paused: jobs.Paused
+) -> dict[str, ProviderStatus]:
+    """Return the declared providers and those of the live spaces, by name."""
+    settings = conf.current().providers
+    models = {alias: (alias, str(one.get("MODEL", ""))) for alias, one in settings.items()}
+    needed_by: defaultdict[str, set[str]] = defaultdict(set)
+    for space in chain.from_iterable(live.values()):
+        models[name_of(space)] = space.provider, space.model
+        needed_by[name_of(space)].add(space.spec)
+    found = {}
+    for name, (alias, model) in sorted(models.items()):
+        specs = needed_by[name]
+        asking = [one for one in workers if one.is_live and not specs.isdisjoint(one.specs)]
+        # A provider that is only paused by hand has no time at which it is tried again.
+        pausing = [worker for worker in asking if name in worker.retries_at]
+        times = [worker.retries_at[name] for worker in pausing]
+        found[name] = ProviderStatus(
+            name=name,
+            alias=alias,
+            model=model,
+            specs=tuple(sorted(specs)),
+            is_declared=name in settings,
+            out_of_reach_of=tuple(worker.name for worker in pausing),
+            is_down=bool(pausing) and len(pausing) == len(asking),
+            reason=pausing[0].paused[name] if pausing else "",
+            retries_at=min(times, default=None),
+            paused_by=paused.providers.get(alias, ""),
+        )
+    return found
+
+
+def name_of(space: Space) -> str:
+    """Return the name of a space's provider in a status."""
+    return conf.current().provider_name(space.provider, space.model)
