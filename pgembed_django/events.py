@@ -1,7 +1,7 @@
-"""What happens, told once: to the log, and to whoever listens.
+"""Events: each is written to the log, and sent as a signal.
 
-Each event has a name that stays, a constant text, and values for it. Metrics and traces
-hang on ``happened``; without them an event costs a look at the logger's level.
+An event has a stable name, a constant text, and values for it. Metrics and traces receive
+``happened``. Without them, an event only costs a check of the logger's level.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from django.dispatch import Signal
 logger = logging.getLogger("pgembed_django")
 
 happened = Signal(use_caching=True)
-"""Sent with ``sender``, an event, ``fields``, and ``about``: objects that no log has a use for.
+"""Sent with the event as ``sender``, its ``fields``, and ``about``: objects that are not logged.
 
-Receivers run in the worker's own threads, so they have to be quick. What they raise is
-logged, and goes no further.
+Receivers run in the worker's own threads, so they have to be quick. Their errors are logged,
+but not raised.
 """
 
 ALL: dict[str, Event] = {}
@@ -186,6 +186,12 @@ DIGEST_UNKNOWN = _event(
 
 SPACE_OPENED_ELSEWHERE = _event(
     "space_opened_elsewhere", DEBUG, "Another worker opened the space of %(spec)s first"
+)
+SPACE_NOT_REOPENED = _event(
+    "space_not_reopened",
+    WARNING,
+    "The settings of %(spec)s declare %(space)s, which is retired: another model is searched. "
+    "To go back: manage.py embed_spaces rollback %(number)s",
 )
 SPACE_ACTIVATED = _event("space_activated", INFO, "%(spec)s is now searched with %(space)s")
 SPACE_ACTIVATED_EARLY = _event(

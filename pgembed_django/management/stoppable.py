@@ -1,4 +1,4 @@
-"""How a command ends: stopped, unread, refused or cut off."""
+"""Let a command end without a traceback: by Ctrl-C, a closed pipe or a database's refusal."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from pgembed_django import faults
 
 CANNOT_START = 2
-"""The exit status of a command that was called wrongly, or without its database."""
+"""The exit status of a command with wrong options, or without its database."""
 
 INTERRUPTED = 130
-"""The exit status of a command that was stopped by Ctrl-C, like a shell's."""
+"""The exit status of a command that was stopped by Ctrl-C, as in a shell."""
 
 UNREAD = 141
-"""The exit status of a command whose output nobody reads any more, like a shell's."""
+"""The exit status of a command whose output pipe was closed, as in a shell."""
 
 
 class StoppableCommand(BaseCommand):
-    """A command that a person may stop, or stop reading: ``| head``."""
+    """A command that may be stopped by Ctrl-C, or lose its reader as with ``| head``."""
 
     stopped = "Stopped."
-    """What to say after Ctrl-C."""
+    """The message after Ctrl-C."""
     is_a_program = False
-    """Whether the process is there for the command, and was not its caller's before."""
+    """Whether it was run by ``manage.py``, rather than by ``call_command``."""
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Run from the command line. The exit status of a failure is kept if the pipe is closed."""
@@ -43,7 +43,7 @@ class StoppableCommand(BaseCommand):
         try:
             self.stdout.flush()
         except BrokenPipeError:
-            # What is left would be written, and refused with a traceback, at Python's end.
+            # Python would write what is buffered at exit, and fail with a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = status or UNREAD
         if status:

@@ -1,4 +1,4 @@
-"""What ``embed_retry`` and ``embed_dismiss`` share: which open failures, and how they are told."""
+"""The base of ``embed_retry`` and ``embed_dismiss``: choose open failures, act on them, report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TriageCommand(EmbedCommand):
     """A command on the open failures that its options choose."""
 
     verb: str
-    """What it does, in the imperative: "retry"."""
+    """What the command does, as a verb: "retry"."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)

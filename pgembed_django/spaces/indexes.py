@@ -1,7 +1,7 @@
-"""The indexes of one space: partial ones, built and dropped while everything goes on.
+"""Build and drop the partial indexes of a space, ``CONCURRENTLY``: nobody waits for it.
 
-Nearest neighbours by HNSW on the width's own expression, full text by GIN. Below
-``PGEMBED_INDEX_ROWS`` there is none: reading all the vectors is faster then, and exact.
+HNSW for nearest neighbours, on an expression with the vectors' width, and GIN for full text.
+Below ``PGEMBED_INDEX_ROWS`` rows there are none: to read all vectors is fast then, and exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATE = """
     WHERE indexrelid = to_regclass(%(name)s)
 """
 
-# Not by the search_path: with a schema per tenant another one has an index of that name.
+# search_path does not find it: with a schema per tenant others have an index of that name.
 SCHEMA = """
     SELECT nspname::text
     FROM pg_class
@@ -36,7 +36,7 @@ SCHEMA = """
     WHERE pg_class.oid = %(table)s::regclass
 """
 
-# Counts no further than it has to.
+# It counts no further than the bound.
 HAS_ROWS = """
     SELECT count(*) >= %(rows)s
     FROM (
@@ -68,7 +68,7 @@ DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
 _told = Told()
-"""Of indexes and databases. It is tried again every few seconds: the rights may be given."""
+"""By index and database. A build is tried every few seconds: the role may get the right."""
 
 
 def vector_name(space: Space, kind: str = "") -> str:
@@ -161,7 +161,7 @@ def _missing(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Com
     """Return the indexes that the space lacks for its number of rows: names and statements."""
     least = conf.current().index_rows
     missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one[0], using=using)]
-    # Rows are counted last: that reads the table.
+    # Rows are counted last, as this reads the table.
     return missing if missing and least and _has_rows(spec, space, least, using=using) else []
 
 

@@ -1,4 +1,4 @@
-"""The kinds of index that vectors can have, and which one a width gets. Pure."""
+"""The kinds of vector index, and which one is used for a width. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ AUTO = "auto"
 
 
 class Kind(NamedTuple):
-    """A kind of HNSW index, up to the ``widest`` vectors that pgvector indexes so."""
+    """A kind of HNSW index. ``widest``: the most dimensions that pgvector indexes with it."""
 
     name: str
     widest: int
@@ -17,10 +17,10 @@ class Kind(NamedTuple):
     distance: str
     """The operator that the index is ordered by."""
     spread: int
-    """How many times as many chunks are taken from it as are wanted.
+    """How many times as many chunks are taken from the index as are wanted.
 
-    Its order is approximate where it stores less than the vectors: what is taken is ranked
-    again by the exact distance.
+    An index that stores less than the vectors has an approximate order, so what is taken from it
+    is ranked again by the exact distance.
     """
 
 

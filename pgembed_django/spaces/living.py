@@ -1,4 +1,4 @@
-"""Which spaces are live, which one is searched, and which provider each one needs."""
+"""Find the live spaces, the one that is searched, and the provider that each one needs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ REMEDY = (
 
 OTHER_WEIGHTS = (
     "The server has other weights by now under the name of its model. Wait until a space of "
-    "these is full, or switch to that one now: manage.py embed_spaces. Or pull the former ones."
+    "these is full, or switch to that one now: manage.py embed_spaces. Where theirs is retired, "
+    "it is gone back to by hand only: embed_spaces rollback. Or pull the former ones."
 )
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
-# Asked once for each batch that is stored: the ORM takes longer to write it than it to run.
+# It runs for each batch that is stored, and the ORM takes longer to compile it than it runs.
 LIVE_IDS = """
     SELECT spec, id
     FROM pgembed_space

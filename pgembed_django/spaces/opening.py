@@ -1,7 +1,7 @@
-"""Open a space for what is declared, where it is new.
+"""Open a space for a spec's declared provider, where it is new.
 
-A retired declaration never reopens a space by itself: during a deploy, old and new
-workers disagree for a while.
+No declaration reopens a retired space: during a deploy, old and new workers disagree for a
+while about what is declared.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from django.db.models.functions import Now
 from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
+from pgembed_django.once import Told
 from pgembed_django.providers import raising
 from pgembed_django.providers.base import Provider
 from pgembed_django.spaces.living import is_of, live
@@ -27,7 +28,9 @@ from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
 STEP = 10_000_000
-"""How far a space's number may be above the last one's."""
+"""The most by which a space's number exceeds the highest one so far."""
+
+_told = Told()
 
 Identity = dict[str, Any]
 """What makes vectors comparable, as ``Provider.identity`` returns it."""
@@ -44,9 +47,9 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
             _follow_options(space, spec, using=using)
             return live(spec, using=using)
     if specs.without_table([spec], using=using):
-        return []  # a newer code has given it another name, or nobody has migrated yet
+        return []  # newer code has renamed it, or nobody has migrated yet
     if told is None and _has_had_one_of(spec, provider, using=using):
-        return live(spec, using=using)  # it may be that retired one's: known when it is back
+        return live(spec, using=using)  # it may be a retired one's: its digest will tell
     try:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)
@@ -61,7 +64,7 @@ def _identity(provider: Provider) -> Identity | None:
         with raising.provider_errors(provider):
             return provider.identity()
     except ProviderError as error:
-        # The server is down. What it cannot tell now is learned when it is back.
+        # The server is down. The digest is learned when it is back.
         events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))
         return None
 
@@ -88,7 +91,8 @@ def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
         with transaction.atomic(using=using):
             unknown.update(model_digest=identity["digest"], fingerprint=_fingerprint(identity))
     except IntegrityError:
-        # It is a retired space's, which no declaration reopens. An active one is searched on.
+        # A retired space has this digest, and no declaration reopens it. So the building one is
+        # retired as well; an active one is still searched.
         unknown.filter(state=Space.State.BUILDING).update(
             state=Space.State.RETIRED, retired_at=Now()
         )
@@ -117,7 +121,8 @@ def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
     every = Space.objects.using(using)
     emptied = every.filter(spec__in=moved.values()).exclude(pk__in=[one.pk for one in moved])
     emptied.delete()
-    # By a name that none has: two specs may have swapped theirs, and each has one active space.
+    # First to a key that no spec has: two specs may have swapped names, and only one space of each
+    # may be active.
     for space in moved:
         every.filter(pk=space.pk).update(spec=f"pgembed:{space.pk}")
     for space, key in moved.items():
@@ -150,12 +155,13 @@ def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:
     spaces = Space.objects.using(using).filter(spec=spec.key)
     fingerprint = _fingerprint(identity)
-    if spaces.filter(fingerprint=fingerprint).exists():
-        return  # retired: an old worker's declaration
+    if retired := spaces.filter(fingerprint=fingerprint).first():
+        _tell_of(retired, using=using)  # declared by an old worker, or by a person who went back
+        return
     spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
     is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
     space = Space(
-        pk=_number(using=using),
+        pk=number(using=using),
         spec=spec.key,
         fingerprint=fingerprint,
         provider=spec.provider,
@@ -168,11 +174,22 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     Space.objects.using(using).bulk_create([space])  # without signals, like all that is ours
 
 
-def _number(*, using: str) -> int:
+def _tell_of(retired: Space, *, using: str) -> None:
+    """Log once that no space is opened, and how a person reopens the retired one."""
+    if _told.is_new((using, retired.spec), str(retired.pk)):
+        events.tell(
+            events.SPACE_NOT_REOPENED,
+            spec=retired.spec,
+            space=f"{retired.model} ({retired.dimensions})",
+            number=retired.pk,
+        )
+
+
+def number(*, using: str) -> int:
     """Return a number that no space has had, in this database or another.
 
-    Not the sequence's: it begins anew with TRUNCATE … RESTART IDENTITY and with ``loaddata``,
-    and vectors that carry the number still would be taken for the new model's.
+    Not from the sequence: TRUNCATE … RESTART IDENTITY and ``loaddata`` begin it anew, and vectors
+    that still carry a former space's number would be taken for the new model's.
     """
     highest = Space.objects.using(using).aggregate(highest=Max("pk"))["highest"] or 0
     return int(highest) + 1 + secrets.randbelow(STEP)

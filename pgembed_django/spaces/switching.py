@@ -1,4 +1,4 @@
-"""Switch, cancel and reopen spaces. What is searched changes in one transaction."""
+"""Activate, cancel and reopen spaces. One transaction changes which space is searched."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ from django.db.models.functions import Now
 
 from pgembed_django import database
 from pgembed_django.models import Space
+from pgembed_django.spaces.opening import number
 
-# To find that a space is full, all of it is read: one worker does. A session lock, which goes
-# with the connection. It saves work, and keeps no rule: ``activate`` takes locks of its own.
+MADE_BY = (
+    "spec",
+    "fingerprint",
+    "provider",
+    "backend",
+    "model",
+    "model_digest",
+    "dimensions",
+    "document_prefix",
+    "query_prefix",
+    "options",
+)
+"""The columns that a space which is begun anew copies from the pruned one."""
+
+# Only one worker looks whether a space is full, as that may read the whole table. The session lock
+# ends with the connection. It only saves work: ``activate`` has row locks of its own.
 TRY_TURN = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_switch', %(space)s))"
 END_TURN = "SELECT pg_advisory_unlock(hashtextextended('pgembed_switch', %(space)s))"
 
@@ -36,7 +51,7 @@ def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
     Returns False where another process has activated or retired it meanwhile.
     """
     with transaction.atomic(using=using):
-        # All of them, in one order: two that switch at once wait for each other.
+        # Lock all spaces of the spec, so that of two switches one waits for the other.
         spaces = Space.objects.using(using).select_for_update().filter(spec=space.spec)
         states = dict(spaces.order_by("pk").values_list("pk", "state"))
         if states.get(space.pk) != Space.State.BUILDING:
@@ -58,20 +73,28 @@ def cancel(spec_key: str, *, using: str) -> bool:
     return bool(_retire(spec_key, Space.State.BUILDING, using=using))
 
 
-def reopen(space: Space, *, using: str) -> bool:
-    """Build a retired space again, as a person asked: it is topped up, then active.
+def reopen(space: Space, *, using: str) -> Space | None:
+    """Build a retired space again, as a person asked: its gaps are filled, then it is activated.
 
-    Tells whether it did: not where its vectors have been pruned.
+    One whose vectors are pruned is begun anew under another number, as some may still be there.
+    Returns the space that is built, or None where this one is not retired.
     """
+    every = Space.objects.using(using)
     with transaction.atomic(using=using):
-        retired = Space.objects.using(using).filter(
-            pk=space.pk, state=Space.State.RETIRED, pruned_at=None
-        )
-        if not retired.select_for_update().exists():
-            return False
+        retired = every.select_for_update().filter(pk=space.pk, state=Space.State.RETIRED).first()
+        if retired is None:
+            return None
         cancel(space.spec, using=using)
-        retired.update(state=Space.State.BUILDING, retired_at=None)
-    return True
+        if retired.pruned_at is None:
+            every.filter(pk=space.pk).update(state=Space.State.BUILDING, retired_at=None)
+            return retired
+        # A spec's fingerprints are unique: change the one of the pruned space.
+        former = f"{retired.fingerprint} {retired.pk}"
+        every.filter(pk=space.pk).update(fingerprint=former)
+        made = {name: getattr(retired, name) for name in MADE_BY}
+        begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)
+        every.bulk_create([begun])  # without signals, like all that is ours
+        return begun
 
 
 def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:

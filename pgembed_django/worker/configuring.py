@@ -1,4 +1,4 @@
-"""Make a worker's connections what the queue counts on."""
+"""Set a worker's database connections up as the queue requires."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from django.db.backends.signals import connection_created
 
 from pgembed_django.listener import MAY_BE_IDLE
 
-# A worker that is frozen in mid-transaction would hold writers up until it wakes.
+# A worker that freezes in the middle of a transaction would block writers until it wakes.
 FROZEN_AFTER = "10s"
 PREPARE_AFTER = 3
-"""How often a worker sends a statement before it is prepared."""
+"""How often a worker sends a statement before psycopg prepares it."""
 
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
 
-# A server that vanishes without a word (a failover, a firewall) is noticed within a minute:
-# a worker that waits for it would wait for hours. Idle, between, how often; milliseconds.
+# Notice within a minute that a server has vanished silently (a failover, a firewall): by default a
+# worker would wait for hours. Seconds, but for the count and the milliseconds of USER_TIMEOUT.
 SILENCE = {
     "TCP_KEEPIDLE": 20,
     "TCP_KEEPINTVL": 10,
@@ -48,10 +48,10 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             connection.connection.prepare_threshold = PREPARE_AFTER
         with connection.cursor() as cursor:
             if is_direct:
-                # A plan that is kept was made for a table that may have grown a thousandfold.
+                # Since a kept plan was made, its table may have grown a thousandfold.
                 cursor.execute("SET plan_cache_mode = force_custom_plan")
             cursor.execute("SET default_transaction_isolation = 'read committed'")
-            # A row that this role may not see is an error, not a deletion.
+            # Where row security hides rows, raise an error: hidden rows must not look deleted.
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
             cursor.execute(MAY_BE_IDLE)
@@ -75,7 +75,7 @@ def leave_pool(using: str) -> None:
         wrapper.close()
         wrapper.close_pool()
         kept = {name: value for name, value in options.items() if name != "pool"}
-        # Of all threads: Django hands the same dictionary to each.
+        # For all threads: Django gives each the same dictionary.
         wrapper.settings_dict["OPTIONS"] = kept
 
 
@@ -89,7 +89,7 @@ def end_sessions(using: str) -> None:
     leave_sessions(using)
     wrapper: Any = connections[using]
     wrapper.close()
-    # The worker's threads have given theirs back to it, as they were.
+    # The worker's threads have given theirs back to the pool, with the settings still on.
     wrapper.close_pool()
 
 
@@ -100,6 +100,6 @@ def notice_silence(file: int) -> None:
             return
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in SILENCE.items():
-            option = getattr(socket, name, None)  # as far as this system has it
+            option = getattr(socket, name, None)  # not every system has all of them
             if option is not None:
                 wire.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,4 +1,4 @@
-"""When a worker ends by itself, to be started again: so many rows, so much memory."""
+"""Limits of rows and memory, at which a worker ends by itself in order to be restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 MIB = 1024 * 1024
 MEMORY_SECONDS = 1.0
-"""How often the memory is looked at, at the most."""
+"""The memory is read once in so many seconds at most."""
 
 STATM = Path("/proc/self/statm")
 

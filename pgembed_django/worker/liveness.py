@@ -1,7 +1,7 @@
-"""Whether this process is stuck: its loop does not come round, and waits for nobody.
+"""Detect that this process is stuck: its loop makes no round, and does not wait for anything.
 
-A database that is away, or holds a statement up, is waited for: a restart would not bring
-it back. Providers are asked by other threads, so the loop comes round meanwhile.
+A loop that waits for the database is not stuck: a restart would not help. Other threads ask
+the providers, so the loop goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pgembed_django.worker.rest import Rest
 from pgembed_django.worker.sessions import Sessions
 
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
-LISTENER = "pgembed_django.listener"  # which gives up by itself
+LISTENER = "pgembed_django.listener"  # its waits have a time-out
 LOOK_SECONDS = 5.0
 WAITED_SECONDS = 1.0
-"""For how long a worker that should have ended waits for a table at least."""
+"""How long an overdue worker's statement has waited at least before it is canceled."""
 
 
 class Stuck(NamedTuple):
@@ -77,12 +77,11 @@ class Liveness:
         return list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
 
 
-class Vigil:
-    """Looks every few seconds. Tells when the loop is stuck; touches a file while it is not.
+class Watchdog:
+    """Looks every few seconds. Logs when the loop is stuck; touches a file while it is not.
 
-    Where it waits for the database, asks that whether there is anything to wait for. Where it
-    should have ended by now (``is_overdue``), ends its waits for tables that somebody has locked,
-    and for standbys.
+    If the loop waits long for the database, it checks whether the server still works on that. If
+    the worker should have ended (``is_overdue``), it cancels waits for table locks and standbys.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Vigil:
         self._is_stuck = False
         self._is_file_lost = False
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pgembed-vigil", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="pgembed-watchdog", daemon=True)
 
     def __enter__(self) -> None:
         self.look()
@@ -130,7 +129,7 @@ class Vigil:
             self._ask(self._sessions)
 
     def _ask(self, sessions: Sessions) -> None:
-        """In a thread of its own: there may be no answer to this, either."""
+        """Ask the server in another thread, for this question may hang as well."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(
                 target=self._end_waits, args=[sessions], name="pgembed-asking", daemon=True
@@ -148,7 +147,7 @@ class Vigil:
         try:
             file.touch()
         except OSError as error:
-            # The probe will end this worker where it must. A full disk is no reason to.
+            # The probe may end this worker for that. But a full disk must not raise here.
             if not self._is_file_lost:
                 events.tell(events.HEARTBEAT_FILE_LOST, path=str(file), error=str(error))
             self._is_file_lost = True

@@ -1,4 +1,4 @@
-"""What a worker sees to before it claims: numbers, names that have changed, spaces, triggers."""
+"""What a worker does before its first claim: check sequences, renamings, spaces, triggers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pgembed_django.specs import Spec
 
 FOLLOW_SECONDS = 5.0
 LOOK_SECONDS = 0.1
-"""For how long, and how often, a renaming is tried that another process or a lock puts off."""
+"""How long, and how often, to try a renaming that another process or a lock puts off."""
 
 
 def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
     """Advance sequences, follow renamings, open spaces, and log triggers that are amiss."""
     numbering.catch_up(using=using)
-    # Not sooner: a space that is opened for the new name would take the former one's place.
+    # Before spaces are opened: one for the new name would take the place of the former one's.
     until = time.monotonic() + FOLLOW_SECONDS
     while not renaming.follow(using=using) and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)

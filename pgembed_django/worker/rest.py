@@ -1,4 +1,4 @@
-"""How the loop waits: looking again for a while, then on watch until somebody nudges it."""
+"""How the loop waits: it polls for a while, then goes on watch until a notification comes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pgembed_django.pipeline import Pipeline
 
 FIRST_LOOK_SECONDS = 0.001
 LAST_LOOK_SECONDS = 0.008
-"""An awake worker looks again and again, ever more slowly, before it goes on watch."""
+"""The intervals at which an awake worker polls, ever more slowly, before it goes on watch."""
 
 WAITING_LOOK_SECONDS = 0.004
-"""How soon it looks for jobs while some are on their way: what comes back wakes it anyway."""
+"""The first interval while jobs are in flight: their results wake the loop anyway."""
 
 BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 0.8
-"""How soon it looks again while writers are open, or due jobs are locked."""
+"""The intervals while writers' transactions are open, or due jobs are locked."""
 
 STANDBY_SECONDS = 0.5
-"""How soon a worker beside one on watch looks whether that one still is."""
+"""How soon a standby checks whether the worker on watch still is."""
 
 
 class Rest:
@@ -72,18 +72,18 @@ class Rest:
         elif not listener.is_up:
             self.wait(listener, min(timeout, self._due_seconds(pipeline)))
         elif not listener.watch():
-            # A writer that saw us awake, and so did not notify, has not committed yet.
+            # A writer that saw us awake, and therefore did not notify, has yet to commit.
             self.wait(listener, min(timeout, self.busy_look()))
             listener.unwatch()
         else:
-            # On watch now: who commits from here on notifies. One last look for the others.
+            # On watch now: commits from here on notify. Take one last step for earlier ones.
             moved = step()
             if not moved and not listener.drain():
                 if listener.is_standby:
-                    # Nobody notifies once the one on watch is awake, or gone.
+                    # Once the worker on watch wakes or is gone, nothing notifies this one.
                     timeout = min(timeout, STANDBY_SECONDS)
                 self.wait(listener, min(timeout, self._due_seconds(pipeline)))
-                # What it was nudged for is on its way before the watch ends.
+                # Claim and send what the nudge was for before the watch ends.
                 moved = step()
             listener.unwatch()
         return moved

@@ -1,8 +1,8 @@
-"""The worker's sessions: does the server still work on what they wait for?
+"""Find out whether the server still works on what the worker's sessions wait for.
 
-A proxy that has lost its way (after a failover, say) may keep a connection, acknowledge
-what is sent, and pass nothing on: TCP finds nothing wrong, and the loop would wait for ever.
-A new connection tells whether there is anything to wait for.
+A proxy with a broken route (after a failover, for instance) may keep a connection and
+acknowledge what is sent, but pass nothing on. TCP finds nothing wrong, and the loop would wait
+for ever. So a new connection asks the server what those sessions do.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgembed_django import events
 
 CONNECT_SECONDS = 10
 
-# As a number: Django reads a time as one of its own zone, which is not that of a session that
-# Django has not set up.
+# As numbers, so that they compare equal: Django reads times in another time zone than a session
+# that it has not set up.
 IDENTIFY = """
     SELECT pid, extract(epoch FROM backend_start)
     FROM pg_stat_activity
@@ -45,8 +45,8 @@ BUSY = """
       )
 """
 
-# Locks of rows are waited for briefly. A build of an index waits for transactions, and goes on.
-# What waits for a standby is committed here already, and stays so.
+# Only table locks: waits for row locks are short, and an index build waits for transactions.
+# A commit that waits for a standby is done here already, and canceling does not undo it.
 WAITING = """
     SELECT pid, extract(epoch FROM backend_start)
     FROM pg_stat_activity
@@ -69,7 +69,7 @@ WAITING = """
 CANCEL = "SELECT pg_cancel_backend(pid) FROM unnest(%(pids)s::int[]) AS waiting(pid)"
 
 Backend = tuple[int, Any]
-"""Its pid, and when it started: a pid is used again."""
+"""Its pid, and when it started, as pids are used again."""
 
 
 class Session(NamedTuple):
@@ -146,7 +146,7 @@ class Sessions:
         with connection.cursor() as cursor:
             cursor.execute(IDENTIFY)
             backend = cursor.fetchone()
-        # Behind a pooler it is another one each time.
+        # Behind a pooler the backend may be another one each time: such a session is not kept.
         if backend and backend[0] == raw.info.backend_pid:
             with self._lock:
                 self._sessions[raw] = Session(backend, threading.get_ident())

@@ -1,4 +1,4 @@
-"""Whether a worker is to end, and how soon."""
+"""Whether a worker has to end, and how soon."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 
 class Stopping:
-    """How often the worker was asked to stop, and since when it has been stopping."""
+    """Knows how often a worker was asked to stop, and since when."""
 
     def __init__(self, *, grace_seconds: float) -> None:
         self.asked = 0
-        """Once: after what is in flight. Twice: at once."""
+        """One: stop after what is in flight. Two or more: at once."""
         self.has_begun = False
         self._grace_seconds = grace_seconds
         self._since = float("inf")

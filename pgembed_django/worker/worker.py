@@ -1,7 +1,7 @@
-"""The worker's life: it starts when the server lets it, goes round, sits outages out, and ends.
+"""A worker from start to end: it waits for the server, runs its loop, and survives outages.
 
-Only the loop knows what is held. Pool threads talk to providers, one thread stores, two do the
-maintenance, each on a connection of its own; when one of these two dies, the worker stops.
+Only the loop knows which jobs are held. Pool threads talk to providers, one thread stores, two do
+the maintenance, each on its own connection. If a maintenance thread dies, the worker stops.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Worker:
         self.sessions = Sessions(using=using)
         self.listener = Listener(list(specs), using=using)
         self.is_running = False
-        """Whether it claims: it has started, and is not being stopped."""
+        """Whether it claims jobs: it has started, and is not stopping."""
         self.recycled_for = ""
-        """Which limit was reached, in words. Empty: none."""
+        """Which limit was reached, for people. Empty: none."""
         self._pipeline: Pipeline | None = None
         self._rest = Rest(self.settings)
         self._outage = Outage(using=using)
@@ -149,7 +149,7 @@ class Worker:
         maintenance = Maintenance(
             self.specs, using=self.using, settings=self.settings, wake=self.wake
         )
-        # Now: the first saved row is not to wait for the models.
+        # At the start, so that the first saved row need not wait for the models.
         spaces.warm_up(self.specs.values(), using=self.using)
         loop = Loop(
             pipeline,
@@ -203,10 +203,10 @@ class Worker:
             return False
         if loop.step() or self.is_asked_to_stop or not loop.pipeline.holding.is_empty:
             return False
-        # What the reconciler finds again waits for a provider, or for tables.
+        # If something is down or set aside, the reconciler would find the same gaps again.
         is_last = self._has_reconciled and bool(self.paused or self.aside)
         self._has_reconciled = True
-        # It reads whole tables, and is not being stuck meanwhile.
+        # Maintenance reads whole tables: the loop is not stuck meanwhile.
         self.liveness.end()
         return not loop.maintenance.once() or is_last
 
@@ -224,7 +224,7 @@ class Worker:
         self._outage.note(error)
         seconds = BUSY_LOOK_SECONDS if self._stopping.has_begun else self._outage.seconds
         until, asked = time.monotonic() + seconds, self._stopping.asked
-        # Writers nudge on, where only our tables have no room.
+        # In a loop, because nudges end a wait: writers go on where only our writes fail.
         while self._stopping.asked == asked and (left := until - time.monotonic()) > 0:
             self._rest.wait(self.listener, left)
 

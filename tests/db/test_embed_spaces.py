@@ -6,12 +6,14 @@ import re
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.test import override_settings
 
 from pgembed_django import rollups, spaces, specs
 from pgembed_django.maintenance import reconcile
-from pgembed_django.models import Rollup, Space
+from pgembed_django.models import Rollup, Space, Worker
 from tests.app.models import ArticleEmbedding
+from tests.db.conftest import Writer, backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,6 +44,23 @@ def test_the_list_shows_state_and_coverage(two_spaces):
     assert "building  another, 32 dimensions, 0 of 1 rows (0.0%)" in told
 
 
+def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer):
+    writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
+
+    def lock_in_another_order(execute, sql, *rest):
+        if sql.startswith("SELECT COUNT") and "OFFSET 0" in sql and not writer.has_started():
+            writer.connection.execute("LOCK TABLE app_articleembedding")
+            writer.start("LOCK TABLE app_article", once_waits=backend_pid())
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(lock_in_another_order):
+        told = embed_spaces()
+    writer.go()
+    writer.end()
+
+    assert "bag-of-words, 64 dimensions, not counted: a table of it is locked just now" in told
+
+
 def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
     Rollup.objects.all().delete()
     assert "0 of 1 rows (0.0%), none in the last minutes" in embed_spaces()
@@ -50,12 +69,29 @@ def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
     for _ in range(600):
         tally.completed(KEY, embedded=1, reused=0, waited=None)
     tally.flush(using="default")
+    # Nobody goes on at that rate.
+    assert "0 of 1 rows (0.0%), at a standstill: embed_status says why" in embed_spaces()
+    Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
     told = embed_spaces()
 
     pace = re.search(r"0 of 1 rows \(0\.0%\), ([\d.]+) rows a second, about (.+) to go", told)
     assert pace
     assert float(pace[1]) > 0
     assert "1 of 1 rows (100.0%)\n" in told  # what is full has nothing to go
+
+
+def test_rows_that_have_failed_have_no_time_to_go(make_article, run_jobs):
+    for number in range(2000):
+        make_article(title=f"title {number}")
+    run_jobs()
+    Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
+    last = ArticleEmbedding.objects.order_by("-source_id")[:1]
+    ArticleEmbedding.objects.filter(source_id__in=last.values("source_id")).delete()
+
+    told = embed_spaces()
+
+    # Nothing is on its way, and it is not whole.
+    assert "1,999 of 2,000 rows (99.9%)\n" in told
 
 
 def test_a_changed_recipe_is_listed_until_all_rows_are_compared(
@@ -91,6 +127,8 @@ def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
     assert "pruned" in embed_spaces()
+    assert "built anew" in embed_spaces("rollback", str(old.pk))
+    assert re.search(r"\d+  building  bag-of-words", embed_spaces())
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.retrieval import answering, search, surveying, targets
+from pgembed_django.retrieval import answering, queries, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
@@ -47,6 +47,18 @@ def maintain(spec: specs.Spec):
         )
 
     return once
+
+
+@pytest.fixture
+def fill(maintain, run_jobs):
+    """Find what a building space lacks, embed it, and switch where it is full."""
+
+    def fill() -> None:
+        maintain().reconcile()
+        run_jobs()
+        maintain().build()
+
+    return fill
 
 
 def states() -> list[tuple[str, str]]:
@@ -123,16 +135,14 @@ def test_a_third_model_takes_the_place_of_the_one_being_built(spec, make_article
 
 @pytest.mark.django_db
 def test_a_reopened_space_is_topped_up_before_it_is_searched(
-    spec, make_article, run_jobs, maintain
+    spec, make_article, run_jobs, maintain, fill
 ):
     article = make_article(title="Before")
     run_jobs()
     [old] = Space.objects.filter(spec=KEY)
     with provider(model="another"):
         spaces.ensure(spec, using="default")
-        maintain().reconcile()
-        run_jobs()
-        maintain().build()
+        fill()
         Article.objects.filter(pk=article.pk).update(title="After")
         run_jobs()
 
@@ -140,9 +150,7 @@ def test_a_reopened_space_is_topped_up_before_it_is_searched(
         maintain().build()
         assert Space.objects.get(pk=old.pk).state == "building"  # its text is an old one
 
-        maintain().reconcile()
-        run_jobs()
-        maintain().build()
+        fill()
 
         assert spaces.active(spec, using="default") == old
         [row] = ArticleEmbedding.objects.filter(source=article, space=old)
@@ -188,7 +196,36 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
     assert vector_indexes(old) == []
     assert ArticleEmbedding.objects.exists()
     assert Space.objects.get(pk=old.pk).pruned_at is not None
-    assert not spaces.reopen(old, using="default")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pruned_space_is_begun_anew_when_a_person_asks(
+    spec, make_article, run_jobs, maintain, caplog, fill
+):
+    article = make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        fill()
+        maintain(retired_seconds=0).prune_spaces()
+    assert states() == [("bag-of-words", "retired"), ("another", "active")]
+
+    spaces.ensure(spec, using="default")
+    spaces.ensure(spec, using="default")
+    [told] = [one for one in caplog.records if one.event == "pgembed.space_not_reopened"]
+    assert f"embed_spaces rollback {old.pk}" in told.getMessage()
+    assert states()[-1] == ("another", "active")
+
+    begun = spaces.reopen(old, using="default")
+
+    assert begun.pk != old.pk
+    assert spaces.active(spec, using="default").model == "another"
+    assert spaces.ensure(spec, using="default")[-1] == begun
+    fill()
+    assert spaces.active(spec, using="default") == begun
+    assert ArticleEmbedding.objects.filter(space=begun, source_id=article.pk).exists()
+    assert not ArticleEmbedding.objects.filter(space=old).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -531,6 +568,22 @@ def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, r
 
 
 @pytest.mark.django_db
+def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
+    spec, make_article, run_jobs, monkeypatch
+):
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
+    articles = [make_article() for _ in range(3)]
+    run_jobs()
+    page = reconcile.reconcile_page(spec, "stale", using="default")
+    assert not page.is_last
+    changed = dataclasses.replace(spec, fields=("contents", "title"))
+
+    assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == len(articles)
+
+    assert reconcile.open_sweeps(changed, using="default") == []
+
+
+@pytest.mark.django_db
 def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
     spec, make_article, run_jobs, maintain
 ):
@@ -573,6 +626,7 @@ def lost(request, spec, make_article, run_jobs) -> Article:
     article = make_article(title="A trout")
     run_jobs()
     Space.objects.filter(spec=KEY).update(**request.param)
+    queries.vectors.clear()  # of other files' tests in this process
     return article
 
 

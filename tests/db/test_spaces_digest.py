@@ -227,6 +227,36 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     assert paused(worker) == {}
 
 
+def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(settings, make_worker):
+    settings.PGEMBED_PROVIDERS = {
+        "default": {"BACKEND": f"{__name__}.Pulled", "MODEL": "tag", "DIMENSIONS": 64}
+    }
+    Pulled.told = "sha-one"
+    Note.objects.create(body="trout")
+    worker = make_worker()
+    run(worker)
+    Pulled.told = "sha-two"
+    former, new = spaces.ensure(specs.get(NOTE), using="default")
+    spaces.activate(new, using="default")
+
+    Pulled.told = "sha-one"
+    spaces.ensure(specs.get(NOTE), using="default")
+    Note.objects.update(body="A salmon.")
+    worker.live.outdate()
+    run(worker)
+
+    assert "embed_spaces rollback" in Job.objects.get(status="pending").last_error
+    call_command("embed_spaces", "prune", str(former.pk))
+    call_command("embed_spaces", "rollback", str(former.pk))
+    Job.objects.update(run_at=Now())
+    worker.live.outdate()
+    run(worker)
+    switch()
+    active = spaces.active(specs.get(NOTE), using="default")
+    found = NoteEmbedding.objects.get(space=active)
+    assert (active.model_digest, found.passage) == ("sha-one", "A salmon.")
+
+
 def test_a_space_that_is_gone_back_to_gets_no_other_weights_vectors(settings, make_worker):
     """Its model is not the declared one: who asks for that one's digest knows nothing of it."""
 

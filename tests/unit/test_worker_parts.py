@@ -16,7 +16,7 @@ import pytest
 from pgembed_django.management.port import Address, address
 from pgembed_django.worker import configuring, limits
 from pgembed_django.worker.limits import MIB, Limits
-from pgembed_django.worker.liveness import Liveness, Vigil
+from pgembed_django.worker.liveness import Liveness, Watchdog
 from pgembed_django.worker.serving import Answer, Server
 from tests import played
 
@@ -82,20 +82,20 @@ def test_zero_never_is_stuck(clock):
         assert liveness.stuck() is None
 
 
-def test_the_vigil_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
+def test_the_watchdog_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
     liveness, clock, tmp_path, caplog
 ):
     file = tmp_path / "heartbeat"
-    vigil = Vigil(liveness, file=file)
+    watchdog = Watchdog(liveness, file=file)
     with caplog.at_level("WARNING", logger="pgembed_django"):
         with Loop(liveness):
             clock.now += 61
-            vigil.look()
-            vigil.look()
+            watchdog.look()
+            watchdog.look()
         assert not file.exists()
         liveness.tick()
-        vigil.look()
-        vigil.look()
+        watchdog.look()
+        watchdog.look()
 
     assert [record.event for record in caplog.records] == [
         "pgembed.worker_stuck",
@@ -105,10 +105,10 @@ def test_the_vigil_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
 
 
 def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path, caplog):
-    vigil = Vigil(liveness, file=tmp_path / "gone" / "heartbeat")
+    watchdog = Watchdog(liveness, file=tmp_path / "gone" / "heartbeat")
     with caplog.at_level("WARNING", logger="pgembed_django"):
-        vigil.look()
-        vigil.look()
+        watchdog.look()
+        watchdog.look()
 
     [record] = caplog.records
     assert record.event == "pgembed.heartbeat_file_lost"

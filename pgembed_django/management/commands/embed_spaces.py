@@ -1,4 +1,4 @@
-"""``manage.py embed_spaces``: see which models' vectors there are, and switch between them."""
+"""``manage.py embed_spaces``: list the spaces, and switch between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, spaces, specs, status
+from pgembed_django.database import Busy
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.stoppable import CANNOT_START
@@ -20,8 +21,8 @@ class Command(EmbedCommand):
         "Lists the spaces: one for each model that a spec's vectors were made with. A new model "
         "in the settings is built behind the active one and switched to by itself. By hand: "
         "'activate' switches now, before it is full; 'cancel' stops building; 'rollback' goes "
-        "back to a retired space, after it is topped up; 'prune' deletes what is retired: all of "
-        "it, or the space of that number. "
+        "back to a retired space, after it is topped up, or built anew if it was pruned; 'prune' "
+        "deletes what is retired: all of it, or the space of that number. "
         "Exit status: 0 done; 1 not done, the space is in another state; 2 could not start."
     )
 
@@ -43,9 +44,8 @@ class Command(EmbedCommand):
             raise CommandError("list takes no number.", returncode=CANNOT_START)
         if options["action"] == "list":
             found = status.overview(using=self.using, specs=list(chosen.values()))
-            rates = {one.key: one.units_per_second for one in found.specs}
-            for spec in chosen.values():
-                self._list(spec, rates[spec.key])
+            for one in found.specs:
+                self._list(chosen[one.key], one)
         elif options["action"] == "prune" and options["space"] is None:
             self._prune(chosen, spaces.prunable(retired_for_seconds=0, using=self.using))
         else:
@@ -55,29 +55,37 @@ class Command(EmbedCommand):
             else:
                 self._act(options["action"], space)
 
-    def _list(self, spec: specs.Spec, rate: float) -> None:
+    def _list(self, spec: specs.Spec, now: status.SpecStatus) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(spec.key))
         found = Space.objects.using(self.using).filter(spec=spec.key).order_by("pk")
         if not found:
             self.stdout.write("  no space yet: manage.py embed_worker opens the first one")
         for space in found:
-            told = self._described(spec, space, rate)
+            told = self._described(spec, space, now)
             self.stdout.write(f"  {space.pk:>4}  {space.state:<8}  {told}")
         if again := reconcile.refreshing(spec, using=self.using):
+            moves = now.verdict.state != "stalled"
             self.stdout.write(
                 f"  for a changed recipe {again.compared:,} of {again.rows:,} rows are compared, "
-                f"{again.waiting:,} wait to be embedded again{_pace(again.left, rate)}"
+                f"{again.waiting:,} wait to be embedded again{_pace(again.left, now, moves=moves)}"
             )
 
-    def _described(self, spec: specs.Spec, space: Space, rate: float) -> str:
+    def _described(self, spec: specs.Spec, space: Space, now: status.SpecStatus) -> str:
         digest = f" {space.model_digest[:12]}" if space.model_digest else ""
         model = f"{space.model}{digest}, {space.dimensions} dimensions"
         if space.pruned_at:
             return f"{model}, pruned"
-        found = spaces.coverage_of(spec, space, using=self.using)
-        told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.ratio:.1%})"
-        is_live = space.state != Space.State.RETIRED
-        return told + (_pace(found.missing, rate) if is_live else "")
+        try:
+            found = spaces.coverage_of(spec, space, using=self.using)
+        except Busy:
+            return f"{model}, not counted: a table of it is locked just now"
+        told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.percent:.1f}%)"
+        is_filled = bool(now.waiting or now.running) or space.state == Space.State.BUILDING
+        if space.state == Space.State.RETIRED or not is_filled:
+            return told
+        shown = now.active if space.state == Space.State.ACTIVE else now.building
+        moves = shown is not None and shown.eta_seconds is not None
+        return told + _pace(found.missing, now, moves=moves)
 
     def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
@@ -102,9 +110,11 @@ class Command(EmbedCommand):
             done = spaces.activate(space, is_partial=True, using=self.using)
             said, needed = f"{space} is searched from now on.", "building"
         elif action == "rollback":
-            done = spaces.reopen(space, using=self.using)
+            built = spaces.reopen(space, using=self.using)
+            done, needed = built is not None, "retired"
             said = f"{space} is topped up by the workers, then searched."
-            needed = "retired and not pruned"
+            if built != space:
+                said = f"{space} is built anew by the workers, then searched."
         else:
             done = space.state == Space.State.BUILDING and spaces.cancel(
                 space.spec, using=self.using
@@ -133,9 +143,12 @@ class Command(EmbedCommand):
                 self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 
 
-def _pace(left: int, rate: float) -> str:
+def _pace(left: int, now: status.SpecStatus, *, moves: bool) -> str:
+    rate = now.units_per_second
     if not left:
         return ""
     if not rate:
         return ", none in the last minutes"
+    if not moves:
+        return ", at a standstill: embed_status says why"
     return f", {rate:.1f} rows a second, about {duration(left / rate)} to go"

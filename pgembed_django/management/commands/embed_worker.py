@@ -25,7 +25,7 @@ from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.limits import Limits
-from pgembed_django.worker.liveness import Vigil
+from pgembed_django.worker.liveness import Watchdog
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -35,14 +35,14 @@ INSTEAD = {
     "claim_limit": ("--claim", whole),
     "poll_seconds": ("--poll", seconds),
 }
-"""The settings that an option may stand in for, with it and how it is read."""
+"""Settings that an option overrides: the option, and what parses it."""
 
 RECYCLED = 3
-"""The exit status of a worker that ends to be started again."""
+"""The exit status of a worker that ends so that its supervisor starts it again."""
 
 GARBAGE_THRESHOLD = 10_000
-"""What is held of a row is a dozen objects for a second: they are not to be looked through, again
-and again, for cycles that they do not have (``gc.set_threshold``)."""
+"""For ``gc.set_threshold``: each row held is a dozen objects for a second, without cycles, so
+frequent collections would look through them in vain."""
 
 
 class Command(EmbedCommand):
@@ -135,7 +135,7 @@ class Command(EmbedCommand):
             with ExitStack() as stack:
                 for watch in self._watches(worker, listen, file):
                     stack.enter_context(watch)
-                # Django and its models stay: no collection needs to look at them again.
+                # Django and the models stay in memory: collections need not look at them again.
                 gc.collect()
                 gc.freeze()
                 stack.callback(gc.set_threshold, *gc.get_threshold())
@@ -152,7 +152,7 @@ class Command(EmbedCommand):
     def _watches(
         self, worker: Worker, listen: Address | None, file: Path | None
     ) -> list[AbstractContextManager[object]]:
-        """Return what lets others see how the worker is. Refused now, rather than later."""
+        """Return the watchdog, tracing and port. Raises where a file or port cannot be used."""
         if file is not None:
             try:
                 file.touch()
@@ -161,13 +161,13 @@ class Command(EmbedCommand):
                     f"Cannot write --heartbeat-file {file}: {error.strerror}.",
                     returncode=CANNOT_START,
                 ) from error
-        vigil = Vigil(
+        watchdog = Watchdog(
             worker.liveness,
             sessions=worker.sessions,
             is_overdue=lambda: worker.is_overdue,
             file=file,
         )
-        watches: list[AbstractContextManager[object]] = [vigil]
+        watches: list[AbstractContextManager[object]] = [watchdog]
         if worker.settings.tracing:
             watches.append(tracing.of_worker())
         if listen is not None:
@@ -210,7 +210,7 @@ class Command(EmbedCommand):
                     returncode=CANNOT_START,
                 )
         for spec in missing:
-            # In the middle of a deploy. The others are worked on, as by a worker that runs on.
+            # In the middle of a deploy: work on the other specs, as workers that run already do.
             reason = (
                 f"it has no table, and the migration {newer[spec]} is applied, and is not in this "
                 "code. Start a worker with the code that has it"
