@@ -1,4 +1,4 @@
-"""How much is read at once, by the length of the rows and not by their number."""
+"""Choose how many rows to read at once, by their length rather than by their number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from django.db.models.functions import Coalesce
 from pgembed_django.specs import Spec
 
 READ_BYTES = 2**24
-"""How long the texts are that are read at once: rows are small, or there are few of them."""
+"""How many bytes of texts are read at once: many small rows, or a few large ones."""
 
 TEXTUAL = (models.CharField, models.TextField)
 LENGTH = "octet_length(%(expressions)s::text)"
-# As text a JSON would have to be read for it. Stored, a long one is compressed.
+# The length of JSON as text is only known by reading it. Long values are stored compressed.
 STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 

@@ -1,4 +1,4 @@
-"""What a person may do to jobs, and how it is counted, told and logged. No pages here."""
+"""The acts on jobs: run them, count and word the results, write the admin's log. No pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
 Counts = Mapping[str, int]
-"""How many jobs met which end, by the keys of ``PARTS``."""
+"""How many jobs had which result, by the keys of ``PARTS``."""
 
 PARTS: dict[str, _StrPromise] = {
     "retried": gettext_lazy("retried %d"),
@@ -103,13 +103,13 @@ def _reembed_units(spec: specs.Spec, source_pks: Sequence[str]) -> Counter[str]:
     try:
         busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
     except DataError:
-        # One was typed by hand, or printed when another field was the key.
+        # A key has another type: it was typed by hand, or another field was the key.
         middle = len(source_pks) // 2
         if not middle:
             return Counter(others=1)
         first, second = source_pks[:middle], source_pks[middle:]
         return _reembed_units(spec, first) + _reembed_units(spec, second)
-    # Of jobs, as they were selected: one unit may have several.
+    # Count jobs, as these were selected: one unit may have several.
     return Counter("busy" if one in busy else "reembedded" for one in source_pks)
 
 

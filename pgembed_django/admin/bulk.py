@@ -1,8 +1,8 @@
-"""An act on all that match: a page that asks, then batches, each a page that goes on by itself.
+"""An act on all that match: a confirmation page, then one page per batch that submits itself.
 
-Nothing is kept on the server between two batches, but how far a run over all rows has come:
-it is a backfill, and goes on where it was. Another run that is left in the middle has done
-what it says, and may be started again.
+The server keeps nothing between two batches, except for a run over all rows: this is a backfill,
+which continues where it was. Any other run that is left in the middle has done what its page
+says, and can be started again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
 
 WAIT_SECONDS = 3
-"""How long a page waits that has nothing to do just now, before it goes on by itself."""
+"""How long a page that has nothing to do just now waits before it submits itself."""
 
 Scope = scopes.Jobs | scopes.Rows
 

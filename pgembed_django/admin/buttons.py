@@ -1,4 +1,4 @@
-"""Pause, resume, probe a provider, release what a worker holds: the buttons of the overview."""
+"""The overview's buttons: pause, resume, probe a provider, release a worker's jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
 
 PROBE_SECONDS = 5.0
-"""How long a person waits for a provider: its own time-out may be minutes."""
+"""How long a page waits for a probe: the provider's own time-out may be minutes."""
 
 MAX_RELEASED = 1000
 
@@ -61,7 +61,7 @@ def _pause(request: HttpRequest, name: str) -> Said:
 
 
 def _resume(request: HttpRequest, name: str) -> Said:
-    # Not only what this process knows: a pause of what is gone can be taken away too.
+    # Also for specs and providers that are no longer declared: their pauses can be removed.
     what = request.POST.get("what", "")
     if what not in Pause.What.values:
         raise Http404

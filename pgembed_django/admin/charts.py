@@ -1,6 +1,6 @@
 """Charts as inline SVG, drawn on the server. Pure: no database, no clock, no script.
 
-Their colours are the style sheet's. What they show is said in words too.
+The style sheet has their colours. Each has a label in words too.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ TOP, BOTTOM, LEFT = 8, 18, 44
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
 
 ROUNDED_UP = 0.9995
-"""From here on three digits are those of 1, and one unit less would have four."""
+"""From this share of a unit on, a number that is rounded to three digits is 1 of that unit."""
 
 Values = Sequence[float | None]
-"""One for each bucket of time, oldest first. None: nothing is known of it."""
+"""One value for each bucket of time, oldest first. None: it is unknown."""
 
 
 def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:

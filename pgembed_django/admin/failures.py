@@ -1,4 +1,4 @@
-"""The failures, grouped by kind of error: what fails, how often, since when, and what to do."""
+"""The page of open failures by kind of error: what fails, how often, since when, what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 MAX_COUNT = 5000
-"""Each kind is counted up to here: then it says "5,000+". The page that asks counts further."""
+"""Counts of a kind stop here, as "5,000+". The confirmation page counts further."""
 
 
 def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:

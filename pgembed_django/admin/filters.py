@@ -1,4 +1,4 @@
-"""The filters of the job list. Their choices come from code, never from the table."""
+"""The filters of the job list. Their choices come from code, not from a query."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SpecFilter(admin.SimpleListFilter):
 MAX_DIGITS = len(str(BigIntegerField.MAX_BIGINT))
 
 PARAMETERS = ("status", "spec", "signature", "worker", "q")
-"""What the job list is filtered by, and so what "all that match" means."""
+"""The parameters that filter the job list, and so define "all that match"."""
 
 
 def asked(given: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a run over all that match goes over, in batches: jobs, or a spec's source rows."""
+"""The scopes of a run over all that match, in batches: jobs, or a spec's source rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgembed_django.models import Job
 
 BATCH = 1000
 MAX_COUNT = 100_000
-"""Counted up to here: then it says "more than"."""
+"""Counts stop here: then the page says "more than"."""
 
 SPEC_ROWS = "rows"
 """The scope of a whole spec's source rows, where the others are jobs."""
@@ -44,7 +44,7 @@ class Jobs:
     def __init__(self, act: str, given: Mapping[str, str]) -> None:
         self.act = acts.ACTS[act]
         self.parameters = filters.asked(given)
-        # Without a status: what is listed as failed, never the whole table.
+        # Without a status: the failures, never the whole table.
         parameters = {"status": "failed", **self.parameters}
         if act == "release":
             parameters["status"] = "running"
@@ -120,7 +120,7 @@ class Rows:
         if self._begins_anew:
             self._backfill.restart()
         elif self._backfill.ended not in {"", end}:
-            return Batch({}, 0, "")  # by the command, or by another person
+            return Batch({}, 0, "")  # the command or another person has ended it
         step = self._backfill.step(limit=BATCH)
         if step is None:
             wait = _("It goes on when fewer than %s rows wait to be embedded.")

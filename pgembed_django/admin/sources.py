@@ -1,10 +1,11 @@
-"""From a job to its source row: its admin page, its size and, for those who may, its text."""
+"""Find a job's source row: its admin page, its size and, for those who may see it, its text."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import reduce
+from itertools import chain
 from operator import add
 from typing import Any
 
@@ -19,9 +20,11 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import ngettext
 
 from pgembed_django import sources, specs
-from pgembed_django.models import Job
+from pgembed_django.database import unions
+from pgembed_django.models import Job, Space
 
 
 def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeString | None:
@@ -29,7 +32,7 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
     spec = specs.get(job.spec)
     if spec is None:
         return None
-    # The row is not loaded: a list of fifty jobs is one query, and the text stays unseen.
+    # The row is not loaded: a list of fifty jobs takes one query, and no text is shown.
     title = f"{spec.model._meta.verbose_name} {job.source_pk}"
     for model in _models(spec):
         url = _page(model, job.source_pk, request=request, site=site)
@@ -38,8 +41,28 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
     return None
 
 
+def cut(model: type[Model], row: Model) -> str:
+    """Return in words how many passages of a row the active space's model has cut, if any."""
+    chunks = {"source_id": row.pk, "space__state": Space.State.ACTIVE, "was_cut": True}
+    count = sum(
+        spec.embedding_model._base_manager.using(row._state.db)
+        .filter(space__spec=spec.key, **chunks)
+        .count()
+        for spec in specs.of(model)
+    )
+    said = ngettext(
+        "%d passage did not fit the model as a whole.",
+        "%d passages did not fit the model as a whole.",
+        count,
+    )
+    return said % count if count else ""
+
+
 def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
-    """Return how many characters the watched fields of the jobs' rows hold, in one query."""
+    """Return how many characters the watched fields of the jobs' rows hold, in one query.
+
+    Where there are several tables, without the rows of one that is locked just now.
+    """
     keys: dict[specs.Spec, list[Any]] = defaultdict(list)
     for job in found:
         spec = specs.get(job.spec)
@@ -58,11 +81,9 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
         )
         for spec, pks in keys.items()
     ]
-    if not queries:
-        return {}
-    rows = queries[0].union(*queries[1:], all=True) if queries[1:] else queries[0]
-    # The first model's own order would be the union's.
-    return {(key, source_pk): size for key, source_pk, size in rows.order_by()}
+    # A single table's lock is waited for, as no other lock is held meanwhile.
+    rows = unions.read(queries, using=using) if queries[1:] else chain.from_iterable(queries)
+    return {(key, source_pk): size for key, source_pk, size in rows}
 
 
 def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:
@@ -75,7 +96,7 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
     try:
         loaded = sources.load(spec, [job.source_pk], using=using)
     except DataError:
-        return ""  # no key of this table, and so no row's
+        return ""  # not a valid key of this table: there is no row
     return loaded.texts.get(job.source_pk) or loaded.errors.get(job.source_pk, "")
 
 

@@ -1,4 +1,4 @@
-"""For the user's own ModelAdmin: is this row's vector fresh? With Retry, and a filter."""
+"""A mixin for users' own ModelAdmins: shows whether a row's vectors are fresh, with Retry."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from pgembed_django import spaces, specs
-from pgembed_django.admin import acts
+from pgembed_django.admin import acts, sources
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING
+from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -42,6 +42,7 @@ STATES = {
     "fresh": gettext_lazy("fresh"),
     "pending": gettext_lazy("pending"),
     "failed": gettext_lazy("failed"),
+    "dismissed": gettext_lazy("dismissed"),
     "missing": gettext_lazy("no vectors yet"),
     "outside": gettext_lazy("not embedded"),
 }
@@ -65,7 +66,7 @@ class VectorsFilter(admin.SimpleListFilter):
 
 
 class VectorsMixin(ModelAdmin):
-    """Shows on a source row's page and list whether its vectors are fresh, pending or failed.
+    """Shows the state of a source row's vectors on its page and in its list.
 
     Put it before ``ModelAdmin``. The list gets a column, a filter and the action *Retry*;
     the page of a row a line with a button.
@@ -73,7 +74,7 @@ class VectorsMixin(ModelAdmin):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if self.actions is not None:  # which stands for none at all
+        if self.actions is not None:  # None disables all actions
             self.actions = [*self.actions, "pgembed_retry"]
 
     @property
@@ -143,7 +144,7 @@ class VectorsMixin(ModelAdmin):
         return format_html('<span class="pgembed-state pgembed-{}">{}</span>', state, STATES[state])
 
     def _vectors_field(self, request: HttpRequest) -> Callable[[Any], SafeString | str]:
-        """Return the line of a row's page. It has a button for those who may use it."""
+        """Return the field of a row's page, with a button for those who may use it."""
         if hasattr(request, "pgembed_vectors_field"):
             known: Callable[[Any], SafeString | str] = request.pgembed_vectors_field
             return known
@@ -153,10 +154,12 @@ class VectorsMixin(ModelAdmin):
             if row is None or row._state.adding:
                 return "-"
             state = self.vectors(row)
-            if getattr(row, "pgembed_state", "") not in ("failed", "pending"):
-                return state
+            known = getattr(row, "pgembed_state", "")
+            if known not in ("failed", "dismissed", "pending"):
+                said = sources.cut(self.model, row) if known == "fresh" else ""
+                return format_html("{} {}", state, said)
             units = _units(self, request, [row.pk])
-            errors = units.filter(OPEN_FAILURE).values_list("last_error")
+            errors = units.filter(UNSETTLED).values_list("last_error")
             button = self._button(row) if acts.ACTS["retry"].is_allowed(request) else ""
             shown = format_html_join("", '<pre class="pgembed-error">{}</pre>', errors)
             return format_html("{} {}{}", state, button, shown)
@@ -197,8 +200,9 @@ def state_of(model: type[Model]) -> Case:
     return Case(
         When(_has_job(keys, OPEN_FAILURE), then=Value("failed")),
         When(~matches, then=Value("outside")),
-        # Not one condition on two statuses: each has an index of its own.
+        # Two look-ups, not one for both statuses: each has an index of its own.
         When(_has_job(keys, PENDING) | _has_job(keys, RUNNING), then=Value("pending")),
+        When(_has_job(keys, DISMISSED), then=Value("dismissed")),
         When(fresh, then=Value("fresh")),
         default=Value("missing"),
         output_field=CharField(),
@@ -226,10 +230,10 @@ def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> Q
     """Return the jobs of rows, from the database that the rows are written to."""
     model = model_admin.model
     shown: Any = model_admin.get_queryset(request)
-    # Not a replica, where a router reads from one; what says using() stays where it says.
+    # For write, so that a router names no replica. A queryset's own using() stays.
     shown._for_write = True  # noqa: SLF001
     rows = model._base_manager.using(shown.db).filter(pk__in=pks).order_by()
-    # As Postgres prints them, which is how jobs name them.
+    # As Postgres prints the keys: this is how jobs have them.
     keys = list(rows.values_list(Cast("pk", TextField()), flat=True))
     units = Job.objects.using(shown.db).filter(source_pk__in=keys)
     return units.filter(spec__in=[spec.key for spec in specs.of(model)])

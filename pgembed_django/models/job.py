@@ -1,7 +1,7 @@
-"""The job table: what is to be embedded, by whom, and how often that failed.
+"""The job table: what is to be embedded, which worker holds it, and how often it failed.
 
-The partial indexes are the design; each keeps one rule. The lease time is in none
-of them and pages are left half empty, so that a heartbeat is a HOT update.
+Each partial index keeps one rule or serves one query. The lease's time is in none of them, and
+pages are left half empty, so that a heartbeat is a HOT update.
 """
 
 from __future__ import annotations
@@ -17,30 +17,32 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 PENDING = Q(status="pending")
 READY = PENDING & Q(id__gt=0)
-"""Pending jobs by lane. Every id is above zero: who says so may use the index of lanes.
+"""Pending jobs, as the index of lanes has them. Every id is above zero.
 
-Who looks for a unit's pending job does not say so. In a queue that Postgres knows to be nearly
-empty both indexes seem to be as good, and this one would have all of a lane read for one unit.
+Only a query that walks a lane says so. One for a unit's pending job leaves it out, so that
+Postgres cannot choose this index, and then read a whole lane for one unit, where it believes the
+queue to be nearly empty.
 """
 RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
+DISMISSED = Q(status="dismissed", settled_at__isnull=True)
 UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
-"""What the reconciler leaves alone while it is parked, whether it is listed or not."""
+"""Open and dismissed failures. The reconciler leaves their units alone while they are parked."""
 
 
 class Ending(enum.StrEnum):
     """What became of a running job that did not succeed."""
 
     REQUEUED = enum.auto()
-    """Pending again."""
+    """It is pending again."""
     FAILED = enum.auto()
-    """An open failure."""
+    """It is an open failure."""
     SUPERSEDED = enum.auto()
-    """Newer work of its unit was pending: that one stays."""
+    """A newer job of its unit was pending, and goes on in its place."""
     LOST = enum.auto()
-    """It is another's by now, or gone."""
+    """Another worker holds it by now, or it is gone."""
     BUSY = enum.auto()
-    """Nothing: an open writer has it, or its unit's pending one. To be tried again."""
+    """Nothing yet: an open transaction has locked it, or its unit's pending job. Try again."""
 
 
 class Job(NotFromFixtures):
@@ -102,14 +104,14 @@ class Job(NotFromFixtures):
     class Meta:
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
-        # Jobs are never edited by hand. A person can look, and settle failures.
+        # Jobs are never edited by hand. People can view them, and settle failures.
         default_permissions = ["view"]
         permissions = [
             ("retry_job", "Can retry failed jobs"),
             ("dismiss_job", "Can dismiss failed jobs"),
             ("operate_job", "Can re-embed, pause, resume, release and probe"),
         ]
-        # What no single job can be is in sql/job_is_possible_v1.sql.
+        # sql/job_is_possible_v1.sql constrains the columns of a single job.
         constraints = [
             models.UniqueConstraint(
                 fields=["spec", "source_pk"],
@@ -137,13 +139,13 @@ class Job(NotFromFixtures):
                 condition=READY,
                 name="pgembed_job_ready",
             ),
-            # Jobs that were held when a worker died are claimed alone.
+            # Suspect jobs, which were held when a worker died, are claimed alone.
             models.Index(
                 fields=["spec", "run_at"],
                 condition=PENDING & Q(crashes__gt=0),
                 name="pgembed_job_suspect",
             ),
-            # Jobs that a provider went down with are claimed one at a time.
+            # Jobs whose text was sent when a provider went down are claimed one at a time.
             models.Index(
                 fields=["spec", "run_at"],
                 condition=PENDING & Q(outages__gt=0),
@@ -155,7 +157,7 @@ class Job(NotFromFixtures):
                 condition=OPEN_FAILURE,
                 name="pgembed_job_open_failure",
             ),
-            # Kinds of failures are found by jumping from one to the next.
+            # A query for kinds of failures jumps from one signature to the next.
             models.Index(
                 F("spec"),
                 F("signature"),

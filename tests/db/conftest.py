@@ -141,6 +141,9 @@ class Writer:
     def is_waiting(self) -> bool:
         return _waits(self._observer, self.pid)
 
+    def has_started(self) -> bool:
+        return self._future is not None
+
     def has_ended(self) -> bool:
         return self._future is not None and self._future.done()
 

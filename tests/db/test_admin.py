@@ -25,6 +25,7 @@ from pgembed_django.admin import JobAdmin, reading, scopes
 from pgembed_django.models import Job, Space, Worker
 from tests.app.models import Article, Page
 from tests.conftest import embedded_text
+from tests.db.conftest import Writer, backend_pid
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 
@@ -388,6 +389,30 @@ def test_a_page_of_failures_takes_few_queries(
 
     assert len(queries) <= 6
     assert not [query for query in queries if "DISTINCT" in query["sql"]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_of_jobs_lets_no_deadlock_choose_a_migration(
+    admin_client: Client, make_article: Callable[..., Article], writer: Writer
+) -> None:
+    make_article()
+    Page.objects.create(slug="owl", body="An owl.")
+    writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
+
+    def lock_in_another_order(execute, sql, *rest):
+        if "UNION ALL" in sql and not writer.has_started():
+            first, second = sorted(["app_article", "app_page"], key=sql.index)
+            writer.connection.execute(f"LOCK TABLE {second}")
+            writer.start(f"LOCK TABLE {first}", once_waits=backend_pid())
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(lock_in_another_order):
+        shown = text(admin_client)
+    assert writer.has_started()
+    writer.go()
+    writer.end()
+
+    assert "owl" in shown
 
 
 # Retry and Dismiss

@@ -19,7 +19,7 @@ from pgembed_django import jobs, specs
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.admin import vectors as pages
 from pgembed_django.models import Job
-from tests.app.models import Article, Note, Page, Product
+from tests.app.models import Article, ArticleEmbedding, Note, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim
 
@@ -124,12 +124,28 @@ def test_a_row_that_another_page_brings_has_no_state(
     assert RowAdmin(Article, editors).vectors(article) == "-"
 
 
+def test_a_rows_page_tells_of_passages_that_were_cut(
+    admin_client: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
+) -> None:
+    fits, cut = make_article(title="fits"), make_article(title="does not")
+    run_jobs()
+    ArticleEmbedding.objects.filter(source=cut).update(was_cut=True)
+
+    assert "1 passage did not fit the model as a whole." in text(
+        admin_client, f"{LIST}{cut.pk}/change/"
+    )
+    assert "did not fit" not in text(admin_client, f"{LIST}{fits.pk}/change/")
+
+
 def test_the_list_shows_and_filters_the_state_of_each_row(
     admin_client: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
 ) -> None:
     make_article(title="fresh")
     make_article(title="empty", contents="")
+    aside = make_article(title="before it was changed")
     run_jobs()
+    Article.objects.filter(pk=aside.pk).update(title="dismissed")
+    jobs.dismiss([fail(aside).pk], using="default")
     fail(make_article(title="failed"))
     make_article(title="draft", published_time=None)
     make_article(title="missing")
@@ -140,6 +156,7 @@ def test_the_list_shows_and_filters_the_state_of_each_row(
         "fresh": "fresh",
         "empty": "fresh",
         "failed": "failed",
+        "dismissed": "dismissed",
         "draft": "outside",
         "missing": "missing",
         "pending": "pending",
@@ -197,6 +214,22 @@ def test_a_rows_page_shows_the_error_and_retries(
     run_jobs()
     assert "old" in (embedded_text(article) or "")
     assert ">fresh</span>" in text(editor, where)
+
+
+def test_the_page_of_a_dismissed_row_says_why_and_retries(
+    editor: Client, make_article: Callable[..., Article]
+) -> None:
+    article = make_article()
+    jobs.dismiss([fail(article).pk], using="default")
+    button = reverse("editors:app_article_pgembed_retry", args=[article.pk])
+    shown = text(editor, f"{LIST}{article.pk}/change/")
+    assert "&lt;b&gt;too bad&lt;/b&gt;" in shown
+    assert f'formaction="{button}"' in shown
+
+    response = editor.post(button)
+
+    assert str(list(get_messages(response.wsgi_request))[-1]) == "Retried 1."
+    assert ">pending</span>" in text(editor, f"{LIST}{article.pk}/change/")
 
 
 def test_the_button_needs_the_permission_to_retry_and_to_see_the_row(

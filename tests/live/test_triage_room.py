@@ -251,6 +251,22 @@ def test_it_refreshes_itself_and_leaves_the_reader_where_they_are(
     assert abs(page.evaluate("scrollY") - before) < 100
 
 
+def test_who_has_folded_a_spec_sees_the_others_refreshed(
+    failures: None, open_admin: Callable[..., Page]
+) -> None:
+    page = open_admin("view_job")
+    facts = page.locator("#facts-appnoteembedding")
+    expect(facts).to_have_attribute("open", "")
+    facts.locator("summary").click()
+    Job.objects.filter(status="failed").delete()
+
+    articles = page.get_by_role("region", name="app.ArticleEmbedding")
+    expect(articles).not_to_contain_text("300", timeout=30_000)
+
+    expect(facts).not_to_have_attribute("open", "")
+    expect(facts.locator("summary")).to_be_focused()
+
+
 def test_it_works_without_javascript(failures: None, open_admin: Callable[..., Page]) -> None:
     page = open_admin(*OPERATOR, java_script_enabled=False)
 

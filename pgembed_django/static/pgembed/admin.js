@@ -14,9 +14,12 @@ document.addEventListener("DOMContentLoaded", () => {
   const seconds = Number(live.dataset.pgembedRefresh);
 
   async function refresh() {
+    const focused = document.activeElement;
+    // Who has folded something, or unfolded it, has done with it: the focus stays on it.
+    const folded = focused.matches("details[id] > summary") ? focused.parentElement.id : null;
     const isReading =
       document.hidden ||
-      live.contains(document.activeElement) ||
+      (live.contains(focused) && !folded) ||
       (getSelection().type === "Range" && live.contains(getSelection().anchorNode));
     if (isReading) {
       // What a person is at is not taken away from under their hands.
@@ -28,7 +31,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const next = page.querySelector("[data-pgembed-refresh]");
-    if (!next) {
+    if (!next || document.activeElement !== focused) {
       return;
     }
     for (const details of live.querySelectorAll("details[id]")) {
@@ -36,6 +39,11 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     // The heights of sections hardly change, and the browser anchors the scroll position.
     live.replaceChildren(...next.childNodes);
+    if (folded) {
+      document
+        .querySelector(`#${CSS.escape(folded)} > summary`)
+        ?.focus({ preventScroll: true });
+    }
   }
 
   setInterval(() => refresh().catch(() => {}), seconds * 1000);
