@@ -1,4 +1,4 @@
-"""Ask the tables, and make of each row what a result shows."""
+"""Search the tables, and turn each row into a result for the template."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ MOST_ARTICLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One result, as the template shows it."""
+    """One result for the template. ``similarity``: None where only its words were found."""
 
     title: str
     url: str
     score: float
+    similarity: float | None
     snippet: str
     labels: tuple[str, ...] = ()
     signature: str = ""
@@ -34,9 +35,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was found, or a sentence about why nothing could be."""
+    """The results, and a sentence about them, or about why the search failed."""
 
     hits: tuple[Hit, ...] = ()
+    note: str = ""
     problem: str = ""
 
 
@@ -50,7 +52,7 @@ def find(asked: Asked) -> Outcome:
         return Outcome()
     finder = _in_library if asked.shelf == "library" else _in_articles
     try:
-        return Outcome(hits=finder(asked))
+        return finder(asked)
     except (PgembedError, ImproperlyConfigured) as error:
         return Outcome(problem=f"The search cannot be answered just now: {error}")
 
@@ -63,35 +65,33 @@ def related(article: Article) -> tuple[Hit, ...]:
         return ()
 
 
-def _in_library(asked: Asked) -> tuple[Hit, ...]:
+def _in_library(asked: Asked) -> Outcome:
     entries = Entry.objects.all()
     if asked.module:
         entries = entries.filter(module=asked.module)
     if not asked.private:
         entries = entries.filter(is_public=True)
-    return tuple(
-        Hit(
-            title=breakable(entry.name),
-            url=entry.get_absolute_url(),
-            score=entry.score,
-            labels=(entry.kind,),
-            signature=entry.signature,
-            is_code=True,
-            snippet=snippet(
-                entry.passage,
-                asked.text,
-                whole=entry.embedding_text(),
-                leave_out=(entry.heading,),
-            ),
-        )
-        for entry in search(entries, asked.text, limit=MOST_ENTRIES)
-    )
+    found = search(entries, asked.text, limit=MOST_ENTRIES)
+    return Outcome(hits=tuple(_entry(entry, asked.text) for entry in found), note=found.note)
 
 
-def _in_articles(asked: Asked) -> tuple[Hit, ...]:
-    return tuple(
-        _article(article, asked.text)
-        for article in search(published(), asked.text, limit=MOST_ARTICLES)
+def _in_articles(asked: Asked) -> Outcome:
+    found = search(published(), asked.text, limit=MOST_ARTICLES)
+    return Outcome(hits=tuple(_article(article, asked.text) for article in found), note=found.note)
+
+
+def _entry(entry: Entry, query: str) -> Hit:
+    return Hit(
+        title=breakable(entry.name),
+        url=entry.get_absolute_url(),
+        score=entry.score,
+        similarity=entry.similarity,
+        labels=(entry.kind,),
+        signature=entry.signature,
+        is_code=True,
+        snippet=snippet(
+            entry.passage, query, whole=entry.embedding_text(), leave_out=(entry.heading,)
+        ),
     )
 
 
@@ -102,6 +102,7 @@ def _article(article: Article, query: str = "") -> Hit:
         title=article.title,
         url=reverse("website:article", args=[article.pk]),
         score=article.score,
+        similarity=article.similarity,
         labels=(article.category, article.author),
         snippet=snippet(article.passage, query, whole=whole, leave_out=headings),
     )

@@ -1,4 +1,4 @@
-"""Rank the rows of one target. Says which arms it had, and why not the other."""
+"""Rank the rows of one target, and say which arms were used, and why not the other one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
 from pgembed_django.text import clean
 
-# Two depths, and no more: what the first pages show must not depend on how far one asks,
-# and a longer look changes how the arms are fused. The results of the first depth stay.
+# Two depths only: the first pages must not depend on how far a caller asks, and a deeper look
+# changes how the arms are fused. So a deeper look only appends to the results of the first.
 SHALLOW = Depth(results=51, rows=100)
 DEEP = Depth(results=1001, rows=1001)
 
@@ -32,10 +32,10 @@ NO_VECTOR = "The query could not be embedded, so it was looked for by its words 
 PARTIAL = "The vectors of a new model are searched before all rows have one."
 
 Rankings = tuple[list[Found] | None, list[Found] | None]
-"""What was found by meaning, and by words. None: was not asked."""
+"""What the arm by meaning found, and the arm by words. None: that arm was not asked."""
 
 MOMENT_SECONDS = 0.005
-"""An answer within it is waited for: both arms are then one statement."""
+"""How long to wait for the query's vector, so that both arms can be one statement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     by_words = bool(survey.words) and question.mode != "semantic"
     early: list[Found] | None = None
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
-        # The first look at the words goes on while the query is being embedded.
+        # Search by words while the query is being embedded.
         [early] = both.find([both.lexical()], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
@@ -137,14 +137,14 @@ def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
         by_meaning, by_words = ({one.key: one for one in rows or ()} for rows in found)
-        # Meaning first: of two chunks of a row at the same rank, its one is shown.
+        # Meaning first: where both arms rank a row the same, the chunk of this one is shown.
         rankings = [[one.key for one in rows] for rows in found if rows is not None]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
         waiting = {key for key, one in by_words.items() if one.waits}
         fused = fusing.fuse(rankings, only_in_one=waiting)
         for key, score in list(fused.items())[: min(depth.results, reach)]:
             if key not in ranked:
-                # A deeper look may score higher: it still comes after.
+                # A deeper look may score it higher, but it still comes after the earlier ones.
                 merits[key] = least = min(score, least)
                 ranked[key] = _ranked(key, least, by_meaning, by_words, places)
     return list(ranked.values()), list(merits.values())

@@ -1,4 +1,4 @@
-"""The two arms of a search: by words, and by meaning. Each finds chunks, one a row."""
+"""The two arms of a search: by words, and by meaning. Each finds one chunk per row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
 
 CHUNKS_PER_ROW_AT_FIRST = 1.5
-"""How many of the nearest chunks are taken for a row that is wanted, to begin with."""
+"""How many of the best chunks the first look takes for each row that is wanted."""
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
 
@@ -37,18 +37,18 @@ class Found(NamedTuple):
     chunk: int
     value: float
     waits: bool
-    """It has no vector yet: only its words can find it."""
+    """The chunk has no vector yet: only the lexical arm can find it."""
 
 
 class Arm(NamedTuple):
-    """One way to find: a statement that returns the best chunks first, and how many of them."""
+    """One arm: a statement that finds the best chunks, and how many times as many to take."""
 
     name: str
     text: str
     parameters: dict[str, Any]
     spread: int = 1
     exact: Arm | None = None
-    """Where an index is read, which may end too early: the same by reading all."""
+    """Where this arm reads an index, which may return too few rows: the same without the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Arms:
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> list[list[Found]]:
         """Return what each arm finds, best first, one chunk per row."""
         if len(arms) > 1 and any(arm.exact for arm in arms):
-            # To set up an index scan keeps a statement from being run in parallel.
+            # The settings of an index scan keep a statement from being run in parallel.
             return [found for arm in arms for found in self.find([arm], depth=depth)]
         taken = [self._first(depth) * arm.spread for arm in arms]
         looks = self._look(arms, taken)
@@ -131,7 +131,7 @@ class Arms:
         sign = -1 if arm.name == LEXICAL else 1
         while True:
             best: dict[Any, Found] = {}
-            # A union promises no order, and an index may be a little out of it.
+            # A UNION promises no order, and an index may return chunks a little out of order.
             for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
                 best.setdefault(chunk.key, chunk)
             if len(best) >= depth.results or len(found) < taken:

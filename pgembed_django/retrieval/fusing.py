@@ -8,8 +8,9 @@ from typing import TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 FLATNESS = 20
-"""How little the first ranks stand out. Between 5 and 60 it hardly matters (measured on the
-tuning questions of ``benchmarks/judged``).
+"""The constant k of reciprocal rank fusion: the larger, the less the first ranks stand out.
+
+Between 5 and 60 it hardly matters (measured on the tuning questions of ``benchmarks/judged``).
 
 Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet", SIGIR 2009.
 """

@@ -1,4 +1,4 @@
-"""The passages of ranked chunks, with the places of the query's words in them."""
+"""Read the passages of ranked chunks, and where the query's words stand in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgembed_django.retrieval.words import Words
 from pgembed_django.specs import Spec
 
 LONGEST_BEGINNING = 500
-"""What is shown of a row whose best chunk has just been replaced."""
+"""How many characters are shown of a row whose best chunk has just been replaced."""
 
 
 class Passage(NamedTuple):
@@ -45,7 +45,7 @@ def of(
     cut: dict[Any, tuple[str, int, int]] = {}
     for key, row in rows.items():
         if chunks[key] not in stored:
-            # A worker has replaced it since: the row is still the answer.
+            # A worker has replaced the chunk since. The row was found: show how its text begins.
             text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
             cut[key] = text, 0, len(text)
             continue
@@ -72,8 +72,8 @@ def _text_now(spec: Spec, row: Any) -> str | None:
     try:
         return spec.text_of(row)
     except DatabaseError:
-        raise  # the transaction that it broke may be the caller's
-    except Exception:  # noqa: BLE001 - the user's method: its job tells of it
+        raise  # it may have broken the caller's transaction
+    except Exception:  # noqa: BLE001 - the user's method: its job reports it
         return None
 
 
@@ -111,7 +111,7 @@ def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Mark
 
 
 def _mark() -> str:
-    # Nobody can have written it into a text: whatever stands between two of it is a word.
+    # Random, so that no text contains it: whatever stands between two marks is a found word.
     return f"pgembed{secrets.token_hex(8)}"
 
 

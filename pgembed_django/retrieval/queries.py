@@ -1,7 +1,7 @@
-"""Embed what somebody searches for: within a deadline, and the same text once only.
+"""Embed search queries: within a deadline, and the same text only once.
 
-The answer comes from another thread, because a model in this process keeps no time-out.
-One that comes late is kept for the next search.
+A thread asks the provider, because a model in this process keeps no time-out. A vector that
+comes after the deadline is kept for the next search.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pgembed_django.providers.base import Provider, Vector
 MOST_KEPT = 256
 THREADS = 8
 REST_SECONDS = 5.0
-"""How long a provider that did not answer is not asked: those searches do not wait for it."""
+"""How long a provider that did not answer is not asked, so that searches do not wait for it."""
 
 Key = tuple[str, str]
-"""What makes a vector: a space's fingerprint and a text."""
+"""What a vector depends on: a space's fingerprint and a text."""
 
 Server = tuple[str, str]
-"""Who is asked: the alias of a provider, and the fingerprint of one of its spaces.
+"""What is asked: the alias of a provider, and the fingerprint of one of its spaces.
 
 Two aliases of one model make the same vectors, and one may be down while the other is well.
 """
@@ -123,7 +123,7 @@ class QueryVectors:
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         provider = spaces.provider_of(space)
-        # A class of the user's own may have one of its own, with other errors and vectors.
+        # A user's provider class may override embed_query: with other errors, other vectors.
         with raising.provider_errors(provider):
             _refuse_other_weights(space, provider)
             found = provider.embed_query(text, timeout_seconds=seconds)
@@ -138,7 +138,7 @@ class QueryVectors:
         error = done.exception()
         with self._lock:
             if self._coming.get((server, text)) is not done:
-                return  # asked for before ``clear``
+                return  # it was asked for before ``clear``
             del self._coming[server, text]
             if error is None:
                 self._resting.pop(server, None)

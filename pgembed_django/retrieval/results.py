@@ -1,4 +1,4 @@
-"""What a search gives back: rows, how each was found, and an honest word about it all."""
+"""What a search returns: rows, how each was found, and what was not as asked."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Row = TypeVar("Row", bound=Model)
 Mode = Literal["hybrid", "semantic", "lexical"]
 
 Ranking = Literal["hybrid", "semantic", "lexical", "mixed", "none"]
-"""What was really used. ``mixed``: several models, not all alike. ``none``: nothing was asked."""
+"""Which arms were used. ``mixed``: not the same for all models. ``none``: no arm was asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit(Generic[Row]):
     """One row and its best passage.
 
-    ``score`` orders the hits of one search and means nothing beyond it. ``similarity`` is
-    the cosine where the row was found by meaning, ``start`` and ``end`` are where the
-    passage stands in the row's text, ``marks`` where the query's words stand in the passage.
+    ``score`` orders the hits of one search: do not compare it between searches. ``similarity`` is
+    the cosine where the row was found by meaning, else None. ``start`` and ``end`` are the
+    passage's place in the row's text, ``marks`` the places of the query's words in the passage.
     """
 
     instance: Row
@@ -36,7 +36,7 @@ class Hit(Generic[Row]):
     end: int
     marks: tuple[tuple[int, int], ...]
     highlight: SafeString
-    """The telling part of the passage: HTML that is safe to show, with ``<mark>``."""
+    """The part of the passage with most marks, as HTML that is safe to show, with ``<mark>``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

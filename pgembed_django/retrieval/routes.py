@@ -1,4 +1,4 @@
-"""Whether to read all the vectors there are to rank, or the index: by what each would cost."""
+"""Choose whether to read every vector of the rows, or the index: by what each would cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django import conf, database
 from pgembed_django.retrieval.statements import Statement
 
 SCANNED_PER_READ = 5
-"""An index visits a neighbour for the price of reading this many vectors one by one (ran)."""
+"""To visit a neighbour in an index costs as much as to read this many vectors (measured)."""
 
 MOST_CANDIDATES = 1000
 
@@ -34,10 +34,10 @@ def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -
 def estimate(using: str, keys: Statement) -> int:
     """Return how many rows the planner expects, without running the statement."""
     with connections[using].cursor() as cursor:
-        # Also where there are none: a doubled % of the queryset's own is to become one.
+        # Parameters are given even if empty, so that %% in the queryset's SQL becomes %.
         database.run(cursor, EXPLAIN + keys.text, keys.parameters)
         [[plan]] = cursor.fetchall()
-    # Which it is follows from how the connection reads JSON.
+    # A connection may read JSON as a string, or as what it holds.
     [explained] = json.loads(plan) if isinstance(plan, str) else plan
     return int(explained["Plan"]["Plan Rows"])
 
@@ -55,5 +55,5 @@ def leaving_no_settings(using: str) -> Iterator[None]:
         return
     with transaction.atomic(using=using):
         yield
-        # Releasing a savepoint keeps what was set since; going back to it does not.
+        # Releasing the savepoint would keep the settings; rolling back to it does not.
         transaction.set_rollback(True, using=using)

@@ -1,4 +1,4 @@
-"""``search``: ask both arms of each model, fuse them by rank, show the page."""
+"""``search``: ask both arms of each model, fuse them by rank, return one page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pgembed_django.retrieval.results import Hit, Mode, Ranking, Results
 from pgembed_django.retrieval.showing import Ranked
 
 MOST_CHARACTERS = 32_768
-"""What is read of a query. A model takes less, and cuts it to its context by itself."""
+"""How much of a query is read. A model takes less, and cuts it to its context by itself."""
 
 Row = TypeVar("Row", bound=Model)
 Some = type[Model] | QuerySet[Any] | Manager[Any]
@@ -52,7 +52,7 @@ def search(
     mode: Mode = "hybrid",
     name: str | None = None,
 ) -> Results[Any]:
-    """Return the rows of a model, a queryset, or a list of them, that answer a text best.
+    """Return the rows of a model, a queryset, or a list of these, that match a text best.
 
     ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. ``offset``
     is the ``next_offset`` of the page before. ``name`` chooses between several
@@ -86,7 +86,7 @@ def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
         ranked = [one for where, one in wanted if where == number]
         shown = showing.show(answer.question.target, ranked, words=answer.words)
         if len(shown) < len(ranked) and not answer.within:
-            # Rows without a queryset's say have vectors: once more, now with its say.
+            # Rows outside the queryset were ranked too: rank once more, within it.
             within = answering.answer(answer.question, reach=answer.reach, within=True)
             others = [within if other is answer else other for other in answers]
             return page(others, limit=limit, offset=offset)
@@ -146,7 +146,7 @@ def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
         for number, answer in enumerate(answers)
         for one, merit in zip(answer.ranked, answer.merits, strict=True)
     ]
-    # A stable sort: of equals, the model that was given first.
+    # A stable sort: of equal scores, the model that was given first.
     return sorted(ranked, key=lambda one: -one[1].score)
 
 

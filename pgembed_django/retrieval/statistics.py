@@ -1,4 +1,4 @@
-"""What ANALYZE knows of the stored chunks, as of some minutes ago at the most."""
+"""Read the statistics of ANALYZE on the stored chunks, and keep them for some minutes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django import database
 
 KEPT_SECONDS = 300.0
 MOST_KEPT = 128
-"""Of how many tables. With a schema per tenant there may be thousands."""
+"""How many tables' statistics are kept. With a schema per tenant there may be thousands."""
 
 # n_distinct is a share of the table where it is negative, and 0 where nothing is known.
 STATISTICS = """
@@ -59,14 +59,14 @@ def forget() -> None:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _read(using: str, table_oid: int, moment: int) -> Statistics:
-    # The moment is there to be another one after a while, which makes this be read anew.
+    # ``moment`` is only part of the cache's key: it changes every KEPT_SECONDS.
     found = database.rows(using, STATISTICS, table_oid=table_oid)
     columns = {column: told for column, *told in found}
     _, words, shares = columns.get("fulltext", (None, None, None))
     chunks_per_row, _, _ = columns.get("source_id", (None, None, None))
-    # The frequencies end with those of no word: the least, the most, and of none at all.
+    # Three more frequencies follow those of the words: the least, the greatest, of NULLs.
     return Statistics(
         common=dict(zip(words or (), shares or (), strict=False)),
-        # Of a table that was emptied the one number may be newer than the other.
+        # Of a table that was emptied, reltuples may be newer: the ratio is below 1.
         chunks_per_row=max(1.0, chunks_per_row or math.inf),
     )

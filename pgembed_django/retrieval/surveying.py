@@ -1,4 +1,4 @@
-"""What has to be known before a search: its space, that space's index, the query's words."""
+"""Read what a search has to know first: the active space, its index, the query's words."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from pgembed_django.spaces import indexes
 from pgembed_django.spaces.kinds import VectorIndex
 
 MOST_CHARACTERS = 1000
-"""What is read of a query for its words. Whoever pastes a page is served by its meaning."""
+"""How much of a query is searched by words. Of a longer text, the meaning is enough."""
 
-# The active space, and what else has to be known of a query, at the price of one statement.
+# One statement reads the active space and all else that is needed for a query.
 # reltuples is -1 where a table was never analyzed.
 SURVEY = """
     SELECT

@@ -1,4 +1,4 @@
-"""What is searched: a queryset of an embeddable model. Refuses what cannot be ranked."""
+"""Check what is to be searched: a queryset of an embeddable model that can be ranked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgembed_django.exceptions import SearchError
 from pgembed_django.specs import Spec
 
 MOST_RESULTS = 1000
-"""How far ``offset`` and ``limit`` reach. Nobody reads on; what exports does not search."""
+"""The largest ``offset + limit``. Nobody reads further; an export needs no search."""
 
 Row = TypeVar("Row", bound=Model)
 Where = type[Row] | QuerySet[Row] | Manager[Row]
@@ -70,7 +70,7 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
             is not PostgreSQL.
     """
     queryset = _queryset(where)
-    # Asked again, a router may name another replica.
+    # Fix the alias: a router that is asked again may choose another replica.
     queryset = queryset.using(queryset.db)
     if other := postgres.not_postgres(queryset.db, remedy="using"):
         raise ImproperlyConfigured(other)
@@ -94,8 +94,8 @@ def spec_of(model: type[Model], *, name: str | None) -> Spec:
 
 
 def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) -> list[Target[Any]]:
-    """Return the targets of a search, one of each model."""
-    if isinstance(where, type | QuerySet | Manager) or not isinstance(where, Sequence):
+    """Return the targets of a search, one per model."""
+    if isinstance(where, type | QuerySet | Manager | str) or not isinstance(where, Sequence):
         return [of(where, name=name)]
     if not where:
         raise SearchError("There is nothing to search in. Give a model, or several.")
@@ -152,7 +152,7 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
     query = queryset.query
     expressions: list[Any] = [query.where, *query.annotations.values()]
     if any(expression.contains_over_clause for expression in expressions):
-        # Whatever a search adds to its conditions, Django puts inside the window.
+        # Django would apply a search's own conditions before the window is computed.
         raise SearchError(
             "Cannot search in a queryset with window functions. Search in one of the rows that "
             'it has: filter(pk__in=that.values("pk")).'

@@ -1,14 +1,18 @@
-"""The standard library's documentation, embedded by a real worker with real vectors, searched."""
+"""The demo: the standard library's documentation, embedded by a real worker, searched, served."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import psycopg
 import pytest
@@ -22,15 +26,6 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "example_project"
 PATIENCE_SECONDS = 240
 
 # In the example's own process and settings: its tables are not those of these tests.
-LOAD = """
-import django
-django.setup()
-from demo import load
-from django.core.management import call_command
-from library.collect import collect
-call_command("migrate", verbosity=0)
-print(load.entries(collect(), show=False).written)
-"""
 SEARCH = """
 import json, sys
 import django
@@ -44,6 +39,18 @@ for mode, question in json.load(sys.stdin):
     answers[question] = [found.ranking, found.degraded, [entry.name for entry in found]]
 json.dump(answers, sys.stdout)
 """
+
+PAGES = """
+import json, sys
+import django
+django.setup()
+from django.test import Client, override_settings
+seconds, addresses = json.load(sys.stdin)
+with override_settings(ALLOWED_HOSTS=["testserver"], PGEMBED_QUERY_SECONDS=seconds):
+    answers = [Client().get(address) for address in addresses]
+json.dump([[answer.status_code, answer.content.decode()] for answer in answers], sys.stdout)
+"""
+QUERY_SECONDS = 20.0
 
 # The right answer is beyond doubt: each names what the entry is there for.
 QUESTIONS = {
@@ -64,32 +71,52 @@ QUESTIONS = {
 
 
 @pytest.fixture(scope="module")
-def answers() -> Any:
-    """What the questions find: loaded, embedded and searched by processes of the example."""
-    address = postgres.url()
-    name = sql.Identifier(f"pgembed_stdlib_{os.getpid()}")
-    with psycopg.connect(address, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
-        try:
-            with psycopg.connect(address) as found:
-                settings = found.info
-                url = (
-                    f"postgres://{settings.user}:{quote(settings.password)}@/pgembed_stdlib_{os.getpid()}"
-                    f"?host={settings.host}&port={settings.port}"
-                )
-            assert int(run("-c", LOAD, url=url)) > 8_000
-            run("manage.py", "embed_worker", "--drain", url=url)
-            asked = [["hybrid", question] for question in QUESTIONS]
-            yield json.loads(run("-c", SEARCH, url=url, given=json.dumps(asked)))
-        finally:
-            drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name)
-            connection.execute(drop)
+def url() -> Iterator[str]:
+    """The address of a new, empty database."""
+    name = f"pgembed_stdlib_{os.getpid()}"
+    with psycopg.connect(postgres.url(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        found = connection.info
+        yield (
+            f"postgres://{found.user}:{quote(found.password)}@/{name}"
+            f"?host={found.host}&port={found.port}"
+        )
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name))
+        connection.execute(drop)
 
 
-def run(*arguments: str, url: str, given: str = "") -> str:
-    done = subprocess.run(
+@pytest.fixture(scope="module")
+def shown(url: str) -> str:
+    """What the demo prints when it is run for the first time."""
+    return run("manage.py", "demo", "--no-serve", url=url)
+
+
+@pytest.fixture(scope="module")
+def answers(shown: str, url: str) -> Any:
+    """What the questions find, asked by a process of the example."""
+    asked = [["hybrid", question] for question in QUESTIONS]
+    return json.loads(run("-c", SEARCH, url=url, given=json.dumps(asked)))
+
+
+@pytest.fixture
+def pages(shown: str, url: str) -> Callable[..., list[str]]:
+    """Ask for pages of the example, and return what they show."""
+
+    def ask(*addresses: str, query_seconds: float = QUERY_SECONDS) -> list[str]:
+        given = json.dumps([query_seconds, addresses])
+        answered = json.loads(run("-c", PAGES, url=url, given=given))
+        assert {status for status, _ in answered} == {200}
+        return [page for _, page in answered]
+
+    return ask
+
+
+def start(*arguments: str, url: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, *arguments],
-        input=given,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         cwd=EXAMPLE,
         env={
             **os.environ,
@@ -98,12 +125,82 @@ def run(*arguments: str, url: str, given: str = "") -> str:
             "PGEMBED_PROVIDER": "wordllama",
             "PYTHONPATH": os.pathsep.join([str(EXAMPLE), str(EXAMPLE.parent)]),
         },
-        capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+
+
+def run(*arguments: str, url: str, given: str = "") -> str:
+    with start(*arguments, url=url) as process:
+        said, complained = process.communicate(given, timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, said + complained
+    return said
+
+
+def test_the_demo_embeds_all_edits_two_rows_and_deletes_one(shown):
+    [[rows, rate]] = re.findall(r"([\d,]+) rows embedded in .* s: ([\d,]+) rows per second", shown)
+    assert int(rows.replace(",", "")) > 8_000
+    assert int(rate.replace(",", "")) > 0
+    assert f"Coverage 100 %: {rows} of {rows} rows embedded, 0 waiting" in shown
+    for name, question in {
+        "textwrap.dedent": "when to water tomatoes",
+        "shutil.copytree": "how long does bread dough rise",
+    }.items():
+        assert re.search(rf"{name} edited .* searchable by its new text \d+ ms after", shown)
+        assert f"{question!r} finds {name}" in shown
+    assert re.search(r"found math\.gcd, now it finds (?!math\.gcd)\w+", shown)
+
+
+def test_a_second_run_embeds_nothing_and_serves_until_ctrl_c(shown, url):
+    with start("manage.py", "demo", url=url) as process:
+        said = ""
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if "Ctrl-C" in line:
+                break
+        try:
+            [address] = re.findall(r"Search +(\S+)", said)
+            with urlopen(f"{address}?q=greatest+common+divisor", timeout=60) as answer:
+                page = answer.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+        last, complained = process.communicate(timeout=60)
+
+    assert "Nothing to embed" in said
+    assert "math.<wbr>gcd" in page
+    assert (process.returncode, last) == (0, "Stopped. Nothing is left running.\n"), complained
+    with psycopg.connect(url) as connection:
+        others = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ).fetchone()
+    assert others == (0,)
+
+
+def test_the_search_page_shows_what_was_found_and_how_fresh_it_is(pages):
+    everywhere, in_time, articles = pages(
+        "/?q=measure+elapsed+time", "/?q=measure+elapsed+time&module=time", "/?q=slugs&in=articles"
+    )
+
+    assert re.search(
+        r'<p class="freshness">([\d,]+) of \1 rows embedded, 0 waiting</p>', everywhere
+    )
+    assert len(re.findall(r'<li class="hit">', everywhere)) == 20
+    assert len(re.findall(r'title="Cosine similarity 0\.\d\d"', everywhere)) > 0
+    assert "<mark>elapsed</mark>" in everywhere
+    assert set(re.findall(r'<a href="[^"]*">(\w+)[^<]*(?:<wbr>[^<]*)*</a></h2>', in_time)) == {
+        "time"
+    }
+    assert '<a href="/articles/' in articles
+    assert not re.search(r'(?:src|<link[^>]* href)="(?!data:)', everywhere)
+
+
+def test_the_search_page_says_that_it_went_by_words_alone(pages):
+    [page] = pages("/?q=greatest+common+divisor", query_seconds=0)
+
+    assert 'title="Found by its words"' in page
+    assert "Cosine similarity" not in page
+    assert re.search(r'<p class="note">[^<]*by its words alone', page)
 
 
 @pytest.mark.parametrize("question", list(QUESTIONS))

@@ -1,4 +1,4 @@
-"""What is collected: modules, what they define, and the rows that come of it. Pure."""
+"""The values that are collected: modules, their definitions, and the rows for these. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Definition:
     signature: str = ""
     docstring: str = ""
     bases: tuple[str, ...] = ()
-    """Of a class: its base classes as they are written in the source, "_socket.socket"."""
+    """The base classes of a class, as written in the source: "_socket.socket"."""
 
     members: tuple[Definition, ...] = ()
 
@@ -50,7 +50,7 @@ class Module:
     """``from module import name as local``: local -> (module, name)."""
 
     assigned: dict[str, str] = field(default_factory=dict)
-    """``Lock = _thread.lock``: name -> what it stands for. Of an instance, its class."""
+    """``Lock = _thread.lock``: name -> what is assigned to it, or the class of an instance."""
 
     starred: list[str] = field(default_factory=list)
     """``from module import *``: the modules."""
