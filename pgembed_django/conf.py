@@ -123,7 +123,7 @@ class Settings:
     """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
 
     retired_seconds: float = 86_400
-    """How long a retired space can be gone back to, before its vectors are deleted."""
+    """How long a retired space keeps its vectors, so that it is gone back to at once."""
 
     switch_early: bool = False
     """Whether a space that is still being built is searched once the old model is out of reach.

@@ -1,16 +1,17 @@
-"""Hear of new jobs while idle. The table is the truth: a lost nudge costs time, never work.
+"""Hear of new jobs while idle. Jobs are in the table: a lost notification only costs time.
 
-Before it sleeps, a worker goes on watch: it takes an advisory lock, one per spec,
-exclusively. A trigger tries the same lock, shared. Where that fails, somebody is on watch,
-and the trigger notifies. Where it succeeds, nobody sleeps, the trigger spares the
-notification (whose commit takes a lock on the whole cluster), and holds the lock until its
-transaction ends: so no worker can go on watch before it has seen that transaction's jobs.
+Before it sleeps, a worker goes on watch: it takes one advisory lock per spec, exclusively. A
+trigger tries to take the same lock, shared. If that fails, a worker is on watch, and the
+trigger notifies. If it succeeds, no worker sleeps, and the trigger saves the notification,
+whose commit locks the whole cluster. It then holds the lock until its transaction ends, so
+that no worker can go on watch before that transaction's jobs are visible.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -22,9 +23,9 @@ from pgembed_django import events, jobs
 ECHO_SECONDS = 2.0
 
 SILENT_SECONDS = 5.0
-"""After so long without an answer the connection is given up: it may be half open."""
+"""How long to wait for an answer. Then the connection is closed: it may be half open."""
 
-# A role's own is for sessions that somebody has forgotten. A worker's wait for work.
+# A role may have a time-out for forgotten sessions. A worker's sessions wait for work.
 MAY_BE_IDLE = "SET idle_session_timeout = 0"
 
 KEYS = """
@@ -32,7 +33,7 @@ KEYS = """
     FROM unnest(%(specs)s::text[]) AS known(spec)
 """
 
-# Shared with a writer whose transaction is open, exclusive with a worker on watch.
+# An open writer's transaction holds this lock shared, a worker on watch exclusively.
 WATCH = """
     SELECT key, pg_try_advisory_lock(key)
     FROM unnest(%(keys)s::bigint[]) AS wanted(key)
@@ -48,7 +49,7 @@ UNWATCH = """
 
 
 class Listener:
-    """An autocommit connection of its own, direct to the server: session locks and LISTEN."""
+    """A direct connection to the server in autocommit mode, for session locks and LISTEN."""
 
     def __init__(self, specs: Sequence[str], *, using: str) -> None:
         self._specs = list(specs)
@@ -57,7 +58,7 @@ class Listener:
         self._keys: list[int] = []
         self._watched: list[int] = []
         self.was_lost = False
-        """Whether the connection has gone since it was opened last."""
+        """Whether the connection was lost since it was opened last."""
 
     @property
     def is_up(self) -> bool:
@@ -78,12 +79,12 @@ class Listener:
         try:
             self._connection = _Connection.connect(**parameters, autocommit=True)
             if role := connections[self._using].settings_dict["OPTIONS"].get("assume_role"):
-                # Its search_path may lead elsewhere, and our tables may be for that role only.
+                # The role may have another search_path, and be the only one with our tables.
                 self._connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
             self._connection.execute(MAY_BE_IDLE)
             self._connection.execute(f"LISTEN {jobs.CHANNEL}")
-            # A pooler in transaction mode takes a LISTEN and forgets it. It would hand us
-            # what we send ourselves, so the other connection has to.
+            # A pooler in transaction mode accepts a LISTEN, and forgets it. To find out, send a
+            # notification over the other connection: one of our own would always come back.
             list(self._connection.notifies(timeout=0))
             jobs.nudge(using=self._using)
             if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
@@ -101,40 +102,42 @@ class Listener:
     def watch(self) -> bool:
         """Go on watch, and tell whether it is safe to sleep after one last look for jobs.
 
-        It is not while a writer's transaction is open that has not notified: it saw a worker
-        awake. It is where another worker is on watch already.
+        It is not safe while a transaction is open that does not notify, as it saw a worker
+        awake. It is safe if another worker is on watch already.
         """
-        with self._lost_connection_closes():
+        open_writers: list[tuple[Any, ...]] = []
+        with self._closing_when_lost():
             missing = [key for key in self._keys if key not in self._watched]
             result = self._run(WATCH, keys=missing)
             self._watched += [key for key, is_ours in result if is_ours]
             taken = [key for key, is_ours in result if not is_ours]
-            return not any(has for [has] in self._run(HAS_WRITERS, keys=taken))
-        return False
+            open_writers = self._run(HAS_WRITERS, keys=taken)
+        return self.is_up and not any(has for [has] in open_writers)
 
     def unwatch(self) -> None:
-        """Tell the triggers that somebody is awake."""
+        """End the watch: triggers need not notify any more."""
         if self._watched:
-            with self._lost_connection_closes():
+            with self._closing_when_lost():
                 self._run(UNWATCH, keys=self._watched)
         self._watched = []
 
     def recruit(self) -> None:
-        """Wake the workers that sleep: there is more to do than this one can claim."""
-        with self._lost_connection_closes():
+        """Wake the workers that sleep, as there are more jobs than this one can claim."""
+        with self._closing_when_lost():
             self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
     def drain(self) -> bool:
         """Take the notifications that have arrived, and tell whether there were any."""
         if self._connection is None:
             return False
-        with self._lost_connection_closes():
-            return bool(list(self._connection.notifies(timeout=0)))
-        return True  # a lost connection counts as a nudge
+        heard: list[psycopg.Notify] = []
+        with self._closing_when_lost():
+            heard = list(self._connection.notifies(timeout=0))
+        return bool(heard) or not self.is_up  # a lost connection counts as a nudge
 
     def probe(self) -> None:
-        """Find out whether the connection is half open."""
-        with self._lost_connection_closes():
+        """Close the connection if it is half open."""
+        with self._closing_when_lost():
             self._run("SELECT 1")
 
     def fileno(self) -> int:
@@ -156,8 +159,15 @@ class Listener:
         cursor = self._connection.execute(statement, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
-    def _lost_connection_closes(self) -> _ClosingOnLoss:
-        return _ClosingOnLoss(self)
+    @contextmanager
+    def _closing_when_lost(self) -> Iterator[None]:
+        """Close a lost connection instead of raising: the worker's timer opens it again."""
+        try:
+            yield
+        except psycopg.Error as error:
+            events.tell(events.LISTENER_LOST, error=str(error))
+            self.close()
+            self.was_lost = True
 
 
 class _Connection(psycopg.Connection[Any]):
@@ -179,21 +189,3 @@ def _impatient(gen: Any) -> Any:
             wanted = gen.send(ready)
     except StopIteration as stop:
         return stop.value
-
-
-class _ClosingOnLoss:
-    """A lost connection is not an error here: it is opened again on the worker's timer."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> bool:
-        if kind is None or not issubclass(kind, psycopg.Error):
-            return False
-        events.tell(events.LISTENER_LOST, error=str(error))
-        self._listener.close()
-        self._listener.was_lost = True
-        return True

@@ -1,6 +1,6 @@
 """The requests in flight to one provider, and its pause while it is down.
 
-The threads here talk to the provider only. The database is the loop's own thread's.
+The threads here only talk to the provider. Only the loop's thread uses the database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
 
 BY_HAND_SECONDS = 5.0
-"""How soon units of a provider that a person has paused are looked at again."""
+"""How soon to look again at units of a provider that a person has paused."""
 
 PATIENCE_SECONDS = 3.0
 """How long units are held while their provider's quota is used up."""
@@ -85,9 +85,9 @@ class Threads(Executor):
 class Pool:
     """Up to ``concurrency`` requests to one provider at once.
 
-    Down, it is paused; then asked for a plain word, with nobody's text; then, where it
-    answered, one request at a time until the first one succeeds. ``wake`` is called from
-    a pool thread whenever a request has ended.
+    While the provider is down, the pool is paused. Then it sends a plain word, and once that is
+    answered one request at a time, until the first succeeds. ``wake`` is called from a pool
+    thread when a request has ended.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Pool:
         self.in_flight = 0
         self.reason = ""
         self.paused_by: str | None = None
-        """Who has paused it, until that person resumes it."""
+        """The name of the person who has paused it. None: nobody."""
         self._wake = wake
         self._clock = clock
         self._paused_until = 0.0
@@ -172,10 +172,10 @@ class Pool:
                 self._pause(outage)
                 return
         if self.is_down and self._paused_until > self._clock():
-            return  # sent before the pause: it says nothing of the server as it is now
+            return  # sent before the pause: it tells nothing about the server now
         self._has_answered = True
         if outcomes or error:
-            # A plain word is not enough: it is within any limit.
+            # A plain word is not enough to end an outage, as it is within any limit.
             self._pause_seconds = 0.0
             self.reason = ""
 
@@ -199,12 +199,12 @@ class Pool:
         return future
 
     def _pause(self, error: ProviderUnavailable) -> None:
-        self.reason = clean(str(error))  # told to the log, the port and other processes
+        self.reason = clean(str(error))  # shown in the log, at the port, and by other processes
         if self._paused_until > self._clock():
             return  # another request of the same outage
         self._has_answered = False
         if error.retry_after_seconds == 0:
-            # It answers, only this request had to give up: no reason to stay away longer.
+            # The server answers, only this request gave up: no reason for a longer pause.
             self._pause_seconds = self._pause_seconds or FIRST_PAUSE_SECONDS
         else:
             doubled = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS

@@ -1,8 +1,8 @@
 """REQUESTS_PER_MINUTE and TOKENS_PER_MINUTE, shared by all workers. Times are the database's.
 
-A row for each provider says from when on it may be asked again, like a bucket that fills
-by itself. Who takes pays afterwards: a batch puts that time off by what it cost, and the
-next one, of whichever worker, waits. Rows are locked for one statement only.
+This is a token bucket: one row per provider says from when on it may be asked again. Each batch
+moves that time forward by its cost, and the next batch of any worker waits for it. Rows are
+locked for one statement only.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pgembed_django import conf, database
 
 SAVED_SECONDS = 1.0
-"""How much of what was not used is saved up, and may be used at once."""
+"""How many seconds of unused quota are saved up, and may be used at once."""
 
 MINUTE_SECONDS = 60 + SAVED_SECONDS
-"""What a minute's quota has to last for, so that no minute ever sees more than it."""
+"""How long a minute's quota has to last, so that no minute exceeds it even with the savings."""
 
 SHORTEST_WAIT_SECONDS = 0.001
 
 LONGEST_SECONDS = 600.0
-"""The most that one batch is paid for with: a quota that was set too small is mended by then."""
+"""The longest wait that one batch may cause, in case a quota was set far too small."""
 
 LARGEST_SHARE = 10
 """One batch holds at most a tenth of a minute's tokens, or one text."""
@@ -67,7 +67,7 @@ class QuotaLimits:
         """How many tokens one batch should hold at most."""
         if self.tokens is None:
             return None
-        # Where few requests are allowed, they have to be large.
+        # If few requests are allowed, they have to be large.
         return max(1, self.tokens // min(LARGEST_SHARE, (self.requests or LARGEST_SHARE) + 1))
 
     def request_seconds(self, requests: int) -> float:
@@ -78,7 +78,7 @@ class QuotaLimits:
         """Return how many seconds of quota so many tokens use up."""
         if self.tokens is None or self.tokens_at_once is None:
             return 0.0
-        # The last batch in a minute is paid for in the next one: room is left for it.
+        # Leave room for one batch: the last one in a minute is only charged in the next.
         return tokens * MINUTE_SECONDS / (self.tokens - self.tokens_at_once or 1)
 
 
@@ -93,7 +93,7 @@ def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> floa
     """Reserve one request of so many tokens. Returns zero, or the seconds until the next try."""
     if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
         return 0.0
-    # It may have become free between the two looks.
+    # It may have become free between the two statements.
     return max(SHORTEST_WAIT_SECONDS, wait_seconds(provider, using=using))
 
 

@@ -24,12 +24,12 @@ __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 class Provider(Options, ABC):
     """One model of one server or library. Threads share it.
 
-    A subclass writes ``embed_batch``, and takes options of its own as keywords
-    of ``__init__``, handing the others up.
+    A subclass implements ``embed_batch``. Its own options are keywords of ``__init__``,
+    which passes all others to the base class.
     """
 
     plain_text: Final = "hello"
-    """Every model embeds it: whether it is answered tells a server's fault from a text's."""
+    """A text that every model embeds: if it fails, the server is at fault, not another text."""
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class Provider(Options, ABC):
         self.text_pace = Pace(clock)
         self.learnt_characters: int | None = None
         self.told_digest: str | None = None
-        """What was told last of the exact model, to whoever has asked."""
+        """The model's digest that ``identity`` has read last."""
         self.is_metered = False
-        """Whether ``sent`` counts: weighing each text is not for nothing."""
+        """Whether ``sent`` is counted. Off by default, as counting tokens takes time."""
         self._meter = Meter()
 
     @abstractmethod

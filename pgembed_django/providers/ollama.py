@@ -20,14 +20,14 @@ from pgembed_django.providers.wire import Answer
 from pgembed_django.text import clean
 
 RECHECK_SECONDS: Final = 300.0
-"""How long what was learnt of a server is believed: servers are upgraded under their clients."""
+"""How long to cache a server's version and routes, as it may be upgraded meanwhile."""
 
 DIGEST_SECONDS: Final = 60.0
-"""How long a model's digest is believed: a re-pulled tag is a new model."""
+"""How long to cache a model's digest: a re-pulled tag is a new model."""
 
 BATCHES_SINCE: Final = (0, 2, 6)
 IN_ORDER_SINCE: Final = (0, 3, 5)
-"""Before it a batch could come back in another order, and nothing in the answer tells (#6187)."""
+"""Older servers may silently answer a batch in another order (Ollama issue 6187)."""
 
 _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
 
@@ -53,7 +53,7 @@ class OllamaProvider(ServerProvider):
     ) -> None:
         where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
         super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
-        # The same with every request: another num_ctx would reload the model.
+        # The same in every request: with another num_ctx the server would reload the model.
         self._constant: dict[str, Any] = {"model": self.model}
         if keep_alive is not None:
             self._constant["keep_alive"] = self._keep_alive(keep_alive)
@@ -165,7 +165,7 @@ class OllamaProvider(ServerProvider):
         except ProviderUnavailable:
             raise
         except ProviderError as error:
-            # It hung up, or broke off. No text was sent, so none is to be charged.
+            # The server closed the connection. No text was sent, so none is to be charged.
             raise ProviderUnavailable(str(error)) from error
 
     def _read_digest(self) -> str | None:
@@ -177,8 +177,7 @@ class OllamaProvider(ServerProvider):
                 if isinstance(known, dict) and _tagged(known.get("name")) == _tagged(self.model):
                     return clean(str(known["digest"])) if known.get("digest") else None
             raise self._not_pulled()
-        # A proxy may hide the route. But what was told once is not unknown now: it would
-        # make a new space.
+        # A proxy may hide the route. But once a digest is known, None would open a new space.
         if answer.status in (403, 404, 405) and self._digest is None:
             return None
         error = self.error_of(answer)

@@ -1,4 +1,4 @@
-"""Read JSON. simdjson, where it is installed, reads what is nearly all numbers much faster."""
+"""Parse JSON. With simdjson, if it is installed, long lists of numbers parse much faster."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ except ImportError:
     simdjson = None  # type: ignore[assignment]
 
 KEPT_BYTES: Final = 2**20
-"""Who has read a document so long keeps its parser, which holds about twice as much."""
+"""A thread only reuses its parser up to this size: the parser keeps about twice as much."""
 
 _own = threading.local()
-"""Each thread's own parser. To take its memory anew takes twice as long as the parsing."""
+"""Each thread's parser, reused because its memory takes longer to allocate than the parsing."""
 
 
 def loads(body: bytes) -> Any:
@@ -34,7 +34,7 @@ def loads(body: bytes) -> Any:
     if simdjson is not None:
         with suppress(ValueError, KeyError, RuntimeError):  # all that it refuses with
             return _Document(body).value()
-        vars(_own).clear()  # a part of the document may be held by what was raised
+        vars(_own).clear()  # the error may still hold a part of the document
     return json.loads(body)
 
 

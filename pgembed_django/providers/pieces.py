@@ -1,6 +1,6 @@
-"""Embed a text that does not fit in pieces, whose mean stands for the whole of it.
+"""Embed a text that does not fit in pieces, and use the mean of their vectors.
 
-For ``too_long="split"``. The pieces weigh by their length, as OpenAI's cookbook does it
+For ``too_long="split"``. The mean is weighted by the pieces' lengths, as in OpenAI's cookbook
 ("Embedding texts that are longer than the model's maximum context length").
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
 
 MAX_HALVINGS: Final = 8
-"""A text that does not fit in 256 pieces is refused."""
+"""A text that does not fit even in 2**8 = 256 pieces is refused."""
 
 Outcome = Embedded | ProviderError
 

@@ -1,4 +1,4 @@
-"""Look at a provider for a person: does it answer, with what, and how fast?"""
+"""Check for a person whether a provider answers, with what, and how fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCHES: Final = (1, 8, 32)
 
 NEARLY_AS_FAST: Final = 1.1
-"""A smaller batch is recommended where a larger one is hardly faster: less is lost by a failure."""
+"""The smallest batch within this factor of the fastest is recommended: a failure costs less."""
 
 SAMPLE: Final = " ".join(
     [
@@ -124,7 +124,7 @@ def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter
 
 
 def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:
-    # Each text another one: no server answers from its memory.
+    # All texts differ, so that no server can answer from a cache.
     texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
     started = clock()
     try:

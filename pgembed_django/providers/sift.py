@@ -1,7 +1,7 @@
 """Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
 
-A failed request does not tell whose fault it was. So the provider is asked for a plain
-word: if that fails too, the trouble is the server's, otherwise the batch is bisected.
+A failed request does not tell whose fault it was. So the provider is asked to embed a plain
+word. If that fails too, it is the server's fault, otherwise the batch is bisected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
 
 MAX_TIMEOUTS: Final = 4
-"""Each one costs a whole time-out. The rest of the texts are given back after as many."""
+"""After so many time-outs the rest of the texts are given back, as each one takes long."""
 
 
 class Sift:
@@ -44,7 +44,7 @@ class Sift:
         self._retried: set[int] = set()
         self._asked_plainly = False
         self._in_doubt: set[int] = set()
-        # Bisecting one culprit out of n takes log2(n) failures, and two to be sure of it.
+        # To find one culprit among n takes log2(n) failures, and two more to be sure.
         self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
 
@@ -115,7 +115,7 @@ class Sift:
         """Return how many of the group one request may hold: at least one."""
         provider = self._provider
         room = min(provider.token_pace.limit or math.inf, provider.max_tokens_per_batch or math.inf)
-        if room == math.inf:  # weighing each text is not for nothing
+        if room == math.inf:  # to count the tokens of each text takes time
             return min(len(group), provider.texts_per_request)
         for count, index in enumerate(group[: provider.texts_per_request]):
             room -= provider.weigh(self._texts[index])
@@ -161,7 +161,7 @@ class Sift:
 
     def _too_long(self, group: list[int], error: InputTooLong) -> list[list[int]]:
         if len(group) > 1:
-            # By length, so that the culprits stand together and few halves hold any.
+            # Sorted by length, so that too long texts end up in as few halves as possible.
             return _halves(sorted(group, key=lambda index: len(self._texts[index])))
         index = group[0]
         if self._provider.too_long == "cut" and self._cuts[index] < cutting.MAX_CUTS:
@@ -171,7 +171,7 @@ class Sift:
                 message=str(error),
                 learnt=self._provider.learnt_characters,
             )
-            # A text that was cut before it was sent must get shorter all the same.
+            # Also where the text was cut before it was sent, it must get shorter.
             characters = min(characters, max(1, len(self._texts[index]) - 1))
             self._texts[index] = cutting.shorten(self._whole[index], characters=characters)
             self._cuts[index] += 1
@@ -193,9 +193,9 @@ class Sift:
 
     def _too_slow(self, group: list[int], error: ProviderTimeout) -> list[list[int]]:
         weight = sum(self._provider.weigh(self._texts[index]) for index in group)
-        # Before the server is asked again: one that goes on computing what nobody waits
-        # for does not answer now, and must be sent less the next time.
-        # An eighth more, as the halves are hardly equal.
+        # Before the plain word, which may fail while the server still computes the request that
+        # was given up: the next one must be smaller in any case. An eighth more, because the
+        # halves of a group are not equal.
         self._provider.token_pace.failed(weight + weight // 8)
         self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
@@ -235,7 +235,7 @@ class Sift:
         if len(group) > 1:
             return _halves(group)
         if group[0] not in self._retried:
-            # Charged is only what fails between two answers to the plain word, twice.
+            # A text is only charged when it has failed twice while plain words were answered.
             self._retried.add(group[0])
             return [group]
         self._outcomes[group[0]] = error

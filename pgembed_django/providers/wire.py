@@ -30,7 +30,7 @@ READ_BYTES: Final = 65536
 MAX_PREPARED: Final = 16
 
 ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
-"""A session, and its requests as far as they are prepared, by method and address."""
+"""A session, and its prepared requests, without bodies, by method and address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Wire:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._headers = headers
         self._lock = threading.Lock()
-        # Weak: a thread that ends takes its session along.
+        # Weak, so that a session goes when its thread ends.
         self._sessions: WeakSet[requests.Session] = WeakSet()
         self._local = threading.local()
 
@@ -97,8 +97,8 @@ class Wire:
             location = answer.headers.get("location", "")
             if answer.status not in REDIRECTS or not location:
                 return answer
-            # By ourselves and with the body: requests would also take it, and our key,
-            # to another server. And make a GET of it, for the statuses below 307.
+            # Followed here, with the body: requests would also send it, with our key, to another
+            # server, and would turn it into a GET for statuses below 307.
             target = urljoin(url, location)
             if answer.status < 307 or urlsplit(target)[:2] != urlsplit(url)[:2]:
                 break
@@ -127,8 +127,7 @@ class Wire:
                     raise ProviderUnavailable(f"{self.base_url}: {causes.of(error)}.") from None
                 if is_last:
                     break
-                # A pooled connection that the server had closed meanwhile, perhaps.
-                # Embedding twice is harmless.
+                # Perhaps the server had closed an idle connection. To embed twice is harmless.
                 self._session().close()
         raise ProviderError(f"{self.base_url} hung up without an answer.")
 
@@ -159,7 +158,7 @@ class Wire:
         except requests.ConnectionError:
             raise
         except (requests.RequestException, ValueError) as error:
-            # Not quoted: the message may hold a header.
+            # Not quoted: the message may contain a header.
             raise ProviderMisconfigured(
                 f"{self.base_url} cannot be asked: {type(error).__name__}."
             ) from None
@@ -168,8 +167,8 @@ class Wire:
                 f"{self.base_url} broke off its answer: {type(error).__name__}."
             ) from None
         if response.status_code < 200:
-            # http.client takes it for the answer. The real one comes later, and over this
-            # connection it would be taken for that to the next request.
+            # http.client takes an interim status for the answer. The real answer comes later, and
+            # on this connection it would be taken for the one to the next request.
             self._session().close()
             raise ProviderError(
                 f"{self.base_url} announced an answer with {response.status_code}, which is "
@@ -180,9 +179,9 @@ class Wire:
     def _read(self, response: requests.Response, deadline: float) -> bytes:
         """Return the body. A server that sends it too slowly runs into the deadline."""
         content = bytearray()
-        # Not handed to read1: a cassette that plays the answer again knows no such argument.
+        # Set here, as the read1 of recorded answers (cassettes) does not take it as an argument.
         response.raw.decode_content = True
-        # What one recv brings; read() would wait for all of READ_BYTES.
+        # read1() returns after one recv; read() would wait for READ_BYTES.
         while piece := response.raw.read1(READ_BYTES):
             content += piece
             if time.monotonic() > deadline:
@@ -194,7 +193,7 @@ class Wire:
         session, known = self._session_here()
         if (method, url) not in known:
             if len(known) >= MAX_PREPARED:
-                known.clear()  # a server that redirects to ever new addresses
+                known.clear()  # a server may redirect to ever new addresses
             known[method, url] = session.prepare_request(requests.Request(method, url))
         request: requests.PreparedRequest = known[method, url].copy()
         request.prepare_body(body, None)
@@ -212,11 +211,11 @@ class Wire:
         here: ThreadSession | None = getattr(local, "here", None)
         if here is None or local.pid != os.getpid():
             session = requests.Session()
-            # Read here, not for each request. And no .netrc puts its own Authorization there.
+            # The environment is read here, once. With trust_env a .netrc would set Authorization.
             session.trust_env = False
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
             session.verify = _certificates(self.base_url)
-            # Numbers hardly shrink, and a server close by would only work more.
+            # No compression: numbers hardly shrink, and it costs the server time.
             session.headers.update(
                 {
                     "Accept": "application/json",

@@ -1,7 +1,7 @@
 """The SQL functions that the triggers call, versioned.
 
-A trigger's body is copied into the users' migrations, so it only calls; what it
-calls ships with ours. A version is never changed once released: a new one is added.
+A trigger's body is copied into the users' migrations, so it only calls a function, which our
+migrations create. A released version is never changed: a new one is added.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, migrations
 from psycopg import sql
 
-# What a function's pinned search_path begins with, and where the tables are.
+# The first schema in each function's pinned search_path, and the schema of the job table.
 WRITES_TO = """
     SELECT
         name,
@@ -43,7 +43,7 @@ FUNCTIONS = {
 }
 
 PARTS = ("enqueue_end_v1",)
-"""Text that several functions share. Like them, it is never changed once released."""
+"""SQL that several functions share. Like them, it is never changed once released."""
 
 
 class OnPostgres(migrations.RunSQL):

@@ -1,7 +1,7 @@
-"""A worker's spans, made of its events: a claim, a batch, what was stored, and each job.
+"""Make a worker's spans of its events: for each claim, batch, storing, and job.
 
-A job's span is in the trace of the write that asked for it. The others stand for many
-jobs, so they are traces of their own, with links.
+A job's span is in the trace of the write that enqueued it. The others stand for many jobs,
+so each is a trace of its own, with links to their spans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
 
 MAX_LINKS = 128
-"""What the SDK keeps of a span unless it is told otherwise."""
+"""How many links of a span the SDK keeps by default."""
 
 
 class Spans:
@@ -64,7 +64,7 @@ class Spans:
         self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
     ) -> None:
         if not about.requests or (sender is events.BATCH_FAILED and _is_partly(fields)):
-            return  # a plain word; or told already as one that was embedded
+            return  # a probe, or one with a BATCH_EMBEDDED of its own
         claims = {request.unit.claim for request in about.requests}
         values = {
             "provider": fields["provider"],
@@ -119,7 +119,7 @@ class Spans:
         carrier = {"traceparent": claim.traceparent or ""}
         span = self._tracer.start_span(
             "pgembed.job",
-            # A bad traceparent is none: the span begins a trace of its own.
+            # A bad traceparent counts as none: then the span begins a trace of its own.
             context=TraceContextTextMapPropagator().extract(carrier, Context()),
             kind=SpanKind.CONSUMER,
             attributes={
