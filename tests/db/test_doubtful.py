@@ -55,6 +55,16 @@ def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
     assert unit.is_doubtful
 
 
+def test_a_doubtful_text_is_sent_right_after_a_plain_word(make_article, make_worker, provider):
+    doubtful(make_article(title="owl", contents=""))
+    worker = make_worker()
+
+    while worker.step():
+        pass
+
+    assert provider.embedded == ["hello", "owl"]
+
+
 def test_a_write_starts_afresh(make_article):
     article = make_article()
     doubtful(article)

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pgtrigger
 import pytest
+from django.db.models import F
+from django.db.models.functions import Now
 
 from pgembed_django import search, similar_to
+from pgembed_django.models import Job
 from pgembed_django.testing import assert_fresh
-from tests.app.models import Article, ArticleEmbedding, Product, ProductEmbedding
+from tests.app.models import (
+    Article,
+    ArticleComment,
+    ArticleCommentEmbedding,
+    ArticleEmbedding,
+    Product,
+    ProductEmbedding,
+)
 from tests.conftest import embedded_text
 
 pytestmark = pytest.mark.django_db
@@ -81,6 +93,45 @@ def test_a_text_is_not_stored_early_where_the_worker_itself_was_held_up(
     assert not ProductEmbedding.objects.exists()  # its answer has come
     worker.step()
     assert ProductEmbedding.objects.get(source=product).embedding is not None
+
+
+def test_a_text_whose_vectors_take_long_is_found_by_its_words_before_they_come(
+    make_worker, clock, provider, settings
+):
+    settings.PGEMBED_BATCH_SIZE = 1
+    long = "\n\n".join(f"The {number}th owl sleeps." for number in range(5))
+    article = Article.objects.create(title="not embedded")
+    comment = ArticleComment.objects.create(article=article, text=long)
+    worker = make_worker(concurrency=1)
+    worker.step()
+    assert not ArticleCommentEmbedding.objects.exists()
+
+    clock.now += 1.1
+    worker.step(claim=False)
+
+    assert not ArticleCommentEmbedding.objects.filter(embedding__isnull=False).exists()
+    assert list(search(ArticleComment, "4th owl", mode="lexical")) == [comment]
+
+
+def test_what_fails_waits_twice_as_long_each_time_and_not_all_for_as_long(
+    make_worker, make_article, provider
+):
+    articles = [make_article(title=f"trouble {number}") for number in range(4)]
+    waits = []
+    for attempts in (0, 1, 20):
+        Job.objects.update(attempts=attempts, run_at=Now() - timedelta(seconds=1))
+        failing = Job.objects.filter(attempts=attempts)
+        worker = make_worker(backoff_seconds=800, max_attempts=99)
+        while failing.exists():
+            worker.step()
+        left = Job.objects.annotate(left=F("run_at") - Now()).values_list("left", flat=True)
+        waits.append(sorted(one.total_seconds() for one in left))
+
+    assert all(len(of_round) == len(articles) for of_round in waits)
+    # A test on a busy machine may look a while later.
+    for of_round, seconds in zip(waits, (800, 1600, 3600), strict=True):
+        assert 0.75 * seconds - 60 < of_round[0] <= of_round[-1] <= 1.25 * seconds
+    assert max(of_round[-1] - of_round[0] for of_round in waits) > 10
 
 
 def test_a_row_without_text_is_settled_without_a_vector(make_article, run_jobs):

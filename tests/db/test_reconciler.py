@@ -171,12 +171,14 @@ def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monk
 
     first = page()
     second_connection.execute("SELECT FROM pgembed_lap FOR UPDATE")  # it is at the second page
-    beside = page()
+    with CaptureQueriesContext(connection) as seen:
+        beside = page()
     second_connection.rollback()
     rest = [page(), page()]
 
     assert first == (3, False, False)
     assert beside is None
+    assert not any("app_note" in query["sql"] for query in seen)
     assert rest == [(3, False, False), (2, True, False)]
     assert Job.objects.filter(spec=KEY).count() == 8
 

@@ -40,6 +40,25 @@ def make_long(provider, settings):
     return lambda: ArticleComment.objects.create(article=article, text=text)
 
 
+def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worker):
+    alone = make_long()
+    suspect(alone)
+    worker = make_worker(concurrency=1)
+    worker.step()
+    assert {unit.claim.crashes for unit in worker.holding.units.values()} == {1}
+    ordinary = make_article()
+
+    held = []
+    while not ArticleCommentEmbedding.objects.filter(source=alone).exists():
+        worker.step()
+        held.append(len(worker.holding.units))
+
+    assert len(held) > 3
+    assert set(held[:-1]) == {1}
+    steps(worker, 2)
+    assert embedded_text(ordinary)
+
+
 def test_others_are_claimed_while_a_row_that_is_held_is_being_deleted(
     make_article, make_worker, connect
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,20 @@ def _environment() -> dict[str, str]:
     """Without the address of these tests' own server."""
     others = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
     return {**others, "DATABASE_URL": postgres.GIVEN} if postgres.GIVEN else others
+
+
+def test_providers() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "providers", "--dimensions", "64", "--repeats", "1"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "No more than 5%: yes" in told.stdout
+    [received] = re.findall(r"bytes received +[\d,]+ +[\d,]+ +(\d\.\d)$", told.stdout, re.MULTILINE)
+    assert float(received) > 2  # JSON floats to base64
 
 
 def test_write(tmp_path: Path) -> None:

@@ -182,13 +182,24 @@ def test_time_outs_are_counted_and_what_is_left_is_given_back(make_provider: Mak
     assert [len(asked) for asked in provider.played.asked] == [32, 1, 16, 8, 4]
 
 
-@pytest.mark.parametrize("bad", [[0.0] * 16, [float("nan")] * 16])
-def test_a_server_with_no_vector_for_anything_is_the_configurations_fault(make_provider, bad):
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (0.0, "a vector of zeros"),
+        (float("nan"), "a vector that is not finite"),
+        (float("-inf"), "a vector that is not finite"),
+        (1e39, "a vector that is not finite"),
+    ],
+)
+def test_a_server_with_no_vector_for_anything_is_the_configurations_fault(
+    make_provider, number, said
+):
+    bad = [0.5] * 15 + [number] if number else [0.0] * 16
     provider = make_provider()
     answer = played.reply({"data": [{"embedding": bad, "index": 0}]})
     provider.played.faults.extend([answer, answer])
 
-    with pytest.raises(ProviderUnavailable, match="for a plain word"):
+    with pytest.raises(ProviderUnavailable, match=f"answered {said} for a plain word"):
         provider.embed_each(["one"])
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +45,24 @@ def test_a_refused_connection_is_an_outage(make_provider: Make):
     with pytest.raises(ProviderUnavailable, match="refused"):
         provider.embed_each(["one"])
     assert provider.probe().reachable is False
+
+
+def test_a_connection_has_a_time_out_of_its_own(make_provider: Make):
+    with socket.socket() as full, ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # more than its queue takes: it answers nobody else
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        provider = make_provider(
+            base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1",
+            connect_timeout_seconds=0.2,
+            timeout_seconds=60,
+        )
+
+        with pytest.raises(ProviderUnavailable, match=r"took no connection within 0\.2 s"):
+            provider.embed_each(["one"])
 
 
 def test_a_name_that_does_not_resolve_is_an_outage(make_provider: Make):
@@ -144,9 +165,12 @@ def test_a_page_instead_of_json_is_told_by_its_title(make_provider: Make):
 def test_a_server_that_does_not_finish_is_given_up_in_time(make_provider: Make, fault):
     provider = make_provider(timeout_seconds=0.3)
     provider.played.poison = lambda text: fault
+    started = time.monotonic()
 
     with pytest.raises(ProviderLost, match="within"):
         provider.embed_each(["one"])
+
+    assert time.monotonic() - started < 15  # the server would go on for half a minute
 
 
 def test_a_query_has_a_time_out_of_its_own(make_provider: Make):
