@@ -258,7 +258,10 @@ def test_as_many_chunks_are_taken_as_the_rows_have(space):
     assert "LIMIT 100" in statement  # one each
 
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE app_articleembedding SET source_id = id / 3, position = id % 3")
+        cursor.execute(
+            "UPDATE app_articleembedding"
+            " SET source_id = 1 + source_id / 3, position = 1 + source_id % 3",
+        )
         cursor.execute("ANALYZE app_articleembedding")
     statistics.forget()
 
