@@ -128,7 +128,7 @@ def test_what_was_embedded_before_an_outage_is_kept(make_provider: Make):
 
 def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_provider: Make):
     clock = played.Clock()
-    provider = make_provider(clock=clock, timeout_seconds=0.4)
+    provider = make_provider(clock=clock, timeout_seconds=1)
     texts = texts_with(set())
     provider.played.faults.append(played.SILENT)
 
@@ -148,7 +148,7 @@ def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_prov
 
 
 def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make_provider: Make):
-    provider = make_provider(timeout_seconds=0.4)
+    provider = make_provider(timeout_seconds=1)
     provider.played.poison = lambda text: played.SILENT if text.startswith("bad") else None
 
     good, bad = provider.embed_each(["good", "bad"])
@@ -159,7 +159,7 @@ def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make
 
 
 def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_provider: Make):
-    provider = make_provider(timeout_seconds=0.4)
+    provider = make_provider(timeout_seconds=1)
     provider.played.poison = lambda text: played.SILENT
 
     with pytest.raises(ProviderLost):
@@ -172,7 +172,7 @@ def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_prov
 
 
 def test_time_outs_are_counted_and_what_is_left_is_given_back(make_provider: Make):
-    provider = make_provider(timeout_seconds=0.3)
+    provider = make_provider(timeout_seconds=1)
     provider.played.poison = lambda text: played.SILENT if "text" in text else None
 
     with pytest.raises(ProviderUnavailable) as raised:
