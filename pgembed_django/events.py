@@ -67,7 +67,7 @@ WORKER_STARTED = _event("worker_started", INFO, "Worker %(worker)s works on %(sp
 WORKER_PROGRESS = _event(
     "worker_progress",
     INFO,
-    "Brought %(rows)d rows up to date in the last %(seconds).0f s, and has %(holds)d at hand",
+    "Brought %(rows)d rows up to date in the last %(seconds).0f s, holds %(holds)d",
 )
 WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
 WORKER_RECYCLED = _event("worker_recycled", INFO, "Ending to be started again: %(reason)s")
@@ -82,39 +82,41 @@ HEARTBEAT_FILE_LOST = _event(
 PAGE_FAILED = _event("page_failed", WARNING, "A request to the worker's port failed: %(error)s")
 MODEL_NOT_LOADED = _event("model_not_loaded", WARNING, "Cannot load %(space)s yet: %(error)s")
 DATABASE_LOST = _event(
-    "database_lost", WARNING, "Lost the database, again in %(seconds).1f s: %(error)s"
+    "database_lost", WARNING, "Lost the database, trying again in %(seconds).1f s: %(error)s"
 )
 CONNECTIONS_CUT = _event(
     "connections_cut",
     WARNING,
-    "Cut %(count)d connections: for %(seconds).0f s no answer has come over them, and the server "
-    "owes none: is there a proxy?",
+    "Closed %(count)d connections: no answer came over them for %(seconds).0f s, though the server "
+    "is not busy with them. Is there a proxy?",
 )
 DATABASE_REFUSES = _event(
     "database_refuses",
     WARNING,
-    "The database can do nothing just now, again in %(seconds).1f s: %(error)s",
+    "The database cannot work just now, trying again in %(seconds).1f s: %(error)s",
 )
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
 STORING_ALONE = _event(
     "storing_alone",
     WARNING,
-    "The connection that stores is lost or cannot be opened, storing between other things: "
+    "The storing thread's connection is lost or cannot be opened, the main one stores for now: "
     "%(error)s",
 )
 STATEMENT_CANCELED = _event(
-    "statement_canceled", WARNING, "A statement was canceled, and is tried again soon: %(error)s"
+    "statement_canceled", WARNING, "A statement was canceled, trying again soon: %(error)s"
 )
 CHORE_CANCELED = _event(
-    "chore_canceled", WARNING, "Maintenance (%(chore)s), later again: %(error)s"
+    "chore_canceled", WARNING, "Maintenance (%(chore)s) was given up, trying again later: %(error)s"
 )
 CHORE_CUT_OFF = _event(
     "chore_cut_off",
     WARNING,
-    "Maintenance (%(chore)s) lost the database, again in %(seconds).1f s: %(error)s",
+    "Maintenance (%(chore)s) lost the database, trying again in %(seconds).1f s: %(error)s",
 )
 CHORE_REFUSED = _event(
-    "chore_refused", ERROR, "Maintenance (%(chore)s) of %(spec)s, later again: %(error)s"
+    "chore_refused",
+    ERROR,
+    "Maintenance (%(chore)s) of %(spec)s failed, trying again later: %(error)s",
 )
 
 # Its listener
@@ -216,7 +218,7 @@ TRIGGERS_RENEWED = _event(
 NUMBERS_CAUGHT_UP = _event(
     "numbers_caught_up",
     WARNING,
-    "%(tables)s had rows beyond their sequences, and go on behind the highest from now on",
+    "The sequences of %(tables)s were behind the ids of their rows, and now go on after these",
 )
 SPEC_SET_ASIDE = _event(
     "spec_set_aside",
@@ -232,7 +234,7 @@ INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(second
 INDEX_POSTPONED = _event(
     "index_postponed",
     WARNING,
-    "An index is built or dropped later, something was in its way: %(error)s",
+    "Building or dropping an index is postponed, something is in its way: %(error)s",
 )
 INDEX_REFUSED = _event(
     "index_refused",

@@ -314,4 +314,4 @@ def test_a_chore_that_finds_no_room_comes_later_again_and_keeps_no_other_from_it
 
     chores.check()
     # Once, until it is over.
-    assert caplog.text.count("Maintenance (find_no_room), later again: No space left") == 1
+    assert caplog.text.count("(find_no_room) was given up, trying again later: No space") == 1

@@ -262,7 +262,7 @@ def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplo
         chores.join()
 
     chores.check()
-    assert "Maintenance (take_long), later again: canceling statement" in caplog.text
+    assert "(take_long) was given up, trying again later: canceling statement" in caplog.text
 
 
 def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
@@ -284,7 +284,7 @@ def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog)
     chores.join()
 
     chores.check()
-    assert "Maintenance (take_long), later again" in caplog.text
+    assert "Maintenance (take_long) was given up, trying again later" in caplog.text
 
 
 def test_a_query_that_fails_in_a_text_method_does_not_end_the_sweep(run_jobs, monkeypatch):

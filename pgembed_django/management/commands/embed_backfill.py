@@ -36,7 +36,10 @@ TOGETHER = (
 
 
 class Command(EmbedCommand):
-    stopped = "Stopped. What is queued goes on; the same command goes on with the rest."
+    stopped = (
+        "Stopped. What is queued is embedded by the workers that run, or the next one; the same "
+        "command goes on with the rest."
+    )
     help = (
         "Queues rows without vectors, behind all other work and never more than 10,000 at a "
         "time, and waits until the workers have embedded them. Workers do the same by "
@@ -211,7 +214,7 @@ class Command(EmbedCommand):
                 f"about {found.tokens:,} tokens"
             )
             if price is not None:
-                text += f", costs about {found.tokens * price / 1e6:,.2f}"
+                text += f", costs {roughly(found.tokens * price / 1e6)}"
             if found.errors:
                 text += f"; {found.errors:,} rows give no text"
             self.stdout.write(text)
@@ -226,6 +229,11 @@ def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
                 f"{one} goes with {two} only." if needs else f"{one} does not go with {two}.",
                 returncode=CANNOT_START,
             )
+
+
+def roughly(cost: float) -> str:
+    """Return a sum of money in words, of a currency with cents."""
+    return "less than 0.01" if 0 < cost < 0.01 else f"about {cost:,.2f}"
 
 
 def lookup(value: str) -> tuple[str, Any]:
