@@ -180,7 +180,7 @@ def cut_off(storing: Pipeline, woken: Woken, make_article: Callable[..., object]
 
 
 def told(caplog: pytest.LogCaptureFixture) -> int:
-    return caplog.text.count("The connection that stores is lost or cannot be opened")
+    return caplog.text.count("The storing thread's connection is lost or cannot be opened")
 
 
 def test_rows_whose_connection_breaks_while_they_are_stored_are_stored_by_the_loop(
