@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import reduce
-from itertools import chain
 from operator import add
 from typing import Any
 
@@ -61,7 +60,7 @@ def cut(model: type[Model], row: Model) -> str:
 def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
     """Return how many characters the watched fields of the jobs' rows hold, in one query.
 
-    Where there are several tables, without the rows of one that is locked just now.
+    Without the rows of a table that is locked just now.
     """
     keys: dict[specs.Spec, list[Any]] = defaultdict(list)
     for job in found:
@@ -81,9 +80,7 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
         )
         for spec, pks in keys.items()
     ]
-    # A single table's lock is waited for, as no other lock is held meanwhile.
-    rows = unions.read(queries, using=using) if queries[1:] else chain.from_iterable(queries)
-    return {(key, source_pk): size for key, source_pk, size in rows}
+    return {(key, pk): size for key, pk, size in unions.read(queries, using=using)}
 
 
 def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:

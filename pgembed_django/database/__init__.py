@@ -182,7 +182,8 @@ def giving_way(
 ) -> Iterator[None]:
     """Run a transaction that waits for a lock no longer than ``wait``, then raises ``Busy``.
 
-    ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer.
+    ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer. Where a
+    transaction is open already, or statements are wrapped, it is like any other.
     ``keep_plans``: keep the plans of all statements in it, as ``by_kept_plan`` does.
     """
     try:

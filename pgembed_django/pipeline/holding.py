@@ -104,7 +104,7 @@ class Holding:
             self.lose({one for one in held.lost if not self._is_being_stored(one)})
 
     def fail(self, unit: Unit, error: str) -> None:
-        """Fail the unit's job for good: its text will never be embedded."""
+        """Fail the unit's job, with no further attempt: its text cannot be embedded."""
         error = text.clean(error)
         self._end(unit, partial(jobs.fail, error=error, using=self.using), error=error)
 

@@ -7,9 +7,12 @@ from contextlib import suppress
 import psycopg
 import pytest
 from django.db import DataError, connection, transaction
+from django.db.models import Value
 
-from pgembed_django import database
+from pgembed_django import database, specs
+from pgembed_django.database import unions
 from pgembed_django.models import Job
+from tests.db.conftest import Writer, backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -19,6 +22,10 @@ EITHER_WAY = pytest.mark.parametrize("pipelined", [False, True], ids=["singly", 
 def add_job(source_pk: str) -> None:
     statement = "INSERT INTO pgembed_job (spec, source_pk) VALUES ('app.One', %(pk)s)"
     database.execute("default", statement, pk=source_pk)
+
+
+def quote(name: str) -> str:
+    return connection.ops.quote_name(name)
 
 
 def is_idle() -> bool:
@@ -181,3 +188,25 @@ def test_a_statement_that_was_prepared_in_a_failed_transaction_runs_in_the_next(
     with database.giving_way("default", pipelined=True):
         assert database.prepared("default", statement, spec="app.One") == [(0,)]
     connection.close()
+
+
+def test_tables_that_are_read_in_a_transaction_keep_no_migration_waiting(writer: Writer):
+    writer.connection.execute("SET deadlock_timeout = '500ms'")  # its end, if we wait for longer
+    models = dict.fromkeys(spec.model._meta.concrete_model for spec in specs.all())
+    first, *others = (quote(model._meta.db_table) for model in models)
+    assert len(others) > 5  # each of them waited for shortly would be too long
+    for table in others:
+        writer.connection.execute(f"LOCK TABLE {table}")
+
+    def lock_what_is_held(execute, sql, *rest):
+        result = execute(sql, *rest)
+        if not writer.has_started():
+            writer.start(f"LOCK TABLE {first}", once_waits=backend_pid())
+        return result
+
+    rows = [model._base_manager.values_list(Value(1)).order_by() for model in models]
+    with transaction.atomic(), connection.execute_wrapper(lock_what_is_held):
+        assert not rows[0].exists()
+        assert unions.read(rows, using="default") == []
+    writer.go()
+    writer.end()
