@@ -204,17 +204,18 @@ class Maintenance:
     def prune_space(self, spec: Spec, space: Space) -> bool:
         """Delete all of a retired space: its indexes, then its vectors.
 
-        Tells whether all is deleted: another worker may be building an index, or this one ends.
+        Tells whether all is deleted: another worker may be building an index, somebody may reopen
+        the space, or this worker ends.
         """
         if not indexes.drop(spec, space, using=self.using):
             return False
         last: int | None = 0
         while last is not None and not self._builder.stopping.is_set():
             last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
-        if last is None:
-            spaces.mark_pruned(space, using=self.using)
+        is_pruned = last is None and spaces.mark_pruned(space, using=self.using)
+        if is_pruned:
             events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
-        return last is None
+        return is_pruned
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
         """Read the next page, and further ones for a while if pages end early."""

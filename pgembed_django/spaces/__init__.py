@@ -28,6 +28,7 @@ from pgembed_django.spaces.switching import (
     mark_pruned,
     note_full,
     prunable,
+    renewed,
     reopen,
     turn,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "provider_of",
     "provider_of_texts",
     "prunable",
+    "renewed",
     "reopen",
     "turn",
     "warm_up",

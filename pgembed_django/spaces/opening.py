@@ -155,9 +155,10 @@ def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:
     spaces = Space.objects.using(using).filter(spec=spec.key)
     fingerprint = _fingerprint(identity)
-    if retired := spaces.filter(fingerprint=fingerprint).first():
-        _tell_of(retired, using=using)  # declared by an old worker, or by a person who went back
-        return
+    if known := spaces.filter(fingerprint=fingerprint).first():
+        if known.state == Space.State.RETIRED:
+            _tell_of(known, using=using)  # declared by an old worker, or by a person who went back
+        return  # else another worker has just opened it
     spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
     is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
     space = Space(

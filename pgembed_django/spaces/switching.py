@@ -77,24 +77,32 @@ def reopen(space: Space, *, using: str) -> Space | None:
     """Build a retired space again, as a person asked: its gaps are filled, then it is activated.
 
     One whose vectors are pruned is begun anew under another number, as some may still be there.
-    Returns the space that is built, or None where this one is not retired.
+    Returns the space that is built. None where this one is not retired, or was begun anew before.
     """
     every = Space.objects.using(using)
     with transaction.atomic(using=using):
         retired = every.select_for_update().filter(pk=space.pk, state=Space.State.RETIRED).first()
-        if retired is None:
+        if retired is None or renewed(retired, using=using):
             return None
         cancel(space.spec, using=using)
         if retired.pruned_at is None:
             every.filter(pk=space.pk).update(state=Space.State.BUILDING, retired_at=None)
             return retired
-        # A spec's fingerprints are unique: change the one of the pruned space.
+        # A spec's fingerprints are unique: ``renewed`` knows the pruned space by its changed one.
         former = f"{retired.fingerprint} {retired.pk}"
         every.filter(pk=space.pk).update(fingerprint=former)
         made = {name: getattr(retired, name) for name in MADE_BY}
         begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)
         every.bulk_create([begun])  # without signals, like all that is ours
         return begun
+
+
+def renewed(space: Space, *, using: str) -> Space | None:
+    """Return the space that was begun anew in place of a pruned one, the latest of them."""
+    fingerprint, _, number_of_pruned = space.fingerprint.partition(" ")
+    if not number_of_pruned:
+        return None
+    return Space.objects.using(using).filter(spec=space.spec, fingerprint=fingerprint).first()
 
 
 def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
@@ -108,9 +116,13 @@ def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
     )
 
 
-def mark_pruned(space: Space, *, using: str) -> None:
-    """Note that a retired space's vectors are deleted. Its row stays, so its number stays taken."""
-    Space.objects.using(using).filter(pk=space.pk).update(pruned_at=Now())
+def mark_pruned(space: Space, *, using: str) -> bool:
+    """Note that a retired space's vectors are deleted. Its row stays, so its number stays taken.
+
+    Returns False where it was reopened meanwhile.
+    """
+    retired = Space.objects.using(using).filter(pk=space.pk, state=Space.State.RETIRED)
+    return bool(retired.update(pruned_at=Now()))
 
 
 def forget(spec_key: str, *, using: str) -> None:

@@ -117,8 +117,12 @@ def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> 
     _add_pending(queue, found["P"], limit)
     _add_running(queue, found["R"])
     queue.failures = {spec: Count(number, number >= limit) for spec, *_, number, _, _ in found["F"]}
-    is_capped = sum(row[4] for row in found["D"]) >= limit
-    queue.dismissed = {spec: Count(number, is_capped) for spec, *_, number, _, _ in found["D"]}
+    dismissed = {spec: number for spec, *_, number, _, _ in found["D"]}
+    # They are counted together: where there are more, any spec may have some.
+    is_capped = sum(dismissed.values()) >= limit
+    queue.dismissed = {
+        spec: Count(dismissed.get(spec, 0), is_capped) for spec in {*specs, *dismissed}
+    }
     return queue
 
 

@@ -146,7 +146,7 @@ def _indexing(facts: Facts) -> Iterator[str]:
 
 def _but(facts: Facts) -> str:
     if not facts.dismissed:
-        return ""
+        return ", but perhaps for some that were dismissed" * facts.dismissed.is_capped
     were = "was" if facts.dismissed == Count(1) else "were"
     return f", but for {facts.dismissed} that {were} dismissed"
 

@@ -161,6 +161,14 @@ PRUNE = """
         FROM {table}
         WHERE space_id = %(space)s
           AND id > %(after)s
+          -- Somebody may reopen it meanwhile: then it is filled again.
+          AND EXISTS (
+              SELECT
+              FROM pgembed_space
+              WHERE pgembed_space.id = %(space)s
+                AND state = 'retired'
+              FOR SHARE
+          )
         ORDER BY id
         LIMIT %(limit)s
         FOR UPDATE SKIP LOCKED

@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import override_settings
 
-from pgembed_django import rollups, spaces, specs
+from pgembed_django import rollups, spaces, specs, status
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Rollup, Space, Worker
 from tests.app.models import ArticleEmbedding
@@ -20,6 +20,31 @@ pytestmark = pytest.mark.django_db(transaction=True)
 KEY = "app.ArticleEmbedding"
 BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
 ANOTHER = {"default": {"BACKEND": BACKEND, "MODEL": "another", "DIMENSIONS": 32}}
+
+
+# One row and its chunk many times over; the last of these are not in the new space.
+MORE_ROWS = """
+    SET session_replication_role = replica;
+    INSERT INTO app_article (title, contents, author, published_time)
+    SELECT title, contents, author, published_time
+    FROM app_article, generate_series(1, %(rows)s);
+    INSERT INTO app_articleembedding (
+        source_id, space_id, position, start_offset, end_offset,
+        passage, chunk_digest, text_digest, embedding
+    )
+    SELECT
+        article.id, %(new)s, position, start_offset, end_offset,
+        passage, chunk_digest, text_digest, embedding
+    FROM app_articleembedding
+    CROSS JOIN (
+        SELECT id
+        FROM app_article
+        ORDER BY id
+        LIMIT %(rows)s + 1 - %(gaps)s
+    ) AS article
+    WHERE space_id = %(old)s;
+    RESET session_replication_role;
+"""
 
 
 def embed_spaces(*arguments: str) -> str:
@@ -59,6 +84,36 @@ def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer
     writer.end()
 
     assert "bag-of-words, 64 dimensions, not counted: a table of it is locked just now" in told
+
+
+def test_the_last_gaps_which_no_sample_has_are_no_standstill(two_spaces):
+    old, new = two_spaces
+    with connection.cursor() as cursor:
+        cursor.execute(MORE_ROWS, {"rows": 30_000, "gaps": 60, "old": old.pk, "new": new.pk})
+        cursor.execute("ANALYZE app_article")
+    tally = rollups.Tally()
+    for _ in range(600):
+        tally.completed(KEY, embedded=1, reused=0, waited=None)
+    tally.flush(using="default")
+    Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
+    [found] = status.overview(specs=[specs.get(KEY)], using="default").specs
+    assert found.building.coverage.missing == 0
+
+    assert re.search(r"29,941 of 30,001 rows \(99.8%\), [\d.]+ rows a second", embed_spaces())
+
+
+def test_a_space_that_was_begun_anew_is_not_gone_back_to_twice(two_spaces):
+    old, new = two_spaces
+    spaces.activate(new, using="default")
+    embed_spaces("prune")
+    embed_spaces("rollback", str(old.pk))
+    begun = Space.objects.get(spec=KEY, state="building")
+
+    with pytest.raises(CommandError, match=f"begun anew as {begun.pk}, which is building"):
+        embed_spaces("rollback", str(old.pk))
+
+    begun.refresh_from_db()
+    assert begun.state == "building"
 
 
 def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):

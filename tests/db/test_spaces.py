@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, providers, spaces, specs
+from pgembed_django import conf, providers, spaces, specs, store
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
@@ -18,7 +18,7 @@ from pgembed_django.retrieval import answering, queries, search, surveying, targ
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
-from tests.db.conftest import make_due
+from tests.db.conftest import Writer, backend_pid, make_due
 
 KEY = "app.ArticleEmbedding"
 
@@ -226,6 +226,86 @@ def test_a_pruned_space_is_begun_anew_when_a_person_asks(
     assert spaces.active(spec, using="default") == begun
     assert ArticleEmbedding.objects.filter(space=begun, source_id=article.pk).exists()
     assert not ArticleEmbedding.objects.filter(space=old).exists()
+
+
+@pytest.mark.django_db
+def test_a_space_that_another_worker_has_just_opened_is_not_told_as_retired(spec, caplog):
+    others: list[Space] = []
+
+    def open_meanwhile(execute, sql, *rest):
+        result = execute(sql, *rest)
+        if not others and sql.startswith("SELECT") and "pgembed_space" in sql:
+            others.append(Space())
+            others[:] = spaces.ensure(spec, using="default")
+        return result
+
+    with connection.execute_wrapper(open_meanwhile):
+        assert spaces.ensure(spec, using="default") == others
+
+    assert states() == [("bag-of-words", "active")]
+    assert "pgembed.space_not_reopened" not in [record.event for record in caplog.records]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_pruned_space_is_begun_anew_once(spec, make_article, run_jobs, maintain, fill, is_full):
+    make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        fill()
+        maintain(retired_seconds=0).prune_spaces()
+    begun = spaces.reopen(old, using="default")
+    if is_full:
+        fill()
+    before = states()
+
+    assert spaces.reopen(old, using="default") is None
+
+    assert states() == before
+    old.refresh_from_db()
+    assert spaces.renewed(old, using="default") == begun
+    assert spaces.renewed(begun, using="default") is None
+
+
+@pytest.mark.django_db
+def test_a_space_that_is_reopened_is_pruned_no_further(spec, make_article, run_jobs, fill):
+    make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        fill()
+        assert spaces.prunable(retired_for_seconds=0, using="default") == [old]
+        spaces.reopen(old, using="default")
+
+        assert store.prune(spec, old.pk, after=0, limit=10, using="default") is None
+        assert not spaces.mark_pruned(old, using="default")
+
+    assert ArticleEmbedding.objects.filter(space=old).exists()
+    assert Space.objects.get(pk=old.pk).pruned_at is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_batch_that_is_pruned_waits_for_who_reopens_its_space(
+    spec, make_article, run_jobs, fill, writer: Writer
+):
+    make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        fill()
+    reopening = "UPDATE pgembed_space SET state = 'building' WHERE id = %s"
+    writer.connection.execute(reopening, [old.pk])
+
+    writer.start("COMMIT", once_waits=backend_pid())
+
+    assert store.prune(spec, old.pk, after=0, limit=10, using="default") is None
+    writer.end()
+
+    assert ArticleEmbedding.objects.filter(space=old).exists()
 
 
 @pytest.mark.django_db(transaction=True)

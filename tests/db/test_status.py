@@ -469,6 +469,22 @@ def test_dismissed_rows_are_counted_up_to_a_bound(look, run_jobs, live_worker):
     assert str(look(max_count=2).dismissed) == "2+"
 
 
+def test_dismissed_rows_of_other_specs_may_hide_those_of_a_spec(
+    look, make_article, run_jobs, live_worker
+):
+    make_article()
+    run_jobs()
+    make_failures(2, spec="app.NoteEmbedding")
+    jobs.dismiss(Job.objects.filter(status="failed").values_list("pk", flat=True), using="default")
+
+    assert look(max_count=3).verdict.reason == "Every row is found with its present text."
+    found = look(max_count=2)
+
+    assert found.dismissed == status.Count(0, is_capped=True)
+    but = "Every row is found with its present text, but perhaps for some that were dismissed."
+    assert found.verdict.reason == but
+
+
 def test_a_row_that_has_failed_is_not_on_its_way(look, make_article, run_jobs, live_worker):
     make_article()
     run_jobs()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 
@@ -84,8 +84,7 @@ class Command(EmbedCommand):
         if space.state == Space.State.RETIRED or not is_filled:
             return told
         shown = now.active if space.state == Space.State.ACTIVE else now.building
-        moves = shown is not None and shown.eta_seconds is not None
-        return told + _pace(found.missing, now, moves=moves)
+        return told + _pace(found.missing, now, moves=_moves(shown))
 
     def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
@@ -121,8 +120,15 @@ class Command(EmbedCommand):
             )
             said, needed = f"{space} is no longer built.", "building"
         if not done:
-            raise CommandError(f"Space {space.pk} is {space.state}. It has to be {needed}.")
+            self._refuse(space, needed)
         self.stdout.write(self.style.SUCCESS(said))
+
+    def _refuse(self, space: Space, needed: str) -> NoReturn:
+        if anew := spaces.renewed(space, using=self.using):
+            raise CommandError(
+                f"Space {space.pk} was begun anew as {anew.pk}, which is {anew.state}."
+            )
+        raise CommandError(f"Space {space.pk} is {space.state}. It has to be {needed}.")
 
     def _prune_one(self, chosen: dict[str, specs.Spec], space: Space) -> None:
         if space.state != Space.State.RETIRED or space.pruned_at:
@@ -138,9 +144,17 @@ class Command(EmbedCommand):
             if space.spec in chosen:
                 if not maintenance.prune_space(chosen[space.spec], space):
                     raise CommandError(
-                        f"Not pruned {space}: a worker builds an index. Try again when it is done."
+                        f"Not pruned {space}: a worker builds an index, or somebody has reopened "
+                        "it. 'embed_spaces' lists it; try again when it is retired."
                     )
                 self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
+
+
+def _moves(shown: status.SpaceStatus | None) -> bool:
+    """Tell whether a space is being filled. The last gaps are in none of the status's samples."""
+    if shown is None:
+        return False
+    return shown.eta_seconds is not None or not (shown.coverage and shown.coverage.missing)
 
 
 def _pace(left: int, now: status.SpecStatus, *, moves: bool) -> str:
