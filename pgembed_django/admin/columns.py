@@ -84,7 +84,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
             return size
-        return sources.sizes([job], using=acts.using()).get(_unit(job))
+        return sources.size(job, using=acts.using())
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:

@@ -70,7 +70,7 @@ def test_connections_that_a_proxy_keeps_and_forgets_are_opened_anew(start_worker
     note = Note.objects.create(body="written meanwhile")
 
     wait_until(lambda: is_embedded(note), seconds=40)
-    wait_for_log(worker, "is there a proxy?")
+    wait_for_log(worker, "Is there a proxy?")
     assert worker.poll() is None
 
 
