@@ -61,6 +61,18 @@ def fill(maintain, run_jobs):
     return fill
 
 
+@pytest.fixture
+def retired(spec: specs.Spec, make_article, run_jobs, fill) -> Space:
+    """A space with an article's vector, after the switch to another model's."""
+    make_article()
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with provider(model="another"):
+        spaces.ensure(spec, using="default")
+        fill()
+    return old
+
+
 def states() -> list[tuple[str, str]]:
     return list(Space.objects.filter(spec=KEY).order_by("pk").values_list("model", "state"))
 
@@ -199,16 +211,9 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_pruned_space_is_begun_anew_when_a_person_asks(
-    spec, make_article, run_jobs, maintain, caplog, fill
-):
-    article = make_article()
-    run_jobs()
-    old = spaces.active(spec, using="default")
-    with provider(model="another"):
-        spaces.ensure(spec, using="default")
-        fill()
-        maintain(retired_seconds=0).prune_spaces()
+def test_a_pruned_space_is_begun_anew_when_a_person_asks(spec, retired, maintain, caplog, fill):
+    old = retired
+    maintain(retired_seconds=0).prune_spaces()
     assert states() == [("bag-of-words", "retired"), ("another", "active")]
 
     spaces.ensure(spec, using="default")
@@ -224,7 +229,7 @@ def test_a_pruned_space_is_begun_anew_when_a_person_asks(
     assert spaces.ensure(spec, using="default")[-1] == begun
     fill()
     assert spaces.active(spec, using="default") == begun
-    assert ArticleEmbedding.objects.filter(space=begun, source_id=article.pk).exists()
+    assert ArticleEmbedding.objects.filter(space=begun, source=Article.objects.get()).exists()
     assert not ArticleEmbedding.objects.filter(space=old).exists()
 
 
@@ -248,64 +253,44 @@ def test_a_space_that_another_worker_has_just_opened_is_not_told_as_retired(spec
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_pruned_space_is_begun_anew_once(spec, make_article, run_jobs, maintain, fill, is_full):
-    make_article()
-    run_jobs()
-    old = spaces.active(spec, using="default")
-    with provider(model="another"):
-        spaces.ensure(spec, using="default")
-        fill()
-        maintain(retired_seconds=0).prune_spaces()
-    begun = spaces.reopen(old, using="default")
+def test_a_pruned_space_is_begun_anew_once(retired, maintain, fill, is_full):
+    maintain(retired_seconds=0).prune_spaces()
+    begun = spaces.reopen(retired, using="default")
     if is_full:
         fill()
     before = states()
 
-    assert spaces.reopen(old, using="default") is None
+    assert spaces.reopen(retired, using="default") is None
 
     assert states() == before
-    old.refresh_from_db()
-    assert spaces.renewed(old, using="default") == begun
+    retired.refresh_from_db()
+    assert spaces.renewed(retired, using="default") == begun
     assert spaces.renewed(begun, using="default") is None
 
 
 @pytest.mark.django_db
-def test_a_space_that_is_reopened_is_pruned_no_further(spec, make_article, run_jobs, fill):
-    make_article()
-    run_jobs()
-    old = spaces.active(spec, using="default")
-    with provider(model="another"):
-        spaces.ensure(spec, using="default")
-        fill()
-        assert spaces.prunable(retired_for_seconds=0, using="default") == [old]
-        spaces.reopen(old, using="default")
+def test_a_space_that_is_reopened_is_pruned_no_further(spec, retired):
+    assert spaces.prunable(retired_for_seconds=0, using="default") == [retired]
+    spaces.reopen(retired, using="default")
 
-        assert store.prune(spec, old.pk, after=0, limit=10, using="default") is None
-        assert not spaces.mark_pruned(old, using="default")
+    assert store.prune(spec, retired.pk, after=0, limit=10, using="default") is None
+    assert not spaces.mark_pruned(retired, using="default")
 
-    assert ArticleEmbedding.objects.filter(space=old).exists()
-    assert Space.objects.get(pk=old.pk).pruned_at is None
+    assert ArticleEmbedding.objects.filter(space=retired).exists()
+    retired.refresh_from_db()
+    assert retired.pruned_at is None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_batch_that_is_pruned_waits_for_who_reopens_its_space(
-    spec, make_article, run_jobs, fill, writer: Writer
-):
-    make_article()
-    run_jobs()
-    old = spaces.active(spec, using="default")
-    with provider(model="another"):
-        spaces.ensure(spec, using="default")
-        fill()
+def test_a_batch_that_is_pruned_waits_for_who_reopens_its_space(spec, retired, writer: Writer):
     reopening = "UPDATE pgembed_space SET state = 'building' WHERE id = %s"
-    writer.connection.execute(reopening, [old.pk])
-
+    writer.connection.execute(reopening, [retired.pk])
     writer.start("COMMIT", once_waits=backend_pid())
 
-    assert store.prune(spec, old.pk, after=0, limit=10, using="default") is None
+    assert store.prune(spec, retired.pk, after=0, limit=10, using="default") is None
     writer.end()
 
-    assert ArticleEmbedding.objects.filter(space=old).exists()
+    assert ArticleEmbedding.objects.filter(space=retired).exists()
 
 
 @pytest.mark.django_db(transaction=True)
