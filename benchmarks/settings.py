@@ -1,4 +1,7 @@
-"""Settings of the benchmarks' project. DATABASE_URL and BENCHMARK_SETTINGS come from outside."""
+"""Settings of the benchmarks' project. DATABASE_URL and BENCHMARK_SETTINGS come from outside.
+
+Without them they do for ``makemigrations``, which needs no database.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import os
 
 import dj_database_url
 
-DATABASES = {"default": dj_database_url.parse(os.environ["DATABASE_URL"])}
+DATABASES = {
+    "default": dj_database_url.parse(os.environ.get("DATABASE_URL", "postgres:///benchmarks"))
+}
 SECRET_KEY = "only for benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -23,6 +28,14 @@ LOGGING = {
     "formatters": {"timed": {"format": "%(asctime)s %(threadName)s %(levelname)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "timed"}},
     "loggers": {"pgembed_django": {"handlers": ["stderr"], "level": "INFO"}},
+}
+
+PGEMBED_PROVIDERS = {
+    "default": {
+        "BACKEND": "pgembed_django.providers.deterministic.DeterministicProvider",
+        "MODEL": "none",
+        "DIMENSIONS": 1,
+    }
 }
 
 # What one benchmark sets for itself and the processes that it starts.

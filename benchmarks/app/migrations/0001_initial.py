@@ -95,19 +95,19 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='article',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_insert_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."is_public") IS TRUE)', func='PERFORM "public".pgembed_enqueue_v1(\'app.ArticleEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='8077d99a8224d816c72a7adbb9ee455051519c50', operation='INSERT', pgid='pgtrigger_pgembed_insert_articleembedding_8a0a5', table='app_article', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_insert_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."is_public") IS TRUE)', func='-- Columns: a013d83aa35a\nPERFORM "public".pgembed_enqueue_v1(\'app.ArticleEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='f0a30e268ac2e5dc3cfe727674807f16dd902034', operation='INSERT', pgid='pgtrigger_pgembed_insert_articleembedding_8a0a5', table='app_article', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='article',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."is_public") IS TRUE\nAND ("old"."title"::text COLLATE "C" IS DISTINCT FROM "new"."title"::text COLLATE "C" OR "old"."contents"::text COLLATE "C" IS DISTINCT FROM "new"."contents"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id" OR NOT (("old"."is_public") IS TRUE)))', func='PERFORM "public".pgembed_enqueue_v1(\'app.ArticleEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='3d00dcb1023561a0e93010fb44dca73b40688383', operation='UPDATE', pgid='pgtrigger_pgembed_update_articleembedding_abdda', table='app_article', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."is_public") IS TRUE\nAND ("old"."title"::text COLLATE "C" IS DISTINCT FROM "new"."title"::text COLLATE "C" OR "old"."contents"::text COLLATE "C" IS DISTINCT FROM "new"."contents"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id" OR NOT (("old"."is_public") IS TRUE)))', func='-- Columns: 25ed019bffdd\nPERFORM "public".pgembed_enqueue_v1(\'app.ArticleEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='87ed7380e5cb09b5052ad968959d2fd66762cb4d', operation='UPDATE', pgid='pgtrigger_pgembed_update_articleembedding_abdda', table='app_article', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='article',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."is_public") IS TRUE\nAND ("old"."id" IS DISTINCT FROM "new"."id" OR NOT (("new"."is_public") IS TRUE)))', func='PERFORM "public".pgembed_forget_v1(\'app.ArticleEmbedding\', OLD."id"::text, 0, \'"app_articleembedding"\');\nRETURN NULL;', hash='62df7a18a5815ef8333bad272cf644036c0d6eeb', operation='UPDATE', pgid='pgtrigger_pgembed_leave_articleembedding_f9a20', table='app_article', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."is_public") IS TRUE\nAND ("old"."id" IS DISTINCT FROM "new"."id" OR NOT (("new"."is_public") IS TRUE)))', func='-- Columns: b3fec4c32a76\nPERFORM "public".pgembed_forget_v1(\'app.ArticleEmbedding\', OLD."id"::text, 0, \'"app_articleembedding"\');\nRETURN NULL;', hash='84bc36e173c4465bf17dceccb05cdc2d6c754447', operation='UPDATE', pgid='pgtrigger_pgembed_leave_articleembedding_f9a20', table='app_article', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='article',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_delete_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."is_public") IS TRUE)', func='PERFORM "public".pgembed_forget_v1(\'app.ArticleEmbedding\', OLD."id"::text, 0, \'"app_articleembedding"\');\nRETURN NULL;', hash='c3489b420fb38d071a561f1025291d4392bdf675', operation='DELETE', pgid='pgtrigger_pgembed_delete_articleembedding_e833f', table='app_article', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_delete_ArticleEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."is_public") IS TRUE)', func='-- Columns: a013d83aa35a\nPERFORM "public".pgembed_forget_v1(\'app.ArticleEmbedding\', OLD."id"::text, 0, \'"app_articleembedding"\');\nRETURN NULL;', hash='656c5404579303659bc77f631d4eed3fb0a9a775', operation='DELETE', pgid='pgtrigger_pgembed_delete_articleembedding_e833f', table='app_article', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='article',
@@ -129,11 +129,11 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='note',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_NoteEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."body"::text COLLATE "C" IS DISTINCT FROM "new"."body"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id"))', func='PERFORM "public".pgembed_enqueue_v1(\'app.NoteEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='58c228edb583e6b453f1969ab97faff10563d1cd', operation='UPDATE', pgid='pgtrigger_pgembed_update_noteembedding_77648', table='app_note', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_NoteEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."body"::text COLLATE "C" IS DISTINCT FROM "new"."body"::text COLLATE "C" OR "old"."id" IS DISTINCT FROM "new"."id"))', func='-- Columns: 34711d6efd2c\nPERFORM "public".pgembed_enqueue_v1(\'app.NoteEmbedding\', NEW."id"::text, 0);\nRETURN NULL;', hash='c6057ac3afa6036f74c041db499ba13f15a8d832', operation='UPDATE', pgid='pgtrigger_pgembed_update_noteembedding_77648', table='app_note', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='note',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_NoteEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS DISTINCT FROM "new"."id"))', func='PERFORM "public".pgembed_forget_v1(\'app.NoteEmbedding\', OLD."id"::text, 0, \'"app_noteembedding"\');\nRETURN NULL;', hash='4d7279dce0692f9d8ccfec195a881a5ce9f59bee', operation='UPDATE', pgid='pgtrigger_pgembed_leave_noteembedding_4536a', table='app_note', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_NoteEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS DISTINCT FROM "new"."id"))', func='-- Columns: 36d30896b85f\nPERFORM "public".pgembed_forget_v1(\'app.NoteEmbedding\', OLD."id"::text, 0, \'"app_noteembedding"\');\nRETURN NULL;', hash='5b81a4fc8e761a2be4a82bb8053e05ac1cc6a5f3', operation='UPDATE', pgid='pgtrigger_pgembed_leave_noteembedding_4536a', table='app_note', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='note',
@@ -159,11 +159,11 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='page',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_PageEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."body"::text COLLATE "C" IS DISTINCT FROM "new"."body"::text COLLATE "C" OR "old"."slug"::text COLLATE "C" IS DISTINCT FROM "new"."slug"::text COLLATE "C"))', func='PERFORM "public".pgembed_enqueue_v1(\'app.PageEmbedding\', NEW."slug"::text, 10);\nRETURN NULL;', hash='7e3b040d279bd8a5956ce9794ef897ad9cb4d6ee', operation='UPDATE', pgid='pgtrigger_pgembed_update_pageembedding_0691a', table='app_page', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_update_PageEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."body"::text COLLATE "C" IS DISTINCT FROM "new"."body"::text COLLATE "C" OR "old"."slug"::text COLLATE "C" IS DISTINCT FROM "new"."slug"::text COLLATE "C"))', func='-- Columns: d52174f3002f\nPERFORM "public".pgembed_enqueue_v1(\'app.PageEmbedding\', NEW."slug"::text, 10);\nRETURN NULL;', hash='ad7b564f457ec3d8189da69ec93770149ffdd236', operation='UPDATE', pgid='pgtrigger_pgembed_update_pageembedding_0691a', table='app_page', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='page',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_PageEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."slug"::text COLLATE "C" IS DISTINCT FROM "new"."slug"::text COLLATE "C"))', func='PERFORM "public".pgembed_forget_v1(\'app.PageEmbedding\', OLD."slug"::text, 10, \'"app_pageembedding"\');\nRETURN NULL;', hash='3b850bad91a5121d1819fff6fd3488c618882999', operation='UPDATE', pgid='pgtrigger_pgembed_leave_pageembedding_66a3d', table='app_page', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_leave_PageEmbedding', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."slug"::text COLLATE "C" IS DISTINCT FROM "new"."slug"::text COLLATE "C"))', func='-- Columns: 79578efb9814\nPERFORM "public".pgembed_forget_v1(\'app.PageEmbedding\', OLD."slug"::text, 10, \'"app_pageembedding"\');\nRETURN NULL;', hash='fde81952c846a4695d968a1c230a489ad9450c10', operation='UPDATE', pgid='pgtrigger_pgembed_leave_pageembedding_66a3d', table='app_page', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='page',
