@@ -59,7 +59,7 @@ STARTED = filled("""
 # Each lane is walked in the order of run_at, so jobs that are not due yet are never walked over.
 TAKEN = """,
     due_lane AS MATERIALIZED (
-        SELECT lane.spec, lane.priority, lane.after_run_at, lane.after_id
+        SELECT lane.spec, lane.priority, lane.from_run_at, lane.from_id
         FROM lane
         CROSS JOIN LATERAL (
             SELECT run_at
@@ -68,7 +68,7 @@ TAKEN = """,
               AND id > 0
               AND job.spec = lane.spec
               AND job.priority = lane.priority
-              AND (job.run_at, job.id) > (lane.after_run_at, lane.after_id)
+              AND (job.run_at, job.id) >= (lane.from_run_at, lane.from_id)
               AND job.run_at <= statement_timestamp()
             ORDER BY run_at, id
             LIMIT 1
@@ -86,7 +86,7 @@ TAKEN = """,
               AND id > 0
               AND job.spec = due_lane.spec
               AND job.priority = due_lane.priority
-              AND (job.run_at, job.id) > (due_lane.after_run_at, due_lane.after_id)
+              AND (job.run_at, job.id) >= (due_lane.from_run_at, due_lane.from_id)
               AND job.run_at <= statement_timestamp()
               -- What was held when a worker died is claimed alone.
               AND job.crashes = 0
@@ -124,18 +124,8 @@ CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 
 # Seconds until the next pending job is due; zero or less where one is due already.
 UNTIL_DUE = """
-    SELECT extract(epoch FROM min(head.run_at) - statement_timestamp())::float8
+    SELECT extract(epoch FROM min(from_run_at) - statement_timestamp())::float8
     FROM lane
-    CROSS JOIN LATERAL (
-        SELECT run_at
-        FROM pgembed_job
-        WHERE status = 'pending'
-          AND id > 0
-          AND pgembed_job.spec = lane.spec
-          AND pgembed_job.priority = lane.priority
-        ORDER BY run_at
-        LIMIT 1
-    ) AS head
 """
 NEXT_DUE = EVERY_LANE + UNTIL_DUE
 

@@ -19,51 +19,47 @@ LANES = {
     Job.Kind.BACKFILL: -2000,
 }
 
-# Finds lanes by jumping along the index from one priority to the next. Each begins at its head.
+# Finds lanes, and their heads, by jumping along the index from one priority to the next.
 # ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
 EVERY_LANE = """
-    WITH RECURSIVE found AS (
-        SELECT spec, priority
+    WITH RECURSIVE lane AS (
+        SELECT wanted.spec, head.priority, head.run_at AS from_run_at, head.id AS from_id
         FROM unnest(%(specs)s::text[]) AS wanted(spec)
         CROSS JOIN LATERAL (
-            SELECT priority
+            SELECT priority, run_at, id
             FROM pgembed_job
             WHERE status = 'pending'
               AND id > 0
               AND pgembed_job.spec = wanted.spec
-            ORDER BY priority DESC
+            ORDER BY priority DESC, run_at, id
             LIMIT 1
-        ) AS highest
+        ) AS head
       UNION ALL
-        SELECT found.spec, lower.priority
-        FROM found
+        SELECT lane.spec, lower.priority, lower.run_at, lower.id
+        FROM lane
         CROSS JOIN LATERAL (
-            SELECT priority
+            SELECT priority, run_at, id
             FROM pgembed_job
             WHERE status = 'pending'
               AND id > 0
-              AND pgembed_job.spec = found.spec
-              AND pgembed_job.priority < found.priority
-            ORDER BY priority DESC
+              AND pgembed_job.spec = lane.spec
+              AND pgembed_job.priority < lane.priority
+            ORDER BY priority DESC, run_at, id
             LIMIT 1
         ) AS lower
-    ),
-    lane AS (
-        SELECT spec, priority, '-infinity'::timestamptz AS after_run_at, 0 AS after_id
-        FROM found
     )
 """
 
-# The given lanes, each from the place where the claim has to go on.
+# The given lanes, each from behind the job that was claimed last.
 GIVEN_LANES = """
     WITH lane AS (
-        SELECT spec, priority, after_run_at, after_id
+        SELECT spec, priority, run_at AS from_run_at, id + 1 AS from_id
         FROM unnest(
             %(specs)s::text[],
             %(priorities)s::smallint[],
             %(run_ats)s::timestamptz[],
             %(ids)s::bigint[]
-        ) AS given(spec, priority, after_run_at, after_id)
+        ) AS claimed(spec, priority, run_at, id)
     )
 """
 

@@ -40,6 +40,7 @@ COUNTS = """
           AND id > 0
           AND pgembed_job.spec = lane.spec
           AND pgembed_job.priority = lane.priority
+          AND (run_at, id) >= (lane.from_run_at, lane.from_id)
         ORDER BY run_at
         LIMIT %(limit)s
     ) AS waiting

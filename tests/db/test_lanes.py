@@ -87,7 +87,8 @@ class TestClaimOn:
         began_anew = entries_read() - before - went_on
 
         assert went_on <= 3 * 10
-        assert began_anew >= 900
+        # Once: a heads' claim looks for its lanes and their heads in one walk.
+        assert 900 <= began_anew < 2 * 900
 
 
 def entries_read() -> int:
