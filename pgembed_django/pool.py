@@ -13,10 +13,11 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any
 
-from pgembed_django.exceptions import ProviderError, ProviderUnavailable
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.lost import LostProvider
 from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
+from pgembed_django.providers.sift import Suspected
 from pgembed_django.text import clean
 
 Outcomes = list[Embedded | ProviderError]
@@ -152,6 +153,18 @@ class Pool:
             return 0
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
+    @property
+    def _suspected(self) -> Suspected:
+        """What may be about a text if the next request meets it.
+
+        A wrong key is wrong for a plain word too. But a server that is busy, or above its limit,
+        may let one through and refuse a batch: not any longer after the longest pause.
+        """
+        if not self._has_answered:
+            return None
+        is_rested = self._pause_seconds >= MAX_PAUSE_SECONDS
+        return ProviderUnavailable if is_rested else ProviderMisconfigured
+
     def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
         """Start one request. ``exclusively``: after a plain word, and with no other in flight."""
         return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
@@ -193,7 +206,7 @@ class Pool:
         self.in_flight += 1
         self._is_exclusive = is_exclusive
         future = self._executor.submit(
-            self.provider.embed_each, texts, ask_first=ask_first, is_back=self._has_answered
+            self.provider.embed_each, texts, ask_first=ask_first, suspected=self._suspected
         )
         future.add_done_callback(lambda _: self._wake())
         return future

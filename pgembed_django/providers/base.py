@@ -15,7 +15,7 @@ from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
 from pgembed_django.providers.pieces import embed_halved
 from pgembed_django.providers.probes import Probe
-from pgembed_django.providers.sift import Sift
+from pgembed_django.providers.sift import Sift, Suspected
 from pgembed_django.providers.vectors import Embedded, Vector, Vectors
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
@@ -100,20 +100,19 @@ class Provider(Options, ABC):
         return np.stack(embedded)
 
     def embed_each(
-        self, texts: Sequence[str], *, ask_first: bool = False, is_back: bool = False
+        self, texts: Sequence[str], *, ask_first: bool = False, suspected: Suspected = None
     ) -> list[Embedded | ProviderError]:
         """Return one outcome per text, in the same order: a bad text fails alone.
 
         The outcome ``ProviderUnavailable`` means that the server went down before this text's
         turn: give it back uncharged. ``ProviderLost`` means that it went down while it had this
         text. ``ask_first``: send nothing unless the server embeds a plain word just now.
-        ``is_back``: it has done so since it was down, so what looks like a wrong key or model
-        may be about a text.
+        ``suspected``: what may be about a text, as it has done so since it was down.
 
         Raises:
             ProviderUnavailable: no text was embedded, and none is to blame. Charge none.
         """
-        outcomes = Sift(self, texts, is_back=is_back).run(ask_first=ask_first)
+        outcomes = Sift(self, texts, suspected=suspected).run(ask_first=ask_first)
         return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:

@@ -30,13 +30,18 @@ if TYPE_CHECKING:
 MAX_TIMEOUTS: Final = 4
 """After so many time-outs the rest of the texts are given back, as each one takes long."""
 
+Suspected = type[ProviderUnavailable] | None
+"""The kind of outage that may be about a text, because a plain word was answered lately."""
+
 
 class Sift:
     """One call of ``embed_each``. Groups are lists of indexes of texts."""
 
-    def __init__(self, provider: Provider, texts: Sequence[str], *, is_back: bool = False) -> None:
+    def __init__(
+        self, provider: Provider, texts: Sequence[str], *, suspected: Suspected = None
+    ) -> None:
         self._provider = provider
-        self._is_back = is_back
+        self._suspected = suspected
         self._whole = [cutting.well_formed(text) for text in texts]
         self._texts = list(self._whole)
         self._cuts: Counter[int] = Counter()
@@ -137,10 +142,9 @@ class Sift:
             return self._too_slow(group, error)
         except ProviderMisconfigured as error:
             return self._denied(group, error)
-        except ProviderLost:
-            self._in_doubt.update(group)
-            raise
-        except ProviderUnavailable:
+        except ProviderUnavailable as error:
+            if isinstance(error, ProviderLost) or self._suspected is ProviderUnavailable:
+                self._in_doubt.update(group)
             raise
         except ProviderError as error:
             return self._unclear(group, error)
@@ -221,7 +225,7 @@ class Sift:
 
         For instance, a firewall answers 403 to a text that contains a script.
         """
-        if not (self._is_back or self._asked_plainly) or error.retry_after_seconds:
+        if self._suspected is None or error.retry_after_seconds:
             raise error
         self._ask_plainly(again=len(group) == 1)
         said = f"{error} A plain word is answered, so it is about this text."
@@ -247,6 +251,7 @@ class Sift:
             return
         plainly.ask(self._provider)
         self._asked_plainly = True
+        self._suspected = self._suspected or ProviderMisconfigured
         self._in_doubt.clear()
 
 

@@ -5,6 +5,7 @@ Both look alike: the server hangs up and is gone for a while. It is played on a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -148,6 +149,53 @@ def test_a_text_that_a_firewall_denies_fails_and_its_neighbours_succeed(
     assert set(Job.objects.exclude(pk=failed.pk).values_list("status", "attempts")) == {
         ("succeeded", 0)
     }
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        played.plain(503, "<html><title>Application error</title></html>"),
+        played.plain(429, "too many tokens"),
+        played.reply({"error": "too many tokens"}, 429, Retry_After="7"),
+    ],
+    ids=["503", "429", "429 that asks to wait"],
+)
+def test_a_text_that_a_server_is_always_too_busy_for_fails_and_its_neighbours_succeed(
+    server, clock, make_worker, make_article, answer
+):
+    clock.now += time.monotonic()
+    providers.get().clock = clock
+    server.poison = lambda text: answer if "busy" in text else None
+    articles = [make_article() for _ in range(3)]
+    culprit = make_article(contents="busy")
+    articles += [make_article() for _ in range(3)]
+
+    run(make_worker(), clock)
+
+    failed = Job.objects.get(status="failed")
+    assert failed.source_pk == str(culprit.pk)
+    assert "went down 3 times at this text alone" in failed.last_error
+    assert f"answered {answer.status}: " in failed.last_error
+    assert all(map(embedded_text, articles))
+    assert set(Job.objects.exclude(pk=failed.pk).values_list("status", "attempts")) == {
+        ("succeeded", 0)
+    }
+
+
+def test_a_server_that_lets_only_a_plain_word_through_for_a_while_charges_nobody(
+    server, clock, make_worker, make_article
+):
+    articles = [make_article() for _ in range(5)]
+    worker = make_worker()
+    limited = played.plain(429, "too many requests")
+    server.poison = lambda text: None if text == "hello" else limited
+    run(worker, clock, rounds=6)
+
+    server.poison = lambda text: None
+    run(worker, clock)
+
+    assert all(map(embedded_text, articles))
+    assert set(Job.objects.values_list("status", "attempts")) == {("succeeded", 0)}
 
 
 def test_workers_started_anew_go_on_counting(server, make_article, run_jobs):

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
+from pgembed_django.exceptions import (
+    InputRefused,
+    ProviderError,
+    ProviderMisconfigured,
+    ProviderUnavailable,
+)
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
@@ -111,7 +116,9 @@ def test_no_text_is_lost_and_no_innocent_one_is_charged(
         provider.clock.now += 4000
         asked, requests_before = len(pending), len(provider.played.asked)
         try:
-            outcomes = provider.embed_each(pending, is_back=is_down)
+            outcomes = provider.embed_each(
+                pending, suspected=ProviderMisconfigured if is_down else None
+            )
             is_down = any(isinstance(outcome, ProviderUnavailable) for outcome in outcomes)
         except ProviderUnavailable:
             outcomes, is_down = [], True

@@ -115,7 +115,9 @@ def test_what_looks_like_a_wrong_key_at_a_server_that_is_back_is_about_a_text(
     provider = make_provider()
     provider.played.poison = lambda text: played.reply(body, status) if "<script>" in text else None
 
-    outcomes = provider.embed_each(["one", "two", "<script>", "four"], is_back=True)
+    outcomes = provider.embed_each(
+        ["one", "two", "<script>", "four"], suspected=ProviderMisconfigured
+    )
 
     assert [isinstance(outcome, Embedded) for outcome in outcomes] == [True, True, False, True]
     assert type(outcomes[2]) is ProviderError
@@ -128,7 +130,7 @@ def test_a_key_that_is_wrong_after_all_charges_no_text(make_provider: Make):
     provider.played.poison = lambda text: played.plain(401, "no")
 
     with pytest.raises(ProviderMisconfigured, match="answered 401"):
-        provider.embed_each(["one", "two"], is_back=True)
+        provider.embed_each(["one", "two"], suspected=ProviderMisconfigured)
     assert len(provider.played.asked) == 2  # and a plain word
 
 
