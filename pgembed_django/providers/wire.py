@@ -27,6 +27,8 @@ from pgembed_django.providers import causes, parsing
 MAX_REDIRECTS: Final = 3
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
+MAX_ANSWER_BYTES: Final = 2**28
+"""Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer is something else."""
 MAX_PREPARED: Final = 16
 
 ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
@@ -184,6 +186,11 @@ class Wire:
         # read1() returns after one recv; read() would wait for READ_BYTES.
         while piece := response.raw.read1(READ_BYTES):
             content += piece
+            if len(content) > MAX_ANSWER_BYTES:
+                mib = MAX_ANSWER_BYTES >> 20
+                raise ProviderError(
+                    f"{self.base_url} answered more than {mib} MiB, which is not read."
+                )
             if time.monotonic() > deadline:
                 raise requests.ReadTimeout
         return bytes(content)

@@ -173,6 +173,18 @@ def test_a_server_that_does_not_finish_is_given_up_in_time(make_provider: Make, 
     assert time.monotonic() - started < 15  # the server would go on for half a minute
 
 
+def test_an_answer_without_an_end_is_not_read_into_memory(make_provider: Make, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_ANSWER_BYTES", 2**20)
+    provider = make_provider()
+    provider.played.poison = lambda text: played.plain(200, "[" * 2**21) if text == "bad" else None
+
+    good, bad = provider.embed_each(["good", "bad"])
+
+    assert isinstance(good, Embedded)
+    assert str(bad) == f"{provider.base_url} answered more than 1 MiB, which is not read."
+    assert not isinstance(bad, ProviderUnavailable)
+
+
 def test_a_query_has_a_time_out_of_its_own(make_provider: Make):
     provider = make_provider(timeout_seconds=60)
     provider.played.poison = lambda text: played.SILENT
