@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from pgembed_django import faults
+from pgembed_django.faults import Fault
 
 CANNOT_START = 2
 """The exit status of a command with wrong options, or without its database."""
@@ -52,7 +53,7 @@ class StoppableCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. Ctrl-C ends it with a message, not with a traceback.
 
-        So do a missing privilege and a lost connection.
+        So do a missing privilege, a missing table of ours and a lost connection.
         """
         try:
             return super().execute(*args, **options)
@@ -66,10 +67,25 @@ class StoppableCommand(BaseCommand):
                 "before is done: run it again."
             ) from error
         except ProgrammingError as error:
-            if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            refusal = refused(error)
+            if refusal is None:
                 raise
-            raise CommandError(
-                f"The role of this connection may not do that: {faults.said(error)}. What it needs "
-                "is under 'Roles with few rights' in the documentation.",
-                returncode=CANNOT_START,
-            ) from error
+            raise refusal from error
+
+
+def refused(error: BaseException | None) -> CommandError | None:
+    """Return what to tell of a right or a table of ours that is missing, or None."""
+    if not isinstance(error, ProgrammingError):
+        return None
+    if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+        return CommandError(
+            f"The role of this connection may not do that: {faults.said(error)}. What it needs "
+            "is under 'Roles with few rights' in the documentation.",
+            returncode=CANNOT_START,
+        )
+    if faults.of(error) is Fault.OURS:
+        return CommandError(
+            f"A table or function of pgembed is not as this code expects: {faults.said(error)}. "
+            "Run manage.py migrate with this code, or start it with the code that was migrated."
+        )
+    return None

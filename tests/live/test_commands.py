@@ -8,7 +8,8 @@ from django.db import connection
 
 from pgembed_django.models import Job
 from tests.app.models import Note
-from tests.live.conftest import providers
+from tests.conftest import wait_until
+from tests.live.conftest import is_asleep, providers
 from tests.live.test_listening import databases
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
@@ -59,6 +60,23 @@ def test_a_database_without_a_generated_table(start_worker, make_database):
     worker = start_worker(DATABASES=databases(**where(), NAME=name))
 
     assert_refused(worker, "The database 'default' has no table for app.ArchivedEmbedding.")
+
+
+@pytest.mark.parametrize("table", ["pgembed_job", "pgembed_worker"])
+def test_a_table_of_ours_that_vanishes_from_under_a_worker(start_worker, table):
+    worker = start_worker()
+    wait_until(is_asleep)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO away")
+        try:
+            assert worker.wait(timeout=60) == 1
+        finally:
+            cursor.execute(f"ALTER TABLE away RENAME TO {table}")
+
+    log = worker.log.read_text()
+    assert "CommandError: A table or function of pgembed is not as this code expects: " in log
+    assert f'relation "{table}" does not exist' in log
+    assert "Traceback" not in log
 
 
 def test_a_provider_that_answers_another_width_is_paused_and_charges_nobody(start_worker, server):

@@ -21,7 +21,7 @@ from pgembed_django.exceptions import PgembedError
 from pgembed_django.management.command import EmbedCommand, given, migrate, seconds, whole
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
-from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.limits import Limits
@@ -144,7 +144,7 @@ class Command(EmbedCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error), returncode=CANNOT_START) from error
         except PgembedError as error:
-            raise CommandError(str(error)) from error
+            raise (refused(error.__cause__) or CommandError(str(error))) from error
         self._report(worker, stored, options["verbosity"])
         if worker.recycled_for:
             sys.exit(RECYCLED)
