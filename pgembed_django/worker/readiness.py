@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ class Readiness:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._is_migrated = False
+        self._looking = threading.Lock()
 
     def missing(self) -> list[str]:
         """Return the reasons why the worker is not ready. Empty: it is."""
@@ -36,14 +38,24 @@ class Readiness:
         if worker.is_deaf:
             yield "not listening for notifications"
         if not self._is_migrated:
-            try:
-                unapplied = self._unapplied()
-            except DatabaseError as error:
-                yield f"cannot look at migrations: {type(error).__name__}"
+            # A frozen server never answers: one request waits for it, and not each one's thread.
+            if not self._looking.acquire(blocking=False):
+                yield "still looking at migrations"
                 return
-            if unapplied:
-                yield f"migrations are not applied: {', '.join(unapplied)}"
-            self._is_migrated = not unapplied
+            try:
+                yield from self._look_at_migrations()
+            finally:
+                self._looking.release()
+
+    def _look_at_migrations(self) -> Iterator[str]:
+        try:
+            unapplied = self._unapplied()
+        except DatabaseError as error:
+            yield f"cannot look at migrations: {type(error).__name__}"
+            return
+        if unapplied:
+            yield f"migrations are not applied: {', '.join(unapplied)}"
+        self._is_migrated = not unapplied
 
     def _unapplied(self) -> list[str]:
         labels = {"pgembed"}

@@ -32,10 +32,10 @@ def address() -> str:
         return f"127.0.0.1:{one.getsockname()[1]}"
 
 
-def get(address: str, path: str) -> tuple[int, str]:
+def get(address: str, path: str, *, seconds: float = 20) -> tuple[int, str]:
     """Return what a probe gets. Zero: nobody is there."""
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=seconds) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -181,6 +181,20 @@ def test_a_worker_with_unapplied_migrations_is_not_ready(start_worker, address):
                 "INSERT INTO django_migrations (app, name, applied) VALUES ('pgembed', %s, %s)",
                 rows,
             )
+    wait_until(lambda: is_ready(address))
+
+
+def test_one_probe_alone_waits_for_a_look_at_the_migrations(
+    start_worker, address, second_connection
+):
+    second_connection.execute("LOCK TABLE django_migrations")
+    start_worker("--listen", address)
+
+    def said() -> str:
+        return get(address, "/readyz", seconds=1)[1]
+
+    wait_until(lambda: said() == "still looking at migrations\n")
+    second_connection.rollback()
     wait_until(lambda: is_ready(address))
 
 
