@@ -206,8 +206,8 @@ SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
 TRIGGERS_AMISS = _event(
     "triggers_amiss",
     WARNING,
-    "Triggers of %(spec)s are %(states)s, and writes go unseen: run manage.py check --database "
-    "%(database)s",
+    "Triggers of %(spec)s are %(states)s, and writes may go unseen: run manage.py check "
+    "--database %(database)s",
 )
 TRIGGERS_RENEWED = _event(
     "triggers_renewed",

@@ -27,8 +27,8 @@ def check_triggers(connection: Any) -> Iterator[CheckMessage]:
         model = written[key].model._meta
         # A warning: an error would keep the migration from running that mends it.
         yield Warning(
-            f"{key}: {_told(states)}. What is written to {model.label} is not embedded until the "
-            "reconciler comes by.",
+            f"{key}: {_told(states)}. What is written to {model.label} may not be embedded until "
+            "the reconciler comes by.",
             hint=_remedy(states),
             id="pgembed.W006",
         )
