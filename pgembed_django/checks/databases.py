@@ -122,8 +122,8 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
     if installed is None and (is_migrated or not may_create):
         yield Error(
             f"The extension vector is missing in database {connection.alias!r}.",
-            hint="Run CREATE EXTENSION vector there, as a role that may: the database's owner "
-            "or a superuser.",
+            hint="Run CREATE EXTENSION vector there as a superuser, or as the role for "
+            "extensions that your host offers.",
             id="pgembed.E013",
         )
     cursor.execute(UNSEEN_IN)
