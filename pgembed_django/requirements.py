@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
@@ -12,10 +12,7 @@ from django.db import models
 
 from pgembed_django import conditions
 from pgembed_django.chunkers import Chunker
-from pgembed_django.specs import Stale, TriggerLevel
-
-if TYPE_CHECKING:
-    from pgembed_django.decorator import Declaration
+from pgembed_django.specs import Declaration, Stale, TriggerLevel
 
 HIGHEST_PRIORITY = 100
 
@@ -140,7 +137,7 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
         refuse(
             model, f"trigger_level is {declaration.trigger_level!r}. Choose 'row' or 'statement'."
         )
-    if not isinstance(declaration.chunker, Chunker):
+    if not isinstance(declaration.chunker, Chunker | None):
         refuse(model, f"chunker is {declaration.chunker!r}. Give a Chunker(...).")
     if not isinstance(declaration.provider, str):
         refuse(model, f"provider is {declaration.provider!r}. Name an alias of PGEMBED_PROVIDERS.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -43,31 +43,37 @@ _registry: dict[str, Spec] = {}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Spec:
-    """One declaration. Jobs carry its ``key``: ``<app_label>.<name of the generated model>``."""
+class Declaration:
+    """The keywords of one ``@embeddable``, as they were given."""
+
+    fields: Sequence[str]
+    text: str | None = None
+    when: Q | None = None
+    provider: str = "default"
+    chunker: Chunker | None = None
+    priority: int = 0
+    name: str | None = None
+    stale: Stale = "serve"
+    store_text: bool = True
+    trigger_level: TriggerLevel = "row"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spec(Declaration):
+    """One declaration on one model. Jobs carry its ``key``: ``<app_label>.<name>``."""
 
     key: str
     model: type[Model]
     embedding_model: type[Model]
     fields: tuple[str, ...]
-    text: str | None
-    when: Q | None
-    provider: str
     chunker: Chunker
-    priority: int
-    stale: Stale
-    store_text: bool
-    trigger_level: TriggerLevel
+    name: str
+    """That of the generated model, which tells several declarations of a model apart."""
     is_from_outside: bool = False
     """Whether the model was decorated by another module than its own."""
 
     def __str__(self) -> str:
         return self.key
-
-    @property
-    def name(self) -> str:
-        """The name of the generated model, which tells several declarations of a model apart."""
-        return self.embedding_model.__name__
 
     @cached_property
     def recipe(self) -> str:
