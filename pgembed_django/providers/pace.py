@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
 
 HOLD_SECONDS: Final = 120.0
 """How long a smaller size is kept before it is doubled."""
@@ -67,3 +71,16 @@ class Meter:
     def add(self, *, requests: int, tokens: int) -> None:
         with self._lock:
             self._total.update(requests=requests, tokens=tokens)
+
+
+def fitting_one_request(provider: Provider, texts: Sequence[str]) -> int:
+    """Return how many of the texts, from the first one on, one request may hold: at least one."""
+    fitting = min(len(texts), provider.texts_per_request)
+    room = min(provider.token_pace.limit or math.inf, provider.max_tokens_per_batch or math.inf)
+    if room == math.inf:  # to count the tokens of each text takes time
+        return fitting
+    for count, text in enumerate(texts[:fitting]):
+        room -= provider.weigh(text)
+        if room < 0 and count:
+            return count
+    return fitting

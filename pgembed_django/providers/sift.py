@@ -1,15 +1,33 @@
 """Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
 
-A failed request does not tell whose fault it was. So the provider is asked to embed a plain
-word. If that fails too, it is the server's fault, otherwise the batch is bisected.
+A failed request does not tell whose fault it was. So before a text is charged, the provider is
+asked to embed a plain word: if that fails too, it is an outage.
+
+The texts are sent in groups, one request each. A request that is answered gives each of its texts
+its outcome. One that fails gives groups to send in its place, until a text stands alone:
+
+=====================  ==================  ====================================================
+the request failed by  several texts       one text
+=====================  ==================  ====================================================
+InputTooLong           halves, by length   is cut and sent again, or else charged
+InputRefused           halves              is charged
+BatchTooLarge          halves              as InputTooLong
+ProviderTimeout        halves              is charged
+ProviderError          halves              is sent once more, then charged
+ProviderMisconfigured  as ProviderError if a plain word was embedded lately, or else an outage
+ProviderUnavailable    an outage, with the texts in doubt if such an outage is ``suspected``
+=====================  ==================  ====================================================
+
+An outage ends the run: the texts that have no outcome yet are given back. So does a limit to the
+failures that cost most, those by ProviderTimeout and ProviderError.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -21,8 +39,10 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import cutting, plainly, raising
-from pgembed_django.providers.vectors import Embedded
+from pgembed_django.providers import plainly
+from pgembed_django.providers.cuts import Cuts
+from pgembed_django.providers.pace import fitting_one_request
+from pgembed_django.providers.vectors import Embedded, Vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -33,22 +53,24 @@ MAX_TIMEOUTS: Final = 4
 Suspected = type[ProviderUnavailable] | None
 """The kind of outage that may be about a text, because a plain word was answered lately."""
 
+Group = list[int]
+"""Texts for one request, by index."""
+
 
 class Sift:
-    """One call of ``embed_each``. Groups are lists of indexes of texts."""
+    """One call of ``embed_each``."""
 
     def __init__(
         self, provider: Provider, texts: Sequence[str], *, suspected: Suspected = None
     ) -> None:
         self._provider = provider
         self._suspected = suspected
-        self._whole = [cutting.well_formed(text) for text in texts]
-        self._texts = list(self._whole)
-        self._cuts: Counter[int] = Counter()
+        self._texts = Cuts(provider, texts)
         self._outcomes: dict[int, Embedded | ProviderError] = {}
-        self._retried: set[int] = set()
-        self._asked_plainly = False
         self._in_doubt: set[int] = set()
+        """Sent in vain since the provider last embedded anything: they may have brought it down."""
+        self._asked_plainly = False
+        self._failed_once: set[int] = set()
         # To find one culprit among n takes log2(n) failures, and two more to be sure.
         self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
@@ -57,78 +79,49 @@ class Sift:
         """Return one outcome per text. See ``Provider.embed_each``."""
         if ask_first:
             self._ask_plainly(again=True)
-        todo: deque[list[int]] = deque([self._worth_sending()])
-        outage: ProviderUnavailable | None = None
+        group = self._worth_sending()
         outcomes_before = len(self._outcomes)
-        while todo and outage is None:
-            group = todo.popleft()
-            if not group:
-                continue
-            try:
-                fitting = self._fitting(group)
-                if fitting < len(group):
-                    todo.appendleft(group[fitting:])
-                todo.extendleft(reversed(self._send(group[:fitting])))
-            except ProviderUnavailable as error:
-                outage = error
+        outage = self._send_all(group)
         if outage is not None:
             if len(self._outcomes) == outcomes_before and not self._in_doubt:
                 raise outage
-            self._leave(outage)
             if len(self._in_doubt) == len(self._texts):
                 raise plainly.as_kind(ProviderLost, outage)
+            self._give_back(outage)
         return [self._outcomes[index] for index in range(len(self._texts))]
 
-    def _leave(self, outage: ProviderUnavailable) -> None:
+    def _worth_sending(self) -> Group:
+        """Refuse empty texts, cut those known not to fit, and return the others."""
+        limit = self._provider.max_input_tokens
+        for index in range(len(self._texts)):
+            if not self._texts[index].strip():
+                self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
+            elif limit is not None and (refusal := self._texts.cut_to(limit, index)):
+                self._outcomes[index] = refusal
+        return [index for index in range(len(self._texts)) if index not in self._outcomes]
+
+    def _send_all(self, group: Group) -> ProviderUnavailable | None:
+        """Send until every text has its outcome, or return the outage that has ended it."""
+        todo = deque([group] if group else [])
+        try:
+            while todo:
+                group = todo.popleft()
+                most = group[: self._provider.texts_per_request]
+                fitting = fitting_one_request(self._provider, [self._texts[i] for i in most])
+                if fitting < len(group):
+                    todo.appendleft(group[fitting:])
+                todo.extendleft(reversed(self._send(group[:fitting])))
+        except ProviderUnavailable as outage:
+            return outage
+        return None
+
+    def _give_back(self, outage: ProviderUnavailable) -> None:
         """Give back texts without an outcome, as lost if the provider went down with them."""
         for index in range(len(self._texts)):
             kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
             self._outcomes.setdefault(index, plainly.as_kind(kind, outage))
 
-    def _worth_sending(self) -> list[int]:
-        """Refuse empty texts, cut those known not to fit, and return the indexes to send."""
-        limit = self._provider.max_input_tokens
-        for index, text in enumerate(self._texts):
-            if not text.strip():
-                self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
-            elif limit is not None:
-                self._cut_to(limit, index)
-        return [index for index in range(len(self._texts)) if index not in self._outcomes]
-
-    def _cut_to(self, limit: int, index: int) -> None:
-        """Cut a text that is known to be longer than the model's context.
-
-        Without a tokenizer, this cuts only a text that is too long in any language. The
-        server has to refuse others.
-        """
-        provider, text = self._provider, self._texts[index]
-        prefix = provider.document_prefix
-        counted = raising.counted(provider, prefix + text)
-        if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
-            return
-        if provider.too_long != "cut":
-            self._outcomes[index] = InputTooLong(
-                f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
-            )
-            return
-        self._texts[index] = cutting.to_tokens(
-            text, limit=limit, count=lambda start: raising.counted(provider, prefix + start)
-        )
-        self._cuts[index] = 1
-
-    def _fitting(self, group: list[int]) -> int:
-        """Return how many of the group one request may hold: at least one."""
-        provider = self._provider
-        room = min(provider.token_pace.limit or math.inf, provider.max_tokens_per_batch or math.inf)
-        if room == math.inf:  # to count the tokens of each text takes time
-            return min(len(group), provider.texts_per_request)
-        for count, index in enumerate(group[: provider.texts_per_request]):
-            room -= provider.weigh(self._texts[index])
-            if room < 0 and count:
-                return count
-        return min(len(group), provider.texts_per_request)
-
-    def _send(self, group: list[int]) -> list[list[int]]:
+    def _send(self, group: Group) -> list[Group]:
         """Embed a group. If it fails, return the groups to send instead."""
         try:
             vectors, faults = self._provider.answer([self._texts[index] for index in group])
@@ -148,54 +141,46 @@ class Sift:
             raise
         except ProviderError as error:
             return self._unclear(group, error)
+        self._answered(group, vectors, faults)
+        return []
+
+    def _answered(self, group: Group, vectors: Vectors, faults: Sequence[str | None]) -> None:
         self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()
-        if all(faults):
+        if all(faults):  # it may have no vector for any text at all
             self._ask_plainly(again=False)
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if fault:
                 self._outcomes[index] = InputRefused(f"{self._provider} answered {fault}.")
                 continue
-            was_cut = index in self._cuts
+            was_cut = self._texts.was_cut(index)
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index])
-        return []
 
-    def _too_long(self, group: list[int], error: InputTooLong) -> list[list[int]]:
+    def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
             # Sorted by length, so that too long texts end up in as few halves as possible.
             return _halves(sorted(group, key=lambda index: len(self._texts[index])))
-        index = group[0]
-        if self._provider.too_long == "cut" and self._cuts[index] < cutting.MAX_CUTS:
-            characters = cutting.room(
-                self._whole[index],
-                cuts=self._cuts[index],
-                message=str(error),
-                learnt=self._provider.learnt_characters,
-            )
-            # Also where the text was cut before it was sent, it must get shorter.
-            characters = min(characters, max(1, len(self._texts[index]) - 1))
-            self._texts[index] = cutting.shorten(self._whole[index], characters=characters)
-            self._cuts[index] += 1
+        if self._texts.cut_again(group[0], error):
             return [group]
         return self._refused(group, error)
 
-    def _refused(self, group: list[int], error: InputRefused) -> list[list[int]]:
+    def _refused(self, group: Group, error: InputRefused) -> list[Group]:
         self._ask_plainly(again=False)
         if len(group) > 1:
             return _halves(group)
         self._outcomes[group[0]] = error
         return []
 
-    def _too_large(self, group: list[int], error: BatchTooLarge) -> list[list[int]]:
+    def _too_large(self, group: Group, error: BatchTooLarge) -> list[Group]:
         if len(group) > 1:
             self._provider.text_pace.failed(len(group))
             return _halves(group)
         return self._too_long(group, InputTooLong(str(error)))
 
-    def _too_slow(self, group: list[int], error: ProviderTimeout) -> list[list[int]]:
+    def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
         weight = sum(self._provider.weigh(self._texts[index]) for index in group)
         # Before the plain word, which may fail while the server still computes the request that
         # was given up: the next one must be smaller in any case. An eighth more, because the
@@ -210,17 +195,16 @@ class Sift:
             )
             return []
         if self._timeouts_left == 0:
-            self._in_doubt.clear()
-            raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+            self._give_up(error)
         return _halves(group)
 
-    def _unclear(self, group: list[int], error: ProviderError) -> list[list[int]]:
+    def _unclear(self, group: Group, error: ProviderError) -> list[Group]:
         """Bisect after a broken answer or a 5xx: it may be temporary, or the fault of a text."""
         self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
         return self._divided(group, error)
 
-    def _denied(self, group: list[int], error: ProviderMisconfigured) -> list[list[int]]:
+    def _denied(self, group: Group, error: ProviderMisconfigured) -> list[Group]:
         """Bisect after what looks like a wrong key or model, if a plain word is answered.
 
         For instance, a firewall answers 403 to a text that contains a script.
@@ -231,22 +215,29 @@ class Sift:
         said = f"{error} A plain word is answered, so it is about this text."
         return self._divided(group, ProviderError(said))
 
-    def _divided(self, group: list[int], error: ProviderError) -> list[list[int]]:
+    def _divided(self, group: Group, error: ProviderError) -> list[Group]:
         self._unclear_left -= 1
         if self._unclear_left <= 0:
-            self._in_doubt.clear()
-            raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+            self._give_up(error)
         if len(group) > 1:
             return _halves(group)
-        if group[0] not in self._retried:
+        if group[0] not in self._failed_once:
             # A text is only charged when it has failed twice while plain words were answered.
-            self._retried.add(group[0])
+            self._failed_once.add(group[0])
             return [group]
         self._outcomes[group[0]] = error
         return []
 
+    def _give_up(self, error: ProviderError) -> NoReturn:
+        """End the run as an outage does. The provider answers, so no text is in doubt."""
+        self._in_doubt.clear()
+        raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+
     def _ask_plainly(self, *, again: bool) -> None:
-        """Raise ``ProviderUnavailable`` unless the server embeds a plain word just now."""
+        """Raise ``ProviderUnavailable`` unless the provider embeds a plain word.
+
+        ``again``: just now. Otherwise it is enough that it has done so during this run.
+        """
         if self._asked_plainly and not again:
             return
         plainly.ask(self._provider)
@@ -255,5 +246,5 @@ class Sift:
         self._in_doubt.clear()
 
 
-def _halves(group: list[int]) -> list[list[int]]:
+def _halves(group: Group) -> list[Group]:
     return [group[: len(group) // 2], group[len(group) // 2 :]]

@@ -1,0 +1,68 @@
+"""The texts of one call as they are sent: well-formed, and cut where they do not fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pgembed_django.exceptions import InputTooLong
+from pgembed_django.providers import cutting, raising
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+
+
+class Cuts:
+    """Texts by index. Only a provider with ``too_long="cut"`` has them cut."""
+
+    def __init__(self, provider: Provider, texts: Sequence[str]) -> None:
+        self._provider = provider
+        self._whole = [cutting.well_formed(text) for text in texts]
+        self._sent = list(self._whole)
+        self._times: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def __getitem__(self, index: int) -> str:
+        return self._sent[index]
+
+    def was_cut(self, index: int) -> bool:
+        """Whether less than the whole text is sent."""
+        return index in self._times
+
+    def cut_to(self, limit: int, index: int) -> InputTooLong | None:
+        """Cut a text that is known to be longer, or return the error that it is refused with.
+
+        Without a tokenizer, only a text that is too long in any language is known. The
+        server has to refuse others.
+        """
+        provider, text = self._provider, self._sent[index]
+        prefix = provider.document_prefix
+        counted = raising.counted(provider, prefix + text)
+        if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
+            return None
+        if provider.too_long != "cut":
+            return InputTooLong(
+                f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
+            )
+        self._sent[index] = cutting.to_tokens(
+            text, limit=limit, count=lambda start: raising.counted(provider, prefix + start)
+        )
+        self._times[index] = 1
+        return None
+
+    def cut_again(self, index: int, refusal: InputTooLong) -> bool:
+        """Cut a text that was refused, and return whether it may be sent again."""
+        provider, whole, times = self._provider, self._whole[index], self._times[index]
+        if provider.too_long != "cut" or times >= cutting.MAX_CUTS:
+            return False
+        characters = cutting.room(
+            whole, cuts=times, message=str(refusal), learnt=provider.learnt_characters
+        )
+        # Also where the text was cut before it was sent, it must get shorter.
+        characters = min(characters, max(1, len(self._sent[index]) - 1))
+        self._sent[index] = cutting.shorten(whole, characters=characters)
+        self._times[index] += 1
+        return True
