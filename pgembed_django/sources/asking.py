@@ -1,0 +1,144 @@
+"""Ask for the rows of claimed units, whose number differs from one question to the next.
+
+Django takes longer to compile such a query than Postgres to answer it. So each is compiled once
+for a spec, with placeholders among its parameters, and its rows are made instances of here, as a
+plain queryset would have made them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models
+from django.db.models.functions import Cast
+
+from pgembed_django import database, faults, lengths
+from pgembed_django.sources.loading import Loaded, give_way_and_load, made
+from pgembed_django.sources.rows import Row, is_among, of_units
+from pgembed_django.specs import Spec
+
+UNITS: Final[list[str]] = []
+"""Placeholder for the keys of the units."""
+
+ROOM: Final = object()
+"""Placeholder for how many bytes their texts may have in total."""
+
+
+class TooMuch(Exception):
+    """The texts are longer than the room for them, or there are none: ask for their lengths."""
+
+
+class Compiled:
+    """A query that is compiled once."""
+
+    def __init__(self, rows: models.QuerySet[Any], *, using: str) -> None:
+        self._rows = rows
+        self._using = using
+        self._compiler: Any = rows.query.get_compiler(using)
+        self._statement, self._parameters = self._compiler.as_sql()
+
+    @property
+    def takes_units(self) -> bool:
+        """Whether it has kept the placeholder."""
+        return any(one is UNITS for one in self._parameters)
+
+    def execute(self, source_pks: Sequence[str], *, room: float = 0) -> Any:
+        """Send it for these units, and return its cursor."""
+        units = list(source_pks)
+        cursor = connections[self._using].cursor()
+        cursor.execute(
+            self._statement,
+            [
+                units if one is UNITS else int(room) if one is ROOM else one
+                for one in self._parameters
+            ],
+        )
+        return cursor
+
+    def instances(self, found: list[tuple[Any, ...]]) -> Iterator[Row]:
+        """Make the instances that the queryset would have made, each with its source_pk."""
+        columns = self._compiler.klass_info["select_fields"]
+        names = [self._compiler.select[column][0].target.attname for column in columns]
+        source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
+        for row in self._compiler.results_iter([found]):
+            values = [row[column] for column in columns]
+            yield row[source_pk], self._rows.model.from_db(self._using, names, values)
+
+
+class Reading:
+    """Reads units of one spec, over one connection."""
+
+    def __init__(self, spec: Spec, *, using: str) -> None:
+        self.spec = spec
+        self.using = using
+        plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
+        among = plain.filter(is_among(spec, UNITS, using=using)).order_by()
+        sized = among.values_list(Cast("pk", models.TextField()), lengths.length_of(spec))
+        self._lengths = Compiled(sized, using=using)
+        self._any: Compiled | None = None
+        """Reads them however long they are. None: a queryset has to."""
+        self._fitting: Compiled | None = None
+        """Reads them, or none of them where there is not room for all."""
+        # Another base manager may join, prefetch, or make other instances. And where no row
+        # can be in the condition, there is no statement.
+        if type(spec.model._base_manager) is models.Manager:
+            with suppress(EmptyResultSet):
+                rows = of_units(spec, UNITS, using=using)
+                compiled = Compiled(rows, using=using)
+                if compiled.takes_units:
+                    fits = _fits(lengths.total(spec, among))
+                    self._any = compiled
+                    self._fitting = Compiled(rows.filter(fits), using=using)
+
+    def lengths(self, source_pks: Sequence[str]) -> dict[str, int]:
+        """Return about how many bytes are read of each unit's row."""
+        with self._lengths.execute(source_pks) as cursor:
+            return dict(cursor.fetchall())
+
+    def ask(self, source_pks: Sequence[str], *, room: float = math.inf) -> database.Read[Loaded]:
+        """Send the query for units, and return a function that reads their texts.
+
+        See ``database.send``. Call it after the claim has committed, and in
+        ``database.giving_way``, for the whole table may be locked (TRUNCATE, ALTER TABLE): the
+        function that is returned raises ``Busy`` then.
+
+        Raises:
+            TooMuch: the texts may have more than ``room`` bytes in total. The function that is
+                returned raises it, too.
+        """
+        is_bounded = room < math.inf
+        compiled = self._fitting if is_bounded else self._any
+        if compiled is None and is_bounded:
+            raise TooMuch
+        if compiled is None:
+            return lambda: self._ask_queryset(source_pks)
+        cursor = compiled.execute(source_pks, room=room)
+
+        def texts() -> Loaded:
+            try:
+                with faults.reading(), cursor:
+                    found = list(compiled.instances(cursor.fetchall()))
+            except faults.Unreadable:
+                return self._ask_queryset(source_pks)
+            if is_bounded and not found:
+                raise TooMuch
+            return made(self.spec, found, {}, using=self.using)
+
+        return texts
+
+    def _ask_queryset(self, source_pks: Sequence[str]) -> Loaded:
+        return give_way_and_load(self.spec, source_pks, using=self.using)
+
+
+def _fits(total: models.Subquery) -> models.Func:
+    return models.Func(
+        total,
+        models.Value(ROOM),
+        arg_joiner=" <= ",
+        template="%(expressions)s",
+        output_field=models.BooleanField(),
+    )

@@ -1,0 +1,102 @@
+"""Make the texts of source rows, each with the user's own code, which may raise anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db import connections, models, transaction
+
+from pgembed_django import database, faults, locales
+from pgembed_django.sources.rows import Row, fetch, of_units, with_source_pk
+from pgembed_django.specs import Spec
+
+Digests = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Texts and errors by source_pk. Units in neither have no row in the spec's condition."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+
+def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
+    """Return the texts of units. None where a writer holds the whole table."""
+    try:
+        return give_way_and_load(spec, source_pks, using=using)
+    except database.Busy:
+        return Loaded()
+
+
+def give_way_and_load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
+    """Return the texts of units.
+
+    Raises:
+        Busy: a writer holds the whole table.
+    """
+    with database.giving_way(using):
+        found = fetch(of_units(spec, list(source_pks), using=using))
+    return made(spec, *found, using=using)
+
+
+def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
+    """Return the texts of rows."""
+    return made(spec, *fetch(with_source_pk(rows)), using=rows.db)
+
+
+@locales.of_settings()
+def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
+    """Return the digests of rows' texts, and the last key if it stopped early, after ``seconds``.
+
+    Rows whose text cannot be made are left out. No text is kept: a text method may make long
+    texts of short rows.
+    """
+    found, _ = fetch(with_source_pk(rows).order_by("pk"))
+    keys, until = [row.pk for _, row in found], time.monotonic() + seconds
+    digests = {}
+    for source_pk, text, error in _each(spec, found, using=rows.db):
+        if not error:
+            digests[source_pk] = spec.text_digest(text)
+        if found and time.monotonic() >= until:
+            return digests, keys[-len(found) - 1]
+    return digests, None
+
+
+@locales.of_settings()
+def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
+    """Return the texts of rows that were found, which are let go, beside the errors of others."""
+    loaded = Loaded(errors=dict(errors))
+    for source_pk, text, error in _each(spec, found, using=using):
+        if error:
+            loaded.errors[source_pk] = error
+        else:
+            loaded.texts[source_pk] = text
+    return loaded
+
+
+def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
+    """Empty a list of rows, and yield the source_pk of each, its text and its error."""
+    # A query that fails in a text method is not to take our transaction along.
+    is_apart = spec.text is not None and connections[using].in_atomic_block
+    found.reverse()
+    while found:
+        source_pk, row = found.pop()
+        try:
+            with transaction.atomic(using=using) if is_apart else nullcontext():
+                text = spec.text_of(row)
+        except faults.EXITS:
+            raise
+        except BaseException as error:
+            # Whatever the user's own method raises, its job ends with it. It may have
+            # asked another database.
+            is_lost = faults.is_lost_connection(error) and database.is_lost(using)
+            if is_lost or faults.has_no_room(error):
+                raise
+            yield source_pk, "", f"{type(error).__name__}: {error}"
+        else:
+            yield source_pk, text, ""
