@@ -9,17 +9,13 @@ from typing import Any
 
 from pgembed_django import database
 from pgembed_django.jobs.lanes import EVERY_LANE
-from pgembed_django.models import Job
 from pgembed_django.status.failures import FAILING
-from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
+from pgembed_django.status.shapes import CHANGES, NONE, Backlog, Count, HeldJobs
 
 MAX_COUNT = 10_000
 MIN_COUNT = 1000
 BUDGET = 60_000
 """How many jobs one page reads at most, divided among the specs."""
-
-CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
-"""The kinds of jobs that somebody waits for: changes."""
 
 # The first column: P(ending), R(unning), F(ailed), D(ismissed). Counts stop at the limit.
 COUNTS = """

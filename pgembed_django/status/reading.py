@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from pgembed_django import jobs, rollups
@@ -100,7 +100,6 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     backlog = seen.queue.backlog.get(key, ())
     running = seen.queue.running.get(key, NONE)
     waiting = sum((one.waiting for one in backlog), NONE)
-    changes = sum((one.waiting for one in backlog if one.kind in queue.CHANGES), NONE)
     searched = by_state.get(Space.State.ACTIVE)
     # Without jobs, rows that it lacks have failed or are yet to be found: no ETA.
     active = _space(searched, seen, pace if waiting or running else 0.0)
@@ -108,47 +107,32 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     provider = seen.providers.get(working.name_of(searched)) if searched else None
     if all(seen.providers[working.name_of(space)].is_away for space in by_state.values()):
         pace = 0.0
-    eta = waiting.value / pace if pace else (None if waiting else 0.0)
-    oldest = seen.queue.oldest_change.get(key)
-    dismissed = seen.queue.dismissed.get(key, NONE)
-    facts = verdicts.Facts(
-        database=seen.using,
-        has_tables=seen.tables[key].is_there,
-        has_space=active is not None,
-        silent_triggers=seen.tables[key].silent_triggers,
-        paused_by=paused_by or (provider.paused_by if provider else ""),
-        workers=len(workers),
-        aside=aside,
-        down=provider.reason if provider and provider.is_down else "",
-        unreachable_for=len(provider.out_of_reach_of) if provider else 0,
-        waiting=waiting,
-        changes=changes,
-        oldest_change_seconds=oldest,
-        failures=seen.queue.failures.get(key, NONE),
-        dismissed=dismissed,
-        coverage=active.coverage if active else None,
-        is_building=building is not None,
-        building_coverage=building.coverage if building else None,
-        completed=recent.completed,
-        eta_seconds=eta,
-    )
-    return SpecStatus(
+    status = SpecStatus(
         key=key,
-        verdict=verdicts.judge(facts),
         active=active,
         building=building,
         backlog=backlog,
         running=running,
-        oldest_change_seconds=oldest,
+        oldest_change_seconds=seen.queue.oldest_change.get(key),
         open_failures=seen.queue.failures.get(key, NONE),
-        dismissed=dismissed,
+        dismissed=seen.queue.dismissed.get(key, NONE),
         units_per_second=rate,
         p50_seconds=rollups.quantile(recent.waits, 0.5),
         p99_seconds=rollups.quantile(recent.waits, 0.99),
-        eta_seconds=eta,
+        eta_seconds=waiting.value / pace if pace else (None if waiting else 0.0),
         workers=len(workers),
         paused_by=paused_by,
     )
+    facts = verdicts.Facts(
+        spec=status,
+        provider=provider,
+        database=seen.using,
+        has_tables=seen.tables[key].is_there,
+        silent_triggers=seen.tables[key].silent_triggers,
+        aside=aside,
+        completed=recent.completed,
+    )
+    return replace(status, verdict=verdicts.judge(facts))
 
 
 def _space(space: Space | None, seen: Snapshot, pace: float) -> SpaceStatus | None:

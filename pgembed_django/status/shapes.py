@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, get_args
 
+from pgembed_django.models import Job
 from pgembed_django.spaces import Coverage
+
+CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
+"""The kinds of jobs that somebody waits for: changes."""
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -39,6 +43,9 @@ class Verdict:
 
     state: State
     reason: str
+
+
+NOT_JUDGED = Verdict("fresh", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,7 @@ class SpecStatus:
     """The status of one spec."""
 
     key: str
-    verdict: Verdict
+    verdict: Verdict = NOT_JUDGED
     active: SpaceStatus | None
     building: SpaceStatus | None
     backlog: tuple[Backlog, ...]
@@ -102,6 +109,11 @@ class SpecStatus:
     def waiting(self) -> Count:
         """The number of pending jobs of all kinds."""
         return sum((one.waiting for one in self.backlog), NONE)
+
+    @property
+    def changes(self) -> Count:
+        """The number of the changes among them."""
+        return sum((one.waiting for one in self.backlog if one.kind in CHANGES), NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

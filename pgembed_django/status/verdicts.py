@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pgembed_django.spaces import Coverage
-from pgembed_django.status.shapes import Count, State, Verdict
+from pgembed_django.status.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 
 LATE_SECONDS = 60.0
 """After this time a change is late. Usually it takes a second."""
@@ -25,45 +25,49 @@ DRIFT = "for its tables are not as the code declares them"
 class Facts:
     """All that a verdict depends on."""
 
+    spec: SpecStatus
+    """Not judged yet."""
+    provider: ProviderStatus | None
+    """The active space's. None: nothing has been embedded yet."""
     database: str
     """The alias of its database."""
     has_tables: bool
-    has_space: bool
     silent_triggers: int
     """How many of its triggers are missing or disabled."""
-    paused_by: str
-    """Who has paused the spec. Empty: nobody."""
-    workers: int
-    """How many live workers work on the spec."""
     aside: tuple[str, ...]
     """The reason of each worker that has set it aside."""
-    down: str
-    """Why no worker can reach the active space's provider. Empty: at least one can."""
-    unreachable_for: int
-    """How many workers cannot reach the active space's provider."""
-    waiting: Count
-    changes: Count
-    """The writes and manual retries among the waiting jobs."""
-    oldest_change_seconds: float | None
-    failures: Count
-    dismissed: Count
-    """Dismissed failures: no worker tries these rows."""
-    coverage: Coverage | None
-    is_building: bool
-    building_coverage: Coverage | None
     completed: int
     """How many units were completed in the last minutes."""
-    eta_seconds: float | None
+
+    @property
+    def paused_by(self) -> str:
+        """Who has paused the spec, or its provider. Empty: nobody."""
+        return self.spec.paused_by or (self.provider.paused_by if self.provider else "")
+
+    @property
+    def down(self) -> str:
+        """Why no worker can reach the provider. Empty: at least one can."""
+        return self.provider.reason if self.provider and self.provider.is_down else ""
+
+    @property
+    def unreachable_for(self) -> int:
+        """How many workers cannot reach the provider."""
+        return len(self.provider.out_of_reach_of) if self.provider else 0
 
     @property
     def is_aside(self) -> bool:
         """Whether all live workers have set it aside."""
-        return 0 < self.workers == len(self.aside)
+        return 0 < self.spec.workers == len(self.aside)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """That of the active space."""
+        return self.spec.active.coverage if self.spec.active else None
 
     @property
     def is_short(self) -> bool:
         """Whether a search misses rows whose failures were not dismissed."""
-        return self.coverage is not None and self.coverage.missing > self.dismissed.value
+        return self.coverage is not None and self.coverage.missing > self.spec.dismissed.value
 
 
 def judge(facts: Facts) -> Verdict:
@@ -76,43 +80,47 @@ def judge(facts: Facts) -> Verdict:
     for state, sentences in reasons:
         if found := " ".join(sentences):
             return Verdict(state, found)
-    if facts.changes:
-        found = f"All else is found with its present text{_but(facts)}: {_changes(facts)}."
+    if facts.spec.changes:
+        found = (
+            f"All else is found with its present text{_but(facts.spec)}: {_changes(facts.spec)}."
+        )
         return Verdict("fresh", found)
     if facts.coverage is None:
         return Verdict("fresh", "Nothing waits.")
-    return Verdict("fresh", f"Every row is found with its present text{_but(facts)}.")
+    return Verdict("fresh", f"Every row is found with its present text{_but(facts.spec)}.")
 
 
 def _stalled(facts: Facts) -> Iterator[str]:
-    has_work = bool(facts.waiting) or facts.is_short
+    spec = facts.spec
+    has_work = bool(spec.waiting) or facts.is_short
     if not facts.has_tables:
         yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
-    elif not facts.has_space:
+    elif spec.active is None:
         yield f"Nothing has been embedded yet. {WORKER}"
     elif facts.paused_by and has_work:
         yield f"Paused by {facts.paused_by}: {_waiting(facts)}."
-    elif not facts.workers and has_work:
+    elif not spec.workers and has_work:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
     elif facts.is_aside and has_work:
         yield f"Set aside by every worker, {DRIFT}: {_waiting(facts)}. {facts.aside[0]}"
     elif facts.down and has_work:
         yield f"The provider is down: {_waiting(facts)}. {facts.down}"
-    elif (facts.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
-        yield f"Nothing has been completed for minutes: {_changes(facts)}."
+    elif (spec.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
+        yield f"Nothing has been completed for minutes: {_changes(spec)}."
 
 
 def _degraded(facts: Facts) -> Iterator[str]:
+    spec = facts.spec
     if facts.paused_by:
         yield f"Paused by {facts.paused_by}. Nothing waits yet."
-    elif not facts.workers:
+    elif not spec.workers:
         yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
     elif facts.is_aside:
         yield f"Set aside by every worker, {DRIFT}. Nothing waits yet. {facts.aside[0]}"
     elif facts.down:
         yield f"The provider is down. Nothing waits yet. {facts.down}"
     elif facts.unreachable_for:
-        yield f"{facts.unreachable_for} of {facts.workers} workers cannot reach the provider."
+        yield f"{facts.unreachable_for} of {spec.workers} workers cannot reach the provider."
     if facts.silent_triggers:
         one = facts.silent_triggers == 1
         yield (
@@ -121,59 +129,61 @@ def _degraded(facts: Facts) -> Iterator[str]:
             f"{facts.database}."
         )
     if facts.aside and not facts.is_aside:
-        some = f"{len(facts.aside)} of {facts.workers} workers"
+        some = f"{len(facts.aside)} of {spec.workers} workers"
         yield f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"
-    if facts.failures:
-        one = facts.failures.value == 1
+    if spec.open_failures:
+        one = spec.open_failures.value == 1
         yield (
-            f"{facts.failures} {'row has' if one else 'rows have'} failed and "
+            f"{spec.open_failures} {'row has' if one else 'rows have'} failed and "
             f"{'is' if one else 'are'} not found with {'its' if one else 'their'} present text."
         )
-    if (facts.oldest_change_seconds or 0.0) >= LATE_SECONDS:
-        yield f"Changes are late: {_changes(facts)}{_eta(facts)}."
+    if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
+        yield f"Changes are late: {_changes(spec)}{_eta(spec)}."
 
 
 def _indexing(facts: Facts) -> Iterator[str]:
-    if facts.waiting.value > facts.changes.value:
-        yield f"{facts.waiting} jobs wait{_eta(facts)}. Changes go first."
-    elif facts.is_short and not facts.changes:
+    spec = facts.spec
+    if spec.waiting.value > spec.changes.value:
+        yield f"{spec.waiting} jobs wait{_eta(spec)}. Changes go first."
+    elif facts.is_short and not spec.changes:
         # Not with changes: then the rows may be missing only because these wait.
         yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
-    if facts.is_building:
-        covered = f": {facts.building_coverage}" if facts.building_coverage else ""
+    if spec.building:
+        coverage = spec.building.coverage
+        covered = f": {coverage}" if coverage else ""
         yield f"A new space is being built{covered}. Search uses the old one until it is full."
 
 
-def _but(facts: Facts) -> str:
-    if not facts.dismissed:
-        return ", but perhaps for some that were dismissed" * facts.dismissed.is_capped
-    were = "was" if facts.dismissed == Count(1) else "were"
-    return f", but for {facts.dismissed} that {were} dismissed"
+def _but(spec: SpecStatus) -> str:
+    if not spec.dismissed:
+        return ", but perhaps for some that were dismissed" * spec.dismissed.is_capped
+    were = "was" if spec.dismissed == Count(1) else "were"
+    return f", but for {spec.dismissed} that {were} dismissed"
 
 
 def _waiting(facts: Facts) -> str:
-    if facts.waiting:
-        return f"{facts.waiting} {_jobs(facts.waiting)}"
+    if facts.spec.waiting:
+        return f"{facts.spec.waiting} {_jobs(facts.spec.waiting)}"
     return f"covered is {facts.coverage}"
 
 
-def _changes(facts: Facts) -> str:
-    oldest = duration(facts.oldest_change_seconds or 0.0)
-    if not facts.changes:
+def _changes(spec: SpecStatus) -> str:
+    oldest = duration(spec.oldest_change_seconds or 0.0)
+    if not spec.changes:
         return f"one change has been at work for {oldest}"
-    changes = "change waits" if facts.changes == Count(1) else "changes wait"
-    return f"{facts.changes} {changes}, the oldest for {oldest}"
+    changes = "change waits" if spec.changes == Count(1) else "changes wait"
+    return f"{spec.changes} {changes}, the oldest for {oldest}"
 
 
 def _jobs(count: Count) -> str:
     return "job waits" if count == Count(1) else "jobs wait"
 
 
-def _eta(facts: Facts) -> str:
-    if not facts.eta_seconds:
+def _eta(spec: SpecStatus) -> str:
+    if not spec.eta_seconds:
         return ""
-    least = "at least" if facts.waiting.is_capped else "about"
-    return f", {least} {duration(facts.eta_seconds)} to go"
+    least = "at least" if spec.waiting.is_capped else "about"
+    return f", {least} {duration(spec.eta_seconds)} to go"
 
 
 def duration(seconds: float) -> str:
