@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.signals import class_prepared
 
-from pgembed_django import requirements, specs, tables, triggers
+from pgembed_django import embedding_models, requirements, specs, triggers
 from pgembed_django.chunkers import Chunker
 from pgembed_django.requirements import refuse
 from pgembed_django.specs import Declaration, Spec
@@ -90,7 +90,7 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
         **keywords,
         key=f"{model._meta.app_label}.{name}",
         model=model,
-        embedding_model=tables.embedding_model(model, name=name),
+        embedding_model=embedding_models.generate(model, name=name),
         is_from_outside=_is_bound(model),
     )
     watch = triggers.Watch(

@@ -17,8 +17,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, sources
-from pgembed_django.admin.reading import ReadOnlyAdmin
+from pgembed_django.admin import acts, source_rows
+from pgembed_django.admin.read_only import ReadOnlyAdmin
 from pgembed_django.models import Attempt, Job
 
 ERROR_CHARACTERS = 100
@@ -84,7 +84,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
             return size
-        return sources.size(job, using=acts.using())
+        return source_rows.size(job, using=acts.using())
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:
@@ -98,7 +98,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
         @admin.display(description=gettext_lazy("source row"))
         def source_row(job: Job) -> SafeString | str:
-            return sources.source_link(job, request=request, site=self.admin_site) or "-"
+            return source_rows.source_link(job, request=request, site=self.admin_site) or "-"
 
         return source_row
 
@@ -107,7 +107,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
         @admin.display(description=gettext_lazy("text"))
         def source_text(job: Job) -> SafeString | str:
-            text = sources.text(job, request=request, site=self.admin_site, using=acts.using())
+            text = source_rows.text(job, request=request, site=self.admin_site, using=acts.using())
             if text is None:
                 return _("Not shown: it needs the permission to view the source row.")
             shown = Truncator(text).chars(TEXT_CHARACTERS)
@@ -118,7 +118,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
 def attach(found: list[Job]) -> None:
     """Look up the sizes and workers of a page's jobs at once, and set them on the jobs."""
-    sizes = sources.sizes(found, using=acts.using())
+    sizes = source_rows.sizes(found, using=acts.using())
     workers = _workers(found)
     for job in found:
         job.pgembed_size = sizes.get(_unit(job))  # type: ignore[attr-defined]

@@ -14,11 +14,11 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, bulk, buttons, columns, failures, filters, reading
+from pgembed_django.admin import acts, bulk, buttons, columns, failure_kinds, filters, read_only
 from pgembed_django.models import Job
 
 
-class JobList(reading.ReadOnlyList):
+class JobList(read_only.ReadOnlyList):
     """A page of jobs. Looks up what is not in the job table for all of them at once."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -47,7 +47,7 @@ class JobAdmin(columns.JobColumns):
     def get_urls(self) -> list[URLPattern]:
         """Return the URLs of Django's pages, and of our own."""
         own = {
-            "failures/": ("failures", failures.view),
+            "failures/": ("failures", failure_kinds.view),
             "all/<slug:act>/": ("all", bulk.view),
             "operate/<slug:verb>/": ("operate", buttons.view),
         }
@@ -197,7 +197,7 @@ class JobAdmin(columns.JobColumns):
 
     def _wrapped(self, view: Any) -> Any:
         def wrapped(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-            if reading.has_nul(request.GET) or reading.has_nul(request.POST):
+            if read_only.has_nul(request.GET) or read_only.has_nul(request.POST):
                 raise Http404
             response: HttpResponse = view(self, request, **kwargs)
             return response

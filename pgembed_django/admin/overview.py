@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from pgembed_django import specs, status
-from pgembed_django.admin import acts, charts
+from pgembed_django.admin import acts, drawing
 from pgembed_django.models import Job, Rollup
 from pgembed_django.status import Overview, Point, SpecStatus
 from pgembed_django.status.verdicts import duration as in_words
@@ -54,7 +54,7 @@ def duration(seconds: float | None) -> str:
     """Return a duration in words, and a dash for None."""
     if seconds is None:
         return "-"
-    return in_words(seconds) if seconds >= 1 else charts.short(seconds, "s")
+    return in_words(seconds) if seconds >= 1 else drawing.short(seconds, "s")
 
 
 def _urgency(spec: SpecStatus) -> tuple[int, str]:
@@ -85,7 +85,7 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
             (kinds.get(one.kind, one.kind), str(one.waiting), one.later and str(one.later))
             for one in spec.backlog
         ],
-        "rate": charts.short(spec.units_per_second * 60),
+        "rate": drawing.short(spec.units_per_second * 60),
         "spaces": [
             (space, str(space.coverage or _("not known just now")), _percent(space))
             for space in (spec.active, spec.building)
@@ -125,17 +125,17 @@ def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
         {
             "title": _("Rows embedded each %(each)s") % told,
             "told": throughput,
-            "svg": charts.bars(completed, label=throughput, began=began),
+            "svg": drawing.bars(completed, label=throughput, began=began),
         },
         {
             "title": _("Freshness: p50 and p99"),
             "told": freshness,
-            "svg": charts.lines({"p99": p99, "p50": p50}, label=freshness, began=began, unit="s"),
+            "svg": drawing.lines({"p99": p99, "p50": p50}, label=freshness, began=began, unit="s"),
             "series": ["p50", "p99"],
         },
         {
             "title": _("Failures each %(each)s") % told,
             "told": failures,
-            "svg": charts.bars(failed, label=failures, began=began, kind="failed"),
+            "svg": drawing.bars(failed, label=failures, began=began, kind="failed"),
         },
     ]

@@ -27,7 +27,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from pgembed_django import spaces, specs
-from pgembed_django.admin import acts, sources
+from pgembed_django.admin import acts, source_rows
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 
@@ -156,7 +156,7 @@ class VectorsMixin(ModelAdmin):
             state = self.vectors(row)
             known = getattr(row, "pgembed_state", "")
             if known not in ("failed", "dismissed", "pending"):
-                said = sources.cut(self.model, row) if known == "fresh" else ""
+                said = source_rows.cut(self.model, row) if known == "fresh" else ""
                 return format_html("{} {}", state, said)
             units = _units(self, request, [row.pk])
             errors = units.filter(UNSETTLED).values_list("last_error")

@@ -7,14 +7,12 @@ from pgembed_django.jobs.claims import Claim, Lease, claim, claim_on, next_due_s
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.failing import fail
-from pgembed_django.jobs.forgetting import forget
 from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.lanes import Lane, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
-from pgembed_django.jobs.renaming import rename, share
 from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.jobs.triage import (
     Dismissed,
@@ -25,6 +23,7 @@ from pgembed_django.jobs.triage import (
     release_held,
     retry_failed,
 )
+from pgembed_django.jobs.whole_specs import forget, rename, share
 
 __all__ = [
     "CHANNEL",

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from pgembed_django.metrics.counters import Counters
-from pgembed_django.metrics.queue import QueueCollector
+from pgembed_django.metrics.gauges import QueueCollector
 from pgembed_django.metrics.state import StateCollector
 
 if TYPE_CHECKING:

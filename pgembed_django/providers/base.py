@@ -13,9 +13,9 @@ from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import cutting, probes, raising, vectors
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
-from pgembed_django.providers.pieces import embed_halved
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.sift import Sift, Suspected
+from pgembed_django.providers.splitting import embed_halved
 from pgembed_django.providers.vectors import Embedded, Vector, Vectors
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]

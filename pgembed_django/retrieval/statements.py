@@ -10,7 +10,7 @@ from psycopg import sql
 
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.spaces.kinds import VectorIndex
+from pgembed_django.spaces.index_kinds import VectorIndex
 
 # ts_rank, not ts_rank_cd: the latter asks how near to each other all the words are, and puts
 # passages that lack one last (measured on the tuning questions of benchmarks/judged). The 1:

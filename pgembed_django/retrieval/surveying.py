@@ -18,7 +18,7 @@ from pgembed_django.retrieval import words as words_of
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
 from pgembed_django.spaces import indexes
-from pgembed_django.spaces.kinds import VectorIndex
+from pgembed_django.spaces.index_kinds import VectorIndex
 
 MOST_CHARACTERS = 1000
 """How much of a query is searched by words. Of a longer text, the meaning is enough."""

@@ -19,7 +19,7 @@ from pgembed_django import conf, database, events, faults, postgres
 from pgembed_django.models import Space
 from pgembed_django.once import Told
 from pgembed_django.spaces.builder import as_builder
-from pgembed_django.spaces.kinds import KINDS, VectorIndex, vector_index
+from pgembed_django.spaces.index_kinds import KINDS, VectorIndex, vector_index
 from pgembed_django.specs import Spec
 
 STATE = """

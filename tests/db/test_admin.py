@@ -21,7 +21,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import JobAdmin, reading, scopes
+from pgembed_django.admin import JobAdmin, read_only, scopes
 from pgembed_django.models import Job, Space, Worker
 from tests.app.models import Article, Page
 from tests.conftest import embedded_text
@@ -366,7 +366,7 @@ def test_a_unit_is_found_by_its_key_its_spec_or_both(viewer: Client, asked: str)
 def test_the_list_counts_up_to_a_bound_and_says_so(
     viewer: Client, make_article: Callable[..., Article], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MAX_COUNT", 3)
+    monkeypatch.setattr(read_only, "MAX_COUNT", 3)
     for _ in range(3):
         make_article()
     assert "more than" not in text(viewer)

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import buttons, charts
+from pgembed_django.admin import buttons, drawing
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, Page
@@ -307,7 +307,7 @@ def test_what_a_dead_worker_holds_is_released(
 
 
 def test_a_chart_is_said_in_words_and_its_axis_is_round() -> None:
-    drawn = charts.bars([0, 37, None], label="<b>thirty-seven</b>", began="an hour ago")
+    drawn = drawing.bars([0, 37, None], label="<b>thirty-seven</b>", began="an hour ago")
 
     assert drawn.count("<rect") == 1
     assert ">50<" in drawn
@@ -315,11 +315,11 @@ def test_a_chart_is_said_in_words_and_its_axis_is_round() -> None:
 
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
-    drawn = charts.lines({"p50": [1.0, None, 2.0, 3.0]}, label="", began="", unit="s")
+    drawn = drawing.lines({"p50": [1.0, None, 2.0, 3.0]}, label="", began="", unit="s")
 
     assert drawn.count("M") == 2
     assert drawn.count("L") == 1
-    assert charts.lines({"p50": []}, label="", began="")
+    assert drawing.lines({"p50": []}, label="", began="")
 
 
 @pytest.mark.parametrize(
@@ -340,4 +340,4 @@ def test_a_line_is_broken_where_nothing_is_known() -> None:
     ],
 )
 def test_an_axis_has_short_numbers(value: float, unit: str, shown: str) -> None:
-    assert charts.short(value, unit) == shown
+    assert drawing.short(value, unit) == shown

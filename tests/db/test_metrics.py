@@ -16,10 +16,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from pgembed_django import events, metrics, rollups, specs, status
-from pgembed_django.metrics import exposition, queue
+from pgembed_django.metrics import exposition, gauges
 from pgembed_django.metrics.counters import Counters
 from pgembed_django.metrics.exposition import Exposition
-from pgembed_django.metrics.queue import QueueCollector
+from pgembed_django.metrics.gauges import QueueCollector
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.worker import Worker
@@ -209,7 +209,7 @@ def test_scrapes_that_come_together_share_one_look(django_assert_num_queries, ma
 def test_a_database_that_does_not_answer_in_time_is_told_and_no_error(
     second_connection: psycopg.Connection, monkeypatch
 ):
-    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.1)
     second_connection.execute("LOCK TABLE pgembed_job IN ACCESS EXCLUSIVE MODE")
     shown = Exposition.of_queue("default")
 
@@ -231,7 +231,7 @@ def test_a_transaction_around_a_look_keeps_its_time_out():
 
 
 def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
-    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.05)
+    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.05)
     collector = QueueCollector(using="default")
     collector.collect()
     collector._lock.acquire()
@@ -245,7 +245,7 @@ def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
 
 
 def test_a_look_that_gets_no_answer_is_told_to_the_scrapes_after_it(monkeypatch, make_article):
-    monkeypatch.setattr(queue, "STATEMENT_SECONDS", 0.05)
+    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.05)
     now = [0.0]
     collector = QueueCollector(using="default", clock=lambda: now[0])
     collector.collect()

@@ -23,7 +23,7 @@ from pgembed_django.retrieval import statements as statements_of
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.words import Words
 from pgembed_django.spaces import indexes
-from pgembed_django.spaces.kinds import vector_index
+from pgembed_django.spaces.index_kinds import vector_index
 from tests.app.models import Article, ArticleEmbedding
 
 pytestmark = pytest.mark.django_db

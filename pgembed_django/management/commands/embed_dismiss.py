@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from pgembed_django import jobs
-from pgembed_django.management.triage import TriageCommand
+from pgembed_django.management.triage_command import TriageCommand
 
 
 class Command(TriageCommand):

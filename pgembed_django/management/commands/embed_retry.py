@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgembed_django import jobs
-from pgembed_django.management.triage import TriageCommand
+from pgembed_django.management.triage_command import TriageCommand
 
 
 class Command(TriageCommand):

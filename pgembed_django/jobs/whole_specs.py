@@ -1,8 +1,12 @@
-"""After a spec was renamed, move its jobs, their history and its pause to the new name."""
+"""All jobs of a spec, with their history and its pause: renamed with it, or deleted with it."""
 
 from __future__ import annotations
 
 from pgembed_django import database
+from pgembed_django.models import Attempt, Job, Pause
+
+BATCH = 5000
+"""How many jobs of a spec that is gone are deleted in one transaction."""
 
 # Running jobs, too: their workers still use the former name, whose table is gone.
 MOVE = """
@@ -77,7 +81,7 @@ RENAME_PAUSE = """
 
 
 def rename(old: str, new: str, *, using: str) -> None:
-    """Move a spec's jobs to its new name."""
+    """Move a spec's jobs, their history and its pause to its new name."""
     for statement in (
         MOVE + ENQUEUE,
         RENAME_FAILURES,
@@ -91,3 +95,21 @@ def rename(old: str, new: str, *, using: str) -> None:
 def share(old: str, new: str, *, using: str) -> None:
     """Copy a spec's unfinished jobs to another one, where the old name may stand for either."""
     database.execute(using, COPY + ENQUEUE, old=old, new=new)
+
+
+def forget(spec: str, *, using: str) -> None:
+    """Delete all jobs of a spec, their history and its pause, in small batches.
+
+    Raises:
+        database.Busy: an open transaction has locked some of them.
+    """
+    for model in (Job, Attempt):
+        rows, after = model._base_manager.using(using).filter(spec=spec), 0
+        # By the primary key, as no index covers the specs of all jobs: it would not pay.
+        while found := list(
+            rows.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH]
+        ):
+            with database.giving_way(using):
+                rows.filter(pk__in=found).delete()
+            after = found[-1]
+    Pause.objects.using(using).filter(what=Pause.What.SPEC, name=spec).delete()

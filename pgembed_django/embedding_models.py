@@ -26,7 +26,7 @@ class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
         return name, "django.db.models.ForeignKey", args, kwargs
 
 
-def embedding_model(model: type[models.Model], *, name: str) -> type[models.Model]:
+def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
     """Generate the model of the table that holds a spec's vectors."""
     # Not at the top: our models can only be imported if our app is installed.
     from pgembed_django.models import AbstractEmbedding
