@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pkgutil
 import re
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from typing import Literal, NamedTuple
 
-from pgembed_django.text import Count, counted, digest, is_boundary, reach, reach_back, trim
+from pgembed_django.cutter import Cutter
+from pgembed_django.text import Count, counted, digest, trim
 
 VERSION = 1
 """Raise it with every change of what ``split`` returns: rows become stale by it."""
@@ -26,20 +25,6 @@ TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-BREAK = re.compile(r"\s+|(?<=[。！？｡])(?![\s。！？｡”’」』）])")  # noqa: RUF001
-SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥։።")  # noqa: RUF001
-CLOSERS = "\"'”’»)]}」』）"  # noqa: RUF001
-ANCHOR_CONTEXT = 32
-ONE_BREAK_IN = 4
-
-
-class Level(IntEnum):
-    """How good a place for a cut is: the higher, the better."""
-
-    WORD = 1
-    SENTENCE = 2
-    LINE = 3
-    PARAGRAPH = 4
 
 
 def estimate_tokens(text: str) -> int:
@@ -133,7 +118,9 @@ class Chunker:
         if self.count is None and len(text) <= self.size:  # no character counts more than one
             start, end = trim(text, 0, len(text))
             return [(start, end)] if start < end else []
-        return _Cutter(text, self._counter(), self.size, self.overlap).spans()
+        count = self._counter()
+        is_one_at_most = count in (len, estimate_tokens)
+        return Cutter(text, count, self.size, self.overlap, is_one_at_most).spans()
 
     def _counter(self) -> Count:
         if self.count is None:
@@ -158,94 +145,3 @@ def _has_lasting_name(count: Count | str) -> bool:
         return bool(pkgutil.resolve_name(path) == count)
     except (AttributeError, ImportError, ValueError):
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Cutter:
-    """Cuts one text."""
-
-    text: str
-    count: Count
-    size: int
-    overlap: int
-
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """Yield start and end of each chunk."""
-        start, last = trim(self.text, 0, len(self.text))
-        fresh = start  # the first character that is in no chunk yet
-        while fresh < last:
-            end = self._end(start, fresh, last)
-            if end is None and start < fresh:
-                start = fresh  # the overlap leaves no room for the next grapheme
-                end = self._end(start, fresh, last)
-            if end is None:
-                end = next(self._graphemes(start, range(start + 1, last)), last)
-            start, end = trim(self.text, start, end)
-            yield start, end
-            fresh, _ = trim(self.text, end, last)
-            if fresh < last:
-                start = self._overlap_start(start, end, fresh)
-
-    def _end(self, start: int, fresh: int, last: int) -> int | None:
-        """Return where the chunk from ``start`` ends, or None if ``fresh`` does not fit."""
-        if last - start <= self.size and self.count in (len, estimate_tokens):
-            return last  # no character counts more than one
-        far = reach(self.text, self.size, start=start, count=self.count)
-        if far >= last:
-            return last
-        floor = max(fresh + 1, (start + far) // 2)
-        breaks = [
-            found
-            for found in _breaks(self.text, floor, far)
-            if found.end <= far and is_boundary(self.text, found.end, start=start)
-        ]
-        if breaks:
-            best = max(found.level for found in breaks)
-            equals = [found.end for found in breaks if found.level == best]
-            # Not among words: with so many anchors, the room would choose the last one again.
-            return max(equals, key=lambda i: (best > Level.WORD and _is_anchor(self.text, i), i))
-        return next(self._graphemes(start, range(far, fresh, -1)), None)
-
-    def _overlap_start(self, start: int, end: int, fresh: int) -> int:
-        """Return where the next chunk begins: at a sentence, else a word, else a grapheme."""
-        if not self.overlap:
-            return fresh
-        nearest = reach_back(self.text, self.overlap, start=start + 1, end=end, count=self.count)
-        breaks = [
-            found
-            for found in _breaks(self.text, nearest - 1, end - 1)
-            if nearest <= found.start < end and is_boundary(self.text, found.start, start=start)
-        ]
-        if breaks:
-            return max(breaks, key=lambda found: (found.level > Level.WORD, -found.start)).start
-        return next(self._graphemes(start, range(nearest, end)), fresh)
-
-    def _graphemes(self, start: int, indexes: range) -> Iterator[int]:
-        return (index for index in indexes if is_boundary(self.text, index, start=start))
-
-
-class _Break(NamedTuple):
-    """A possible cut: one chunk may end at ``end``, and the next one begin at ``start``."""
-
-    level: Level
-    end: int
-    start: int
-
-
-def _breaks(text: str, low: int, high: int) -> Iterator[_Break]:
-    """Yield the breaks that begin between ``low`` and ``high``."""
-    # Two characters more, to recognize a paragraph's end that begins at ``high``.
-    for match in BREAK.finditer(text, low, high + 2):
-        lines = match.group().count("\n")
-        if lines:
-            level = Level.PARAGRAPH if lines > 1 else Level.LINE
-        else:
-            ending = text[max(match.start() - 3, 0) : match.start()].rstrip(CLOSERS)
-            level = Level.SENTENCE if ending[-1:] in SENTENCE_ENDS else Level.WORD
-        yield _Break(level, match.start(), match.end())
-
-
-def _is_anchor(text: str, index: int) -> bool:
-    """Tell whether the text after ``index`` makes this one of the breaks that attract cuts."""
-    following = text[index : index + ANCHOR_CONTEXT].encode("utf-8", "surrogatepass")
-    return zlib.crc32(following) % ONE_BREAK_IN == 0
