@@ -18,7 +18,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import database, events, spaces
-from pgembed_django.maintenance import gaps, reconcile
+from pgembed_django.maintenance import gaps, laps, reconcile
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
@@ -155,7 +155,7 @@ class Filling:
         """
         if self.reconcile_seconds <= 0:
             return 0
-        is_under_way = Lap.Sweep.MISSING in reconcile.open_sweeps(spec, using=self.using)
+        is_under_way = Lap.Sweep.MISSING in laps.open_sweeps(spec, using=self.using)
         if is_under_way and reconcile.backlog(spec, using=self.using):
             return 0
         if not is_under_way and self._clock() < seen.lap_at:

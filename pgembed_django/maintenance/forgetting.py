@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count
 
 from pgembed_django import jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance import laps
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
 
 HOLDS: Mapping[str, Any] = {
@@ -43,6 +43,6 @@ def forget(spec: str, *, using: str) -> None:
     """Delete what is left of a spec in our tables. Its vectors go with the generated table."""
     jobs.forget(spec, using=using)
     store.unstage_all(spec, using=using)
-    reconcile.forget(spec, using=using)
+    laps.forget(spec, using=using)
     rollups.forget(spec, using=using)
     spaces.forget(spec, using=using)

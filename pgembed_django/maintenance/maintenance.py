@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.maintenance import backfill, laps, reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
@@ -130,7 +130,7 @@ class Maintenance:
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
         return self._go_over(
-            dict.fromkeys(self.specs.values(), reconcile.CHEAP_SWEEPS), chore="reconcile"
+            dict.fromkeys(self.specs.values(), laps.CHEAP_SWEEPS), chore="reconcile"
         )
 
     def refill(self) -> int:
@@ -138,7 +138,7 @@ class Maintenance:
 
         A lap also stops while the backlog is full.
         """
-        under_way = reconcile.under_way(self.specs.values(), using=self.using)
+        under_way = laps.under_way(self.specs.values(), using=self.using)
         return self._go_over(under_way, chore="refill")
 
     def look_for_stale_rows(self) -> int:

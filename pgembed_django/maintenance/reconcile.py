@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError
@@ -17,17 +17,13 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import database, events, faults, jobs, spaces
-from pgembed_django.maintenance import gaps
+from pgembed_django.maintenance import gaps, laps
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
-
-CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
-ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
-
 
 _fewer_rows: dict[tuple[str, str, str], int] = {}
 """Smaller page sizes of laps whose pages failed. Zero: a single row fails, and is skipped."""
@@ -59,13 +55,13 @@ def reconcile_once(
     spec: Spec,
     *,
     using: str,
-    sweeps: Sequence[str] = CHEAP_SWEEPS,
+    sweeps: Sequence[str] = laps.CHEAP_SWEEPS,
     quiet_seconds: float = math.inf,
 ) -> int:
     """Go once over the spec's rows. Returns how many jobs were added.
 
     Stops early when the backlog is full, and after ``quiet_seconds`` on pages without a gap, but
-    does at least one page of each sweep. The next call goes on there. ``ALL_SWEEPS`` also read
+    does at least one page of each sweep. The next call goes on there. ``laps.ALL_SWEEPS`` also read
     every text, and find what was written past the triggers.
     """
     enqueued = 0
@@ -95,9 +91,9 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     if not live or not room:
         return None
     recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
-    laps = Lap.objects.using(using)
-    if not laps.filter(spec=spec.key, sweep=sweep).exists():
-        laps.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
+    known = Lap.objects.using(using)
+    if not known.filter(spec=spec.key, sweep=sweep).exists():
+        known.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
     lap = spec.key, sweep, using
     rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
     try:
@@ -123,8 +119,8 @@ def _next_page(
     is_read: bool = True,
 ) -> Page | None:
     with database.giving_way(using):
-        laps = Lap.objects.using(using).select_for_update(skip_locked=True)
-        lap = laps.filter(spec=spec.key, sweep=sweep).first()
+        free = Lap.objects.using(using).select_for_update(skip_locked=True)
+        lap = free.filter(spec=spec.key, sweep=sweep).first()
         if lap is None:
             return None
         if sweep == Lap.Sweep.STALE and lap.recipe != spec.recipe:
@@ -153,23 +149,6 @@ def _next_page(
     return Page(enqueued, is_last=end is None, is_cut=cut_at is not None)
 
 
-def rename(old: str, new: str, *, using: str) -> None:
-    """Rename the laps of a spec, so that they go on under its new name."""
-    laps = Lap.objects.using(using)
-    laps.filter(spec=new).delete()
-    laps.filter(spec=old).update(spec=new)
-
-
-def forget(spec: str, *, using: str) -> None:
-    """Delete the laps of a spec that is gone."""
-    Lap.objects.using(using).filter(spec=spec).delete()
-
-
-def restart(spec: Spec, sweep: str, *, using: str) -> None:
-    """Let the next page be the first of a new lap."""
-    Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)
-
-
 def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
     """Return how many jobs of a kind are waiting, counted up to ``MAX_BACKLOG``."""
     waiting = Job.objects.using(using).filter(
@@ -192,28 +171,6 @@ def _room(spec: Spec, *, using: str) -> int:
     """
     room = MAX_BACKLOG - backlog(spec, using=using)
     return room if room >= min(PAGE_ROWS, MAX_BACKLOG) else 0
-
-
-def open_sweeps(spec: Spec, *, using: str) -> list[str]:
-    """Return the sweeps that are to go on at once.
-
-    These are the ones in the middle of the table, and the one that reads texts as long as not
-    all rows are compared with a changed recipe.
-    """
-    return under_way([spec], using=using).get(spec, [])
-
-
-def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
-    """Return ``open_sweeps`` of the specs that have some. One statement, as it runs each second."""
-    by_key = {spec.key: spec for spec in specs}
-    may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
-    laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
-    found: dict[Spec, list[str]] = {}
-    for key, sweep, recipe in laps.order_by("pk").values_list("spec", "sweep", "finished_recipe"):
-        spec = by_key[key]
-        if sweep != Lap.Sweep.STALE or recipe != spec.recipe:
-            found.setdefault(spec, []).append(sweep)
-    return found
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import DatabaseError, connections
 
 from pgembed_django import database, events, faults, jobs, spaces, specs, store
-from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance import laps
 from pgembed_django.models import Space
 
 IS_MIGRATED = "SELECT to_regclass('pgembed_space') IS NOT NULL"
@@ -51,5 +51,5 @@ def _follow(*, using: str) -> None:
         else:
             jobs.rename(old, new, using=using)
             store.rename(old, new, using=using)
-            reconcile.rename(old, new, using=using)
+            laps.rename(old, new, using=using)
         events.tell(events.SPEC_RENAMED, spec=new, former=old)

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from pgembed_django import jobs, rollups, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured
-from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.maintenance import backfill, laps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Rollup, Space, Worker
@@ -498,7 +498,7 @@ def test_the_workers_do_not_take_a_backfills_cursor_for_their_own(spec, run_jobs
     make_gaps(5)
     Backfill(spec, using="default", where=()).step(limit=2)
 
-    assert "backfill" not in reconcile.open_sweeps(spec, using="default")
+    assert "backfill" not in laps.open_sweeps(spec, using="default")
 
 
 def test_the_backlog_of_a_backfill_is_bounded(spec, run_jobs, monkeypatch):

@@ -12,7 +12,7 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance, gaps, reconcile
+from pgembed_django.maintenance import Maintenance, gaps, laps, reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
@@ -66,11 +66,11 @@ def test_one_reconcile_mends_all_that_went_past_the_triggers(run_jobs):
         cursor.execute("RESET session_replication_role")
     assert not Job.objects.filter(status="pending").exists()
 
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 4
+    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 4
     run_jobs()
 
     assert stored() == {str(changed.pk): "new", str(robbed.pk): "kept", restored: "restored"}
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
 
 
 def test_rows_from_before_the_decorator_need_no_command(run_jobs):
@@ -93,9 +93,9 @@ def test_a_unit_that_keeps_failing_is_parked_for_longer_and_longer(run_jobs, pro
     for _ in range(3):
         [failure] = Job.objects.filter(status="failed", settled_at=None)
         parked.append(failure.run_at - failure.finished_at)
-        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+        assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
         make_due()
-        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+        assert find_gaps(sweeps=laps.ALL_SWEEPS) == 1
         run_jobs()
 
     assert parked == [timedelta(hours=1), timedelta(hours=2), timedelta(hours=4)]
@@ -115,10 +115,10 @@ def test_a_stale_row_that_keeps_failing_stays_parked_too(run_jobs, provider):
     note.save()
     run_jobs()
 
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
     assert stored() == {str(note.pk): "good"}
     make_due()
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 1
 
 
 def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkeypatch):
@@ -239,9 +239,9 @@ def test_a_lap_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
 
     assert find_gaps(quiet_seconds=0) == 0
 
-    assert reconcile.open_sweeps(spec(), using="default") == ["missing", "orphaned"]
+    assert laps.open_sweeps(spec(), using="default") == ["missing", "orphaned"]
     found = []
-    while sweeps := reconcile.open_sweeps(spec(), using="default"):
+    while sweeps := laps.open_sweeps(spec(), using="default"):
         found.append(find_gaps(sweeps=sweeps, quiet_seconds=0))
     assert sum(found) == 1
     assert len(found) <= 3

@@ -10,7 +10,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs, store
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -626,10 +626,10 @@ def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, r
     maintain().look_for_stale_rows()
     changed = dataclasses.replace(spec, fields=("contents", "title"))
 
-    assert reconcile.open_sweeps(spec, using="default") == []
-    assert reconcile.open_sweeps(changed, using="default") == ["stale"]
+    assert laps.open_sweeps(spec, using="default") == []
+    assert laps.open_sweeps(changed, using="default") == ["stale"]
     assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == 3
-    assert reconcile.open_sweeps(changed, using="default") == []
+    assert laps.open_sweeps(changed, using="default") == []
 
 
 @pytest.mark.django_db
@@ -645,7 +645,7 @@ def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
 
     assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == len(articles)
 
-    assert reconcile.open_sweeps(changed, using="default") == []
+    assert laps.open_sweeps(changed, using="default") == []
 
 
 @pytest.mark.django_db

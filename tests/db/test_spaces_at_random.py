@@ -23,7 +23,7 @@ from pgembed_django.exceptions import (
     ProviderLost,
     ProviderUnavailable,
 )
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -134,7 +134,7 @@ class World:
         for _ in range(12):
             failed = Job.objects.filter(status="failed", settled_at=None)
             jobs.retry_failed(failed.values_list("pk", flat=True), using="default")
-            reconcile.reconcile_once(self.spec, using="default", sweeps=reconcile.ALL_SWEEPS)
+            reconcile.reconcile_once(self.spec, using="default", sweeps=laps.ALL_SWEEPS)
             self._let_time_pass(100)
             for worker in self._workers.values():
                 while worker.step():

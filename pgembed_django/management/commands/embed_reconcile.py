@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pgembed_django import faults, jobs, spaces, specs
-from pgembed_django.maintenance import reconcile
+from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.stoppable import CANNOT_START
@@ -39,7 +39,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         using = self.chosen_database(options["database"])
-        sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
+        sweeps = laps.ALL_SWEEPS if options["deep"] else laps.CHEAP_SWEEPS
         unfinished = []
         chosen = self.chosen_specs(options["specs"], using=using).values()
         self.refuse_hidden_rows(chosen, using=using)
@@ -51,7 +51,7 @@ class Command(EmbedCommand):
                 )
             found = 0
             for sweep in sweeps:
-                reconcile.restart(spec, sweep, using=using)
+                laps.restart(spec, sweep, using=using)
                 enqueued, is_whole = self._walk(spec, sweep, options["verbosity"], using=using)
                 found += enqueued
                 if not is_whole:
