@@ -11,7 +11,7 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval import arms, fusing, queries, surveying
-from pgembed_django.retrieval.arms import Depth, Found
+from pgembed_django.retrieval.arms import LEXICAL, SEMANTIC, Depth, Found, FoundBy
 from pgembed_django.retrieval.queries import Pending
 from pgembed_django.retrieval.results import Mode, Ranking
 from pgembed_django.retrieval.showing import Ranked
@@ -30,9 +30,6 @@ EMPTY = "The query is empty."
 NO_WORDS = "There is no word in the query that full text looks for."
 NO_VECTOR = "The query could not be embedded, so it was looked for by its words alone."
 PARTIAL = "The vectors of a new model are searched before all rows have one."
-
-Rankings = tuple[list[Found] | None, list[Found] | None]
-"""What the arm by meaning found, and the arm by words. None: that arm was not asked."""
 
 MOMENT_SECONDS = 0.005
 """How long to wait for the query's vector, so that both arms can be one statement."""
@@ -96,22 +93,20 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     if both is None:
         return replace(none, ranking=question.mode)
     by_words = bool(survey.words) and question.mode != "semantic"
-    early: list[Found] | None = None
+    early: FoundBy = {}
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
         # Search by words while the query is being embedded.
-        [early] = both.find([both.lexical()], depth=SHALLOW)
+        early = both.find([both.lexical()], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
     by_words = bool(survey.words) and (by_words or is_degraded)
 
-    def look(depth: Depth) -> Rankings:
-        known = early if depth == SHALLOW else None
-        wanted = [both.lexical()] if by_words and known is None else []
+    def look(depth: Depth) -> FoundBy:
+        known = early if depth == SHALLOW else {}
+        wanted = [both.lexical()] if by_words and not known else []
         if vector is not None:
             wanted.append(both.semantic(vector, depth=depth))
-        found = both.find(wanted, depth=depth)
-        near = found.pop() if vector is not None else None
-        return near, found.pop() if found else known
+        return known | both.find(wanted, depth=depth)
 
     notes = {
         NO_VECTOR: is_degraded,
@@ -129,17 +124,19 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     )
 
 
-def _rank(look: Callable[[Depth], Rankings], *, reach: int) -> tuple[list[Ranked], list[float]]:
+def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> tuple[list[Ranked], list[float]]:
     """Return the rows, best first, and their merits. First in each arm: 1, and less from there."""
     ranked: dict[Any, Ranked] = {}
     merits: dict[Any, float] = {}
     least = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
-        by_meaning, by_words = ({one.key: one for one in rows or ()} for rows in found)
         # Meaning first: where both arms rank a row the same, the chunk of this one is shown.
-        rankings = [[one.key for one in rows] for rows in found if rows is not None]
+        asked = [name for name in (SEMANTIC, LEXICAL) if name in found]
+        rankings = [[one.key for one in found[name]] for name in asked]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
+        by_meaning = {one.key: one for one in found.get(SEMANTIC, ())}
+        by_words = {one.key: one for one in found.get(LEXICAL, ())}
         waiting = {key for key, one in by_words.items() if one.waits}
         fused = fusing.fuse(rankings, only_in_one=waiting)
         for key, score in list(fused.items())[: min(depth.results, reach)]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +38,10 @@ class Found(NamedTuple):
     value: float
     waits: bool
     """The chunk has no vector yet: only the lexical arm can find it."""
+
+
+FoundBy = dict[str, list[Found]]
+"""What each arm that was asked has found, best first, by the arm's name."""
 
 
 class Arm(NamedTuple):
@@ -78,17 +82,17 @@ class Arms:
         text = statements.by_index(self.target, index=index, among=self._among)
         return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
-    def find(self, arms: Sequence[Arm], *, depth: Depth) -> list[list[Found]]:
-        """Return what each arm finds, best first, one chunk per row."""
+    def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
+        """Return what the arms find, one chunk per row."""
         if len(arms) > 1 and any(arm.exact for arm in arms):
             # The settings of an index scan keep a statement from being run in parallel.
-            return [found for arm in arms for found in self.find([arm], depth=depth)]
-        taken = [self._first(depth) * arm.spread for arm in arms]
+            return {arm.name: self.find([arm], depth=depth)[arm.name] for arm in arms}
+        taken = {arm.name: self._first(depth) * arm.spread for arm in arms}
         looks = self._look(arms, taken)
-        return [
-            self._best(arm, found, taken=most, depth=depth)
-            for arm, found, most in zip(arms, looks, taken, strict=True)
-        ]
+        return {
+            arm.name: self._best(arm, looks[arm.name], taken=taken[arm.name], depth=depth)
+            for arm in arms
+        }
 
     @property
     def _among(self) -> str:
@@ -106,25 +110,25 @@ class Arms:
             chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
         return int(depth.rows * chunks_per_row)
 
-    def _look(self, arms: Sequence[Arm], taken: Sequence[int]) -> list[list[Found]]:
-        """Return the best chunks of each arm, ``taken`` of them at most."""
+    def _look(self, arms: Sequence[Arm], taken: Mapping[str, int]) -> FoundBy:
+        """Return the best chunks of each arm, ``taken`` of them at most, in any order."""
         if not arms:
-            return []
+            return {}
         using = self.target.using
         parameters: dict[str, Any] = {}
-        for arm, most in zip(arms, taken, strict=True):
-            parameters |= arm.parameters | {f"{arm.name}_taken": most}
+        for arm in arms:
+            parameters |= arm.parameters | {f"{arm.name}_taken": taken[arm.name]}
             if arm.exact:
-                parameters["candidates"] = routes.candidates(most)
+                parameters["candidates"] = routes.candidates(taken[arm.name])
         with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
             text = "UNION ALL".join(arm.text for arm in arms)
             keys = statements.KEYS.format(keys=self.among.text) if self.among else ""
             rows = database.rows(using, keys + text, **parameters)
-        looks: dict[str, list[Found]] = {arm.name: [] for arm in arms}
+        looks: FoundBy = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)
         for name, key, chunk, value, waits in rows:
             looks[name].append(Found(read(key) if read else key, chunk, value, waits))
-        return list(looks.values())
+        return looks
 
     def _best(self, arm: Arm, found: list[Found], *, taken: int, depth: Depth) -> list[Found]:
         """Return the best chunk of each row. Looks further where the chunks are of too few rows."""
@@ -137,10 +141,10 @@ class Arms:
             if len(best) >= depth.results or len(found) < taken:
                 break
             taken *= 2  # a few long rows hold all the best chunks
-            [found] = self._look([arm], [taken])
+            found = self._look([arm], {arm.name: taken})[arm.name]
         if arm.exact and len(best) < depth.results:
             # The index ended before enough rows had passed the filter.
-            return self.find([arm.exact], depth=depth)[0]
+            return self.find([arm.exact], depth=depth)[arm.name]
         rows = list(best.values())[: depth.rows]
         if arm.name == LEXICAL:
             return rows

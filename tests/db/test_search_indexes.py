@@ -367,7 +367,7 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
     depth = arms.Depth(results=10, rows=20)
 
     with CaptureQueriesContext(connection) as captured:
-        [found] = both.find([both.semantic(numbers[7], depth=depth)], depth=depth)
+        [found] = both.find([both.semantic(numbers[7], depth=depth)], depth=depth).values()
 
     [statement] = [query["sql"] for query in captured if "FROM" in query["sql"]]
     assert "wide" in plan(statement)
