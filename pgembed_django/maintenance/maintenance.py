@@ -7,12 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pgembed_django import conf, events, jobs, rollups, spaces, specs, store
-from pgembed_django.maintenance import backfill, laps, reconcile
+from pgembed_django import conf, events, jobs, rollups, spaces, specs
+from pgembed_django.maintenance import backfill, laps, reconcile, retired
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
-from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
 
 REFILL_SECONDS = 1.0
@@ -23,7 +22,6 @@ PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
-PRUNE_CHUNKS = 2000
 
 QUIET_SECONDS = 0.2
 """How much of each second goes to pages without a gap, so that saved rows need not wait."""
@@ -191,31 +189,16 @@ class Maintenance:
         return enqueued
 
     def prune_spaces(self) -> int:
-        """Delete the vectors of spaces that were retired long enough ago, in small batches."""
+        """Delete the vectors of spaces that were retired long enough ago."""
         for space in spaces.prunable(
             retired_for_seconds=self.settings.retired_seconds, using=self.using
         ):
             spec = self.specs.get(space.spec)
-            if spec is not None and not self._builder.stopping.is_set():
+            is_stopping = self._builder.stopping.is_set
+            if spec is not None and not is_stopping():
                 with apart(spec, chore="prune_spaces", using=self.using):
-                    self.prune_space(spec, space)
+                    retired.prune(spec, space, using=self.using, is_stopping=is_stopping)
         return 0
-
-    def prune_space(self, spec: Spec, space: Space) -> bool:
-        """Delete all of a retired space: its indexes, then its vectors.
-
-        Tells whether all is deleted: another worker may be building an index, somebody may reopen
-        the space, or this worker ends.
-        """
-        if not indexes.drop(spec, space, using=self.using):
-            return False
-        last: int | None = 0
-        while last is not None and not self._builder.stopping.is_set():
-            last = store.prune(spec, space.pk, after=last, limit=PRUNE_CHUNKS, using=self.using)
-        is_pruned = last is None and spaces.mark_pruned(space, using=self.using)
-        if is_pruned:
-            events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
-        return is_pruned
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
         """Read the next page, and further ones for a while if pages end early."""

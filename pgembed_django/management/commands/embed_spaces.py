@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import conf, spaces, specs, status
+from pgembed_django import spaces, specs, status
 from pgembed_django.database import Busy
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import reconcile, retired
 from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Space
@@ -136,13 +136,10 @@ class Command(EmbedCommand):
             raise CommandError(f"Space {space.pk} is {state}. It has to be retired.")
         self._prune(chosen, [space])
 
-    def _prune(self, chosen: dict[str, specs.Spec], retired: Iterable[Space]) -> None:
-        maintenance = Maintenance(
-            chosen, using=self.using, settings=conf.current(), wake=lambda: None
-        )
-        for space in retired:
+    def _prune(self, chosen: dict[str, specs.Spec], found: Iterable[Space]) -> None:
+        for space in found:
             if space.spec in chosen:
-                if not maintenance.prune_space(chosen[space.spec], space):
+                if not retired.prune(chosen[space.spec], space, using=self.using):
                     raise CommandError(
                         f"Not pruned {space}: a worker builds an index, or somebody has reopened "
                         "it. 'embed_spaces' lists it; try again when it is retired."

@@ -1,0 +1,31 @@
+"""Delete what a retired space still has: its indexes, then its vectors, in small batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pgembed_django import events, spaces, store
+from pgembed_django.models import Space
+from pgembed_django.spaces import indexes
+from pgembed_django.specs import Spec
+
+CHUNKS = 2000
+
+
+def prune(
+    spec: Spec, space: Space, *, using: str, is_stopping: Callable[[], bool] = lambda: False
+) -> bool:
+    """Delete all of a retired space.
+
+    Tells whether all is deleted: another worker may be building an index, somebody may reopen
+    the space, or this worker ends.
+    """
+    if not indexes.drop(spec, space, using=using):
+        return False
+    last: int | None = 0
+    while last is not None and not is_stopping():
+        last = store.prune(spec, space.pk, after=last, limit=CHUNKS, using=using)
+    is_pruned = last is None and spaces.mark_pruned(space, using=using)
+    if is_pruned:
+        events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
+    return is_pruned
