@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from typing import Any
 
@@ -15,14 +14,13 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.management.command import EmbedCommand, above_zero, given
 from pgembed_django.management.inline import stopping_on_sigterm, working
+from pgembed_django.management.lookups import lookup
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
-
-TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 TOGETHER = (
     # An option, another one, and whether the first needs the other (True) or excludes it.
@@ -234,21 +232,3 @@ def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
 def roughly(cost: float) -> str:
     """Return a sum of money in words, of a currency with cents."""
     return "less than 0.01" if 0 < cost < 0.01 else f"about {cost:,.2f}"
-
-
-def lookup(value: str) -> tuple[str, Any]:
-    """Parse FIELD=VALUE. Django converts the value to the field's type."""
-    name, equals, text = value.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
-    if name.endswith("__isnull"):
-        if text.lower() not in TRUTHS:
-            raise argparse.ArgumentTypeError(f"{value!r}: {text!r} is not true or false")
-        return name, TRUTHS[text.lower()]
-    if name.endswith("__in"):
-        return name, text.split(",")
-    if name.endswith("__range"):
-        if text.count(",") != 1:
-            raise argparse.ArgumentTypeError(f"{value!r}: a range is two values with a comma")
-        return name, text.split(",")
-    return name, text
