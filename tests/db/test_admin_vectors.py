@@ -16,8 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import VectorsMixin
-from pgembed_django.admin import vectors as pages
+from pgembed_django.admin import VectorsMixin, vector_states, vectors
 from pgembed_django.models import Job
 from tests.app.models import Article, ArticleEmbedding, Note, Page, Product
 from tests.conftest import embedded_text
@@ -162,7 +161,7 @@ def test_the_list_shows_and_filters_the_state_of_each_row(
         "pending": "pending",
     }
     assert states(admin_client) == expected
-    for state in pages.STATES:
+    for state in vector_states.STATES:
         shown = {title for title, of in expected.items() if of == state}
         assert states(admin_client, f"vectors={state}").keys() == shown
     assert states(admin_client, "vectors=nonsense") == expected
@@ -270,7 +269,7 @@ def test_selected_rows_are_retried_up_to_a_bound(
         response = editor.post(LIST, selected)
         return str(list(get_messages(response.wsgi_request))[-1])
 
-    monkeypatch.setattr(pages, "MAX_SELECTED", 1)
+    monkeypatch.setattr(vectors, "MAX_SELECTED", 1)
     assert act().startswith("These are more than 1 rows. Nothing was done")
     monkeypatch.undo()
     assert act() == "Retried 1."
