@@ -6,8 +6,22 @@ from typing import Any, assert_type
 
 from django.contrib.auth.models import Group
 
-from pgembed_django import Results, SearchQuerySet, asearch, asimilar_to, search, similar_to
+from pgembed_django import (
+    Results,
+    SearchQuerySet,
+    asearch,
+    asimilar_to,
+    embeddable,
+    search,
+    similar_to,
+)
 from pgembed_django.retrieval import Hit
+
+
+def declarations() -> None:
+    assert_type(embeddable(fields=["name"])(Group), type[Group])
+    embeddable(field=["name"])  # type: ignore[call-arg]
+    embeddable(["name"])  # type: ignore[call-arg]
 
 
 def searches(group: Group) -> None:
