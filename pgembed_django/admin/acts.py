@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import DataError
@@ -173,9 +174,10 @@ def told(act: str, counts: Counts) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def is_done(counts: Counts) -> bool:
-    """Tell whether anything was done."""
-    return any(count for key, count in counts.items() if key not in NOTHING_DONE)
+def level(counts: Counts) -> int:
+    """Return the level of the message about them: a warning where nothing was done."""
+    is_done = any(count for key, count in counts.items() if key not in NOTHING_DONE)
+    return messages.SUCCESS if is_done else messages.WARNING
 
 
 def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> None:

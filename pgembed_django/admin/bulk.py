@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from django.contrib import messages
 from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -121,8 +120,7 @@ def _do(
         acts.log(request, acts.told(act, batch.counts), about=scope.name)
     said = acts.told(act, counts)
     if not batch.cursor:
-        level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
-        model_admin.message_user(request, said, level)
+        model_admin.message_user(request, said, acts.level(counts))
         return HttpResponseRedirect(context["back"])
     context |= {
         "title": _("%s: at work") % scope.act.title,

@@ -98,8 +98,7 @@ def _release(request: HttpRequest, name: str) -> Said:
     held = Job.objects.using(acts.using()).filter(filters.held_by(name))
     ids = list(held.order_by("pk").values_list("pk", flat=True)[:MAX_RELEASED])
     counts = acts.ACTS["release"].run(ids)
-    level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
-    return level, acts.told("release", counts)
+    return acts.level(counts), acts.told("release", counts)
 
 
 def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:

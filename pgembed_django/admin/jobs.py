@@ -183,8 +183,7 @@ class JobAdmin(columns.JobColumns):
         counts.update(gone=len(selected) - len(found), others=len(found) - len(concerned))
         said = acts.told(name, counts)
         acts.log(request, said, about=[found[pk] for pk in concerned])
-        level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
-        self.message_user(request, said, level)
+        self.message_user(request, said, acts.level(counts))
         return None
 
     def _ask_about_all(self, name: str, request: HttpRequest) -> HttpResponse | None:

@@ -201,5 +201,4 @@ def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any])
     counts = acts.retry([job.pk for job in found], using=units.db)
     said = acts.told("retry", counts)
     acts.log(request, said, about=found)
-    level = messages.SUCCESS if acts.is_done(counts) else messages.WARNING
-    model_admin.message_user(request, said, level)
+    model_admin.message_user(request, said, acts.level(counts))
