@@ -168,13 +168,14 @@ class Maintenance:
         return 0
 
     def build(self) -> int:
-        """Build missing indexes. Switch to spaces that are full and indexed."""
+        """Build missing indexes. Switch to full and indexed spaces. Open one where none is live."""
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="build", using=self.using):
-                enqueued += sum(
-                    self._build(spec, space) for space in spaces.live(spec, using=self.using)
-                )
+                live = spaces.live(spec, using=self.using)
+                # None is live after a ``flush``: its jobs would wait for the next open_spaces.
+                live = live or spaces.ensure(spec, using=self.using)
+                enqueued += sum(self._build(spec, space) for space in live)
         return enqueued
 
     def fill(self) -> int:

@@ -13,9 +13,11 @@ from pgembed_django import conf, providers, spaces, specs, store
 from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.retrieval import answering, queries, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
+from pgembed_django.testing import assert_fresh
 from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import Writer, backend_pid, make_due
@@ -573,6 +575,23 @@ def test_a_job_planned_for_a_space_that_a_flush_has_deleted_waits_for_the_next_o
     assert {chunk.space_id for chunk in ArticleEmbedding.objects.filter(source=article)} == {
         space.pk
     }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_soon_embeds_what_is_written_after_a_flush(
+    maintain, make_article, make_worker, clock
+):
+    worker = make_worker()
+    worker.step()
+    call_command("flush", interactive=False, verbosity=0)
+    article = make_article(title="Database")
+
+    maintain().build()
+    clock.now += READ_SECONDS
+    while worker.step():
+        pass
+
+    assert_fresh(article)
 
 
 @pytest.mark.django_db(transaction=True)
