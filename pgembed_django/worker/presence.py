@@ -47,8 +47,9 @@ class Presence:
         }
         rows = WorkerRow.objects.using(self.using)
         if not rows.filter(pk=self.row.pk).update(**state):
-            # Another worker took this one for dead: it was frozen, or cut off.
-            WorkerRow.objects.using(self.using).bulk_create([self.row])
+            # Another worker took this one for dead, as it was frozen or cut off. Or a flush.
+            rows.bulk_create([self.row])
+            rows.filter(pk=self.row.pk).update(**state)
         self._tell(pipeline.completed, holds=len(pipeline.holding.units))
 
     def end(self) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -313,6 +314,18 @@ def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_j
     assert status.overview(using="default").workers[0].paused == {"default": "Paused by ann"}
     jobs.resume("provider", "default", using="default")
     assert "down" not in look().verdict.reason
+
+
+def test_a_worker_whose_row_was_deleted_is_not_taken_for_dead_once_it_has_reported(make_worker):
+    presence = Presence([KEY], using="default")
+    # It has long been running.
+    presence.row.last_seen_at -= timedelta(days=1)
+    Worker.objects.all().delete()
+
+    presence.report(make_worker())
+
+    [worker] = status.overview(using="default").workers
+    assert worker.is_live
 
 
 def test_one_worker_of_two_that_cannot_reach_the_provider_only_degrades(
