@@ -11,7 +11,12 @@ from pgembed_django.maintenance import laps
 from pgembed_django.models import Space
 
 IS_MIGRATED = "SELECT to_regclass('pgembed_space') IS NOT NULL"
-TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('pgembed_renaming', 0))"
+# By the table, for schemas of one database are migrated side by side.
+TRY_LOCK = """
+    SELECT pg_try_advisory_xact_lock(
+        hashtextextended('pgembed_renaming', 'pgembed_space'::regclass::oid::bigint)
+    )
+"""
 
 
 def follow(*, using: str) -> bool:

@@ -11,13 +11,14 @@ import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
 from pgembed_django import search, specs, sql
 from pgembed_django.checks import check_databases
 from pgembed_django.listener import KEYS
+from pgembed_django.maintenance import renaming
 from pgembed_django.models import Job, Space
 from pgembed_django.retrieval import statistics, words
 from pgembed_django.spaces import indexes
@@ -245,6 +246,19 @@ def test_an_index_is_built_in_each_tenant_though_their_names_are_the_same(settin
 
 def spaces_of(tenant: str) -> list[Space]:
     return list(Space.objects.using(tenant).all())
+
+
+def test_a_renaming_is_followed_while_another_tenant_follows_its_own():
+    for tenant in TENANTS:
+        Note.objects.using(tenant).create(body=tenant)
+        run_jobs(using=tenant)
+    Space.objects.using("umbra").update(spec="app.FormerEmbedding")
+
+    with transaction.atomic(using="acme"):
+        execute("acme", renaming.TRY_LOCK)
+        assert renaming.follow(using="umbra")
+
+    assert {space.spec for space in spaces_of("umbra")} == {"app.NoteEmbedding"}
 
 
 def test_a_table_of_the_shared_schema_is_no_tenants(request_of):
