@@ -12,11 +12,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 WIDTH, HEIGHT = 380, 120
-TOP, BOTTOM, LEFT = 8, 18, 44
+TOP, BOTTOM, LEFT = 8, 18, 52
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
 
 ROUNDED_UP = 0.9995
 """From this share of a unit on, a number that is rounded to three digits is 1 of that unit."""
+
+DAY = 86400
+SPANS = tuple(60 * one for one in (1, 2, 5, 10, 20, 30, 60, 120, 360, 720))
+"""The round spans of an axis in minutes and hours, in seconds."""
 
 Values = Sequence[float | None]
 """One value for each bucket of time, oldest first. None: it is unknown."""
@@ -24,7 +28,7 @@ Values = Sequence[float | None]
 
 def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:
     """Draw one bar for each bucket, with the CSS class ``kind``."""
-    top = _round_up(max((value or 0 for value in values), default=0))
+    top = _round_up(max((value or 0 for value in values), default=0), unit)
     step = PLOT_WIDTH / max(len(values), 1)
     drawn = format_html_join(
         "",
@@ -46,7 +50,9 @@ def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = 
 
 def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "") -> SafeString:
     """Draw a line for each series, broken at unknown values. The keys are their CSS classes."""
-    top = _round_up(max((value or 0 for values in series.values() for value in values), default=0))
+    top = _round_up(
+        max((value or 0 for values in series.values() for value in values), default=0), unit
+    )
     drawn = format_html_join(
         "",
         '<path class="{}" d="{}"></path>',
@@ -58,7 +64,7 @@ def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "
 def short(value: float, unit: str = "") -> str:
     """Return a number short enough for an axis, and seconds in a fitting unit."""
     if unit == "s":
-        for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        for seconds, name in ((DAY, "d"), (3600, "h"), (60, "min")):
             if value >= seconds:
                 return f"{value / seconds:.3g} {name}"
         is_shorter = 0 < value < ROUNDED_UP
@@ -108,9 +114,13 @@ def _y(value: float | None, top: float) -> float:
     return TOP + PLOT_HEIGHT * (1 - min((value or 0) / top, 1))
 
 
-def _round_up(value: float) -> float:
+def _round_up(value: float, unit: str = "") -> float:
     """Round up to the next of 1, 2, 5, 10 and so on, so that the axis seldom changes."""
     if value <= 0:
         return 1.0
+    if unit == "s" and value > DAY / 2:
+        return DAY * _round_up(value / DAY)
+    if unit == "s" and value > 50:
+        return next(span for span in SPANS if value <= span)
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if value <= step * power * 1.0000001)

@@ -314,6 +314,27 @@ def test_a_chart_is_said_in_words_and_its_axis_is_round() -> None:
     assert 'aria-label="&lt;b&gt;thirty-seven&lt;/b&gt;"' in drawn
 
 
+@pytest.mark.parametrize(
+    ("slowest", "top"),
+    [
+        (0.3, "500 ms"),
+        (50, "50 s"),
+        (51, "1 min"),
+        (58, "1 min"),
+        (61, "2 min"),
+        (400, "10 min"),
+        (1900, "1 h"),
+        (30_000, "12 h"),
+        (50_000, "1 d"),
+        (100_000, "2 d"),
+    ],
+)
+def test_an_axis_of_seconds_is_round_in_the_unit_that_it_is_told_in(
+    slowest: float, top: str
+) -> None:
+    assert f">{top}<" in charts.lines({"p99": [slowest]}, label="", began="", unit="s")
+
+
 def test_a_line_is_broken_where_nothing_is_known() -> None:
     drawn = drawing.lines({"p50": [1.0, None, 2.0, 3.0]}, label="", began="", unit="s")
 

@@ -16,6 +16,7 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 from playwright.sync_api._generated import Browser
 
 from pgembed_django.models import Job
+from pgembed_django.rollups import Tally
 from tests.app.models import Article
 from tests.conftest import wait_until
 from tests.db.test_status import make_failures
@@ -278,13 +279,18 @@ def test_it_works_without_javascript(failures: None, open_admin: Callable[..., P
     expect(page.locator(".messagelist")).to_have_text("Dismissed 100.")
 
 
-def test_charts_are_whole_on_a_page_that_is_read_from_the_right(
-    settings: Any, open_admin: Callable[..., Page]
+@pytest.mark.parametrize(("language", "direction"), [("en", "ltr"), ("ar", "rtl")])
+def test_charts_are_whole_from_wherever_the_page_is_read(
+    settings: Any, open_admin: Callable[..., Page], language: str, direction: str
 ) -> None:
-    settings.LANGUAGE_CODE = "ar"
+    settings.LANGUAGE_CODE = language
+    tally = Tally()
+    tally.completed("app.ArticleEmbedding", embedded=1, reused=0, waited=0.3)
+    tally.flush(using="default")
     page = open_admin(*OPERATOR)
 
-    expect(page.locator("html")).to_have_attribute("dir", "rtl")
+    expect(page.locator("html")).to_have_attribute("dir", direction)
+    expect(page.get_by_text("500 ms", exact=True)).to_be_visible()  # the widest label
     cut_off = page.locator(".pgembed-chart text").evaluate_all(
         """
         (texts) => texts.filter((text) => {
