@@ -40,9 +40,12 @@ class Facts:
     """How many units were completed in the last minutes."""
 
     @property
-    def paused_by(self) -> str:
-        """Who has paused the spec, or its provider. Empty: nobody."""
-        return self.spec.paused_by or (self.provider.paused_by if self.provider else "")
+    def paused(self) -> str:
+        """What is paused, the spec or else its provider, and by whom. Empty: neither is."""
+        if self.spec.paused_by:
+            return f"Paused by {self.spec.paused_by}"
+        by = self.provider.paused_by if self.provider else ""
+        return f"The provider is paused by {by}" if by else ""
 
     @property
     def down(self) -> str:
@@ -97,8 +100,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
         yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
     elif spec.active is None:
         yield f"Nothing has been embedded yet. {WORKER}"
-    elif facts.paused_by and has_work:
-        yield f"Paused by {facts.paused_by}: {_waiting(facts)}."
+    elif facts.paused and has_work:
+        yield f"{facts.paused}: {_waiting(facts)}."
     elif not spec.workers and has_work:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
     elif facts.is_aside and has_work:
@@ -111,8 +114,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
 
 def _degraded(facts: Facts) -> Iterator[str]:
     spec = facts.spec
-    if facts.paused_by:
-        yield f"Paused by {facts.paused_by}. Nothing waits yet."
+    if facts.paused:
+        yield f"{facts.paused}. Nothing waits yet."
     elif not spec.workers:
         yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
     elif facts.is_aside:

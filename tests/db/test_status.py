@@ -289,16 +289,25 @@ def test_one_that_some_have_set_aside_only_degrades(look, make_article, run_jobs
     assert "no column" in look().verdict.reason
 
 
-@pytest.mark.parametrize(("what", "name"), [("spec", KEY), ("provider", "default")])
-def test_who_paused_it_by_hand_is_said(look, make_article, run_jobs, live_worker, what, name):
+@pytest.mark.parametrize(
+    ("what", "name", "said"),
+    [
+        ("spec", KEY, "Paused by ann"),
+        ("provider", "default", "The provider is paused by ann"),
+    ],
+)
+def test_what_is_paused_by_hand_is_said_and_by_whom(
+    look, make_article, run_jobs, live_worker, what, name, said
+):
     run_jobs()
     jobs.pause(what, name, by="ann", using="default")
     assert look().verdict.state == "degraded"
+    assert look().verdict.reason == f"{said}. Nothing waits yet."
 
     make_article()
 
     assert look().verdict.state == "stalled"
-    assert "Paused by ann: 1 job waits" in look().verdict.reason
+    assert look().verdict.reason == f"{said}: 1 job waits."
 
 
 def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_jobs, make_worker):
