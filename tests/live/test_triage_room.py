@@ -268,6 +268,36 @@ def test_who_has_folded_a_spec_sees_the_others_refreshed(
     expect(facts.locator("summary")).to_be_focused()
 
 
+@pytest.mark.parametrize("answer", ["error", "login"])
+def test_an_overview_that_cannot_be_refreshed_says_that_it_is_old(
+    open_admin: Callable[..., Page], answer: str
+) -> None:
+    page = open_admin("view_job")
+    old = page.get_by_text("This page is out of date")
+    expect(old).to_be_hidden()
+
+    def fail(route: Route) -> None:
+        if answer == "error":
+            route.fulfill(status=502)
+        else:
+            page.context.clear_cookies()
+            route.continue_()
+
+    page.route("**/admin/pgembed/", fail)
+    expect(old).to_be_visible(timeout=30_000)
+
+
+def test_an_overview_that_is_refreshed_again_is_no_longer_old(
+    open_admin: Callable[..., Page],
+) -> None:
+    page = open_admin("view_job")
+    page.route("**/admin/pgembed/", lambda route: route.abort(), times=1)
+    old = page.get_by_text("This page is out of date")
+
+    expect(old).to_be_visible(timeout=30_000)
+    expect(old).to_be_hidden(timeout=30_000)
+
+
 def test_it_works_without_javascript(failures: None, open_admin: Callable[..., Page]) -> None:
     page = open_admin(*OPERATOR, java_script_enabled=False)
 

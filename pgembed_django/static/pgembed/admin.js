@@ -27,7 +27,7 @@ document.addEventListener("DOMContentLoaded", () => {
     }
     const response = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (!response.ok || response.redirected) {
-      return;
+      throw new Error("The overview is not to be had: an error, or a login that has ended.");
     }
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const next = page.querySelector("[data-pgembed-refresh]");
@@ -46,5 +46,10 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
 
-  setInterval(() => refresh().catch(() => {}), seconds * 1000);
+  // What is shown is old then, also where it looks well: the next refresh takes this away again.
+  function tellItIsOld() {
+    live.querySelector("[data-pgembed-old]")?.removeAttribute("hidden");
+  }
+
+  setInterval(() => refresh().catch(tellItIsOld), seconds * 1000);
 });
