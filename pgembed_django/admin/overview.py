@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django.db import router
@@ -12,7 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from pgembed_django import specs, status
 from pgembed_django.admin import acts, drawing
 from pgembed_django.models import Job, Rollup
-from pgembed_django.status import Overview, Point, SpecStatus
+from pgembed_django.status import Overview, Point, ProviderStatus, SpecStatus
 from pgembed_django.status.verdicts import duration as in_words
 
 REFRESH_SECONDS = 10
@@ -41,7 +42,7 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
         "unknown": [(key, str(count)) for key, count in seen.unknown.items()],
         "elsewhere": _elsewhere(),
         "workers": seen.workers,
-        "providers": seen.providers,
+        "providers": [(one, _next_try(one, seen.at)) for one in seen.providers],
         "hours": hours,
         "ranges": RANGES.items(),
         "charts": _charts(points, str(RANGES[hours])),
@@ -92,6 +93,14 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
             if space
         ],
     }
+
+
+def _next_try(provider: ProviderStatus, now: datetime) -> str:
+    """Return in words when a worker asks the provider again. Empty: no worker waits to."""
+    if provider.retries_at is None:
+        return ""
+    seconds = (provider.retries_at - now).total_seconds()
+    return _("Next try in %s.") % in_words(seconds) if seconds >= 1 else _("The next try is due.")
 
 
 def _percent(space: status.SpaceStatus) -> int:

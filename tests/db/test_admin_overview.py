@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 
@@ -105,6 +106,30 @@ def test_what_workers_and_providers_say_is_shown_and_escaped(viewer: Client) -> 
     assert HOSTILE not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt; is down" in page
     assert f"<td>{KEY}: &lt;script&gt;alert(1)&lt;/script&gt; is no column</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(100, "<strong>Down.</strong> Next try in 2 min. No route."), (-5, "The next try is due.")],
+)
+def test_when_a_provider_is_tried_again_is_told_from_now_on(
+    viewer: Client, run_jobs: Callable[[], int], seconds: float, told: str
+) -> None:
+    run_jobs()
+    Worker.objects.create(
+        host="host-1",
+        pid=17,
+        version="1",
+        specs=[spec.key for spec in specs.all()],
+        paused={"default": "No route."},
+        paused_seconds={"default": seconds},
+    )
+
+    assert told in text(viewer)
+
+
+def test_a_time_of_day_has_its_time_zone(viewer: Client) -> None:
+    assert re.search(r">As of \d\d:\d\d:\d\d [A-Z]+<", text(viewer))
 
 
 def test_a_viewer_sees_no_button_and_an_operator_does(viewer: Client, operator: Client) -> None:
