@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
@@ -31,17 +33,20 @@ def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
     found = status.failure_kinds(
         using=acts.using(), specs=[spec] if spec else None, max_count=MAX_COUNT
     )
+    now = timezone.now()
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,
         "title": _("Failures of %s") % spec if spec else _("Failures"),
-        "kinds": [_shown(model_admin, request, kind) for kind in found.kinds],
+        "kinds": [_shown(model_admin, request, kind, now) for kind in found.kinds],
         "is_whole": found.is_whole,
     }
     return TemplateResponse(request, "admin/pgembed/failures.html", context)
 
 
-def _shown(model_admin: JobAdmin, request: HttpRequest, kind: FailureKind) -> dict[str, Any]:
+def _shown(
+    model_admin: JobAdmin, request: HttpRequest, kind: FailureKind, now: datetime
+) -> dict[str, Any]:
     """Return a kind with its links. Those of actions lead to a confirmation page."""
     site = model_admin.admin_site.name
     parameters = {"status": "failed", "spec": kind.spec, "signature": kind.signature}
@@ -52,6 +57,8 @@ def _shown(model_admin: JobAdmin, request: HttpRequest, kind: FailureKind) -> di
         "number": str(kind.count),
         "first_at": kind.first_at,
         "last_at": kind.last_at,
+        "first_seconds": max(0.0, (now - kind.first_at).total_seconds()),
+        "last_seconds": max(0.0, (now - kind.last_at).total_seconds()),
         "sample": kind.sample,
         "sample_url": reverse(f"{site}:pgembed_job_change", args=[kind.sample_id]),
         "jobs_url": f"{jobs_url}?{urlencode(parameters)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import connection
+from django.db.models.functions import Now
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -201,6 +203,16 @@ def test_failures_are_grouped_by_kind_with_links_to_do_something(
     assert link in page
     assert link not in text(viewer, FAILURES)
     assert "no page" not in text(viewer, f"{FAILURES}?spec={KEY}")
+
+
+def test_it_is_told_how_long_ago_a_kind_began_and_how_long_ago_it_was_last_seen(
+    viewer: Client, make_article: Callable[..., Article]
+) -> None:
+    for number, ago in enumerate((timedelta(hours=3), timedelta(minutes=2))):
+        failed = fail(f"gave up after {number} s", make_article())
+        Job.objects.filter(pk=failed.pk).update(finished_at=Now() - ago)
+
+    assert re.search(r"last 2 min ago \([^)]+\), first 3 h ago \([^)]+\)", text(viewer, FAILURES))
 
 
 def test_the_jobs_of_one_kind_are_listed_and_retried_alone(
