@@ -49,9 +49,10 @@ class JobColumns(ReadOnlyAdmin[Job]):
         return status
 
     @admin.display(description=gettext_lazy("last error"))
-    def error(self, job: Job) -> str:
+    def error(self, job: Job) -> SafeString | str:
         """The beginning of the error."""
-        return Truncator(job.last_error).chars(ERROR_CHARACTERS)
+        shown = Truncator(job.last_error).chars(ERROR_CHARACTERS)
+        return shown and format_html('<div class="pgembed-beginning">{}</div>', shown)
 
     @admin.display(description=gettext_lazy("created"))
     def created(self, job: Job) -> str:

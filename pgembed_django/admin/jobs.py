@@ -62,32 +62,13 @@ class JobAdmin(columns.JobColumns):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns. The link to the source row depends on the viewer."""
+        # A screen has room for about five columns: first what differs, then what was asked for.
+        rest = (self.source_row(request), "size", "attempts", "crashes", "worker")
+        if request.GET.get("signature"):
+            return ("unit", "finished", *rest, "state", "error")
         if request.GET.get("status") == "failed":
-            # First the columns in which failures of one kind differ.
-            return (
-                "unit",
-                self.source_row(request),
-                "size",
-                "attempts",
-                "crashes",
-                "worker",
-                "state",
-                "error",
-                "finished",
-            )
-        return (
-            "unit",
-            "state",
-            "error",
-            self.source_row(request),
-            "size",
-            "kind",
-            "attempts",
-            "crashes",
-            "worker",
-            "created",
-            "finished",
-        )
+            return ("unit", "error", "finished", *rest, "state")
+        return ("unit", "state", "created", "finished", "error", *rest, "kind")
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
         """Return the fieldsets of one job's page: those that an operator needs come first."""

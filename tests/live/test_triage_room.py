@@ -370,6 +370,26 @@ def test_english_sentences_end_on_the_right_on_a_page_that_is_read_from_the_righ
         assert [text for text, is_on_the_right in ends if not is_on_the_right] == []
 
 
+def test_what_is_asked_for_first_is_seen_without_scrolling(
+    failures: None, open_admin: Callable[..., Page]
+) -> None:
+    page = open_admin(*OPERATOR)
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+    for asked, last in {
+        "status=failed": "finished",
+        "status=failed&signature=This text is not allowed: …": "attempts",
+        "status=succeeded": "finished",
+        "": "finished",
+    }.items():
+        page.goto(f"/admin/pgembed/job/?{asked}")
+        column = page.locator(f"#result_list thead .column-{last}").bounding_box()
+        seen = page.locator("#changelist .results").bounding_box()
+        assert column is not None
+        assert seen is not None
+        assert column["x"] + column["width"] <= seen["x"] + seen["width"], asked
+
+
 def test_a_long_name_does_not_widen_a_narrow_page(open_admin: Callable[..., Page]) -> None:
     make_failures(1, spec=f"app.{'Long' * 25}Embedding")
     page = open_admin(*OPERATOR)
