@@ -57,7 +57,7 @@ def _pause(request: HttpRequest, name: str) -> Said:
     is_new = jobs.pause(_what(request, name), name, by=str(request.user), using=acts.using())
     if is_new:
         return messages.SUCCESS, _("Paused %s. Workers notice within ten seconds.") % name
-    return messages.WARNING, _("%s was paused already.") % name
+    return messages.WARNING, _("Already paused: %s.") % name
 
 
 def _resume(request: HttpRequest, name: str) -> Said:
@@ -67,7 +67,7 @@ def _resume(request: HttpRequest, name: str) -> Said:
         raise Http404
     if jobs.resume(what, name, using=acts.using()):
         return messages.SUCCESS, _("Resumed %s. Workers notice within ten seconds.") % name
-    return messages.WARNING, _("%s was not paused.") % name
+    return messages.WARNING, _("Not paused: %s.") % name
 
 
 def _probe(request: HttpRequest, name: str) -> Said:
@@ -77,16 +77,18 @@ def _probe(request: HttpRequest, name: str) -> Said:
         provider = providers.get(name)
     except ImproperlyConfigured as error:
         return messages.ERROR, str(error)
+    # Django shows a message with a capital letter, which a model's name may not have.
+    who = _("The provider %(alias)s (%(model)s)") % {"alias": name, "model": provider.model}
     probe = within(PROBE_SECONDS, provider.probe)
     if probe is None:
         return messages.ERROR, _("%(provider)s did not answer within %(seconds)d s.") % {
-            "provider": provider,
+            "provider": who,
             "seconds": PROBE_SECONDS,
         }
     if not probe.ok:
-        return messages.ERROR, f"{provider}: {probe.message}"
+        return messages.ERROR, f"{who}: {probe.message}"
     return messages.SUCCESS, _("%(provider)s answered in %(ms)d ms with %(width)d dimensions.") % {
-        "provider": provider,
+        "provider": who,
         "ms": probe.seconds * 1000,
         "width": probe.width,
     }

@@ -254,11 +254,11 @@ def test_buttons_need_a_post_and_the_permission(
 
 def test_a_spec_is_paused_seen_to_be_and_resumed(operator: Client, viewer: Client) -> None:
     assert said(press(operator, "pause", KEY, "spec")).startswith(f"Paused {KEY}.")
-    assert said(press(operator, "pause", KEY, "spec")) == f"{KEY} was paused already."
+    assert said(press(operator, "pause", KEY, "spec")) == f"Already paused: {KEY}."
     assert "Paused by user" in text(viewer)
 
     assert said(press(operator, "resume", KEY, "spec")).startswith(f"Resumed {KEY}.")
-    assert said(press(operator, "resume", KEY, "spec")) == f"{KEY} was not paused."
+    assert said(press(operator, "resume", KEY, "spec")) == f"Not paused: {KEY}."
 
     assert not Pause.objects.exists()
     assert LogEntry.objects.filter(object_repr=KEY).count() == 4
@@ -285,11 +285,13 @@ def test_what_does_not_exist_is_not_found(
 def test_a_probe_tells_what_the_provider_answers(
     operator: Client, provider: type[PlayedProvider]
 ) -> None:
-    assert "dimensions" in said(press(operator, "probe", "default"))
+    asked = "The provider default (bag-of-words)"
+    answered = said(press(operator, "probe", "default"))
+    assert re.fullmatch(rf"{re.escape(asked)} answered in \d+ ms with 64 dimensions\.", answered)
 
     provider.is_down = True
 
-    assert "The server is down." in said(press(operator, "probe", "default"))
+    assert said(press(operator, "probe", "default")) == f"{asked}: The server is down."
 
 
 def test_a_probe_does_not_wait_for_longer_than_a_person_does(
