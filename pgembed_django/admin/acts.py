@@ -123,8 +123,8 @@ ACTS = {
         condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
         run=_retry,
         explained=gettext_lazy(
-            "Each gets a new job with no attempts spent. A unit that has newer work waiting has "
-            "that brought forward."
+            "Each gets a new job with no attempts spent. Where newer work of a unit is waiting "
+            "already, that is brought forward instead."
         ),
     ),
     "dismiss": Act(
@@ -135,20 +135,20 @@ ACTS = {
         condition=OPEN_FAILURE,
         run=_dismiss,
         explained=gettext_lazy(
-            "They are no longer listed, and left alone for a week. A write to a row, or a retry, "
-            "starts it again."
+            "They are taken off the list and left alone for a week, unless somebody writes to the "
+            "row or retries it."
         ),
     ),
     "reembed": Act(
         permission="operate",
         title=gettext_lazy("Re-embed"),
-        question=gettext_lazy("Embed %(count)s anew?"),
+        question=gettext_lazy("Re-embed %(count)s?"),
         counted_as="reembedded",
         condition=Q(),
         run=_reembed,
         explained=gettext_lazy(
-            "Their text is sent to the provider though it has not changed. What is stored is "
-            "found until then."
+            "Their text is sent to the provider again, though it has not changed. Searches find "
+            "what is stored until the new vectors are there."
         ),
     ),
     "release": Act(
@@ -159,8 +159,8 @@ ACTS = {
         condition=RUNNING,
         run=_release,
         explained=gettext_lazy(
-            "For a worker that is dead. A crash is counted, and they are next claimed alone. "
-            "What a worker brings that lives on after all is discarded."
+            "For a worker that is dead. A crash is counted, and each job is next claimed alone. "
+            "If the worker lives on after all, what it brings is discarded."
         ),
     ),
 }

@@ -55,7 +55,7 @@ class Jobs:
     @property
     def name(self) -> str:
         shown = (Truncator(value).chars(80) for value in self.parameters.values())
-        return _("all that match: %s") % ", ".join(shown or [_("failed")])
+        return _("All that match: %s") % ", ".join(shown or [_("failed")])
 
     def count(self) -> int:
         return self._jobs.order_by()[: MAX_COUNT + 1].count()
@@ -97,7 +97,7 @@ class Rows:
 
     @property
     def name(self) -> str:
-        return _("all rows of %s") % self.spec.key
+        return _("All rows of %s") % self.spec.key
 
     def count(self) -> int:
         return self._after() + len(self._backfill.left)

@@ -634,7 +634,7 @@ def test_every_row_of_a_spec_is_embedded_anew_in_batches(
     where = reverse("admin:pgembed_job_all", args=["reembed"])
 
     asked = client.get(where, {"scope": "rows", "spec": specs.of(Article)[0].key})
-    assert "Embed 3 rows anew?" in asked.content.decode()
+    assert "Re-embed 3 rows?" in asked.content.decode()
     first = client.post(where, hidden(asked))
 
     assert said(client.post(where, hidden(first))) == "To be embedded anew 3."

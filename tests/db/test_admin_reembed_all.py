@@ -85,11 +85,11 @@ def test_a_run_that_was_left_goes_on_where_it_was(operator, articles):
 
     again = Run(operator)
 
-    assert "Embed 1 row anew?" in again.text
+    assert "Re-embed 1 row?" in again.text
     assert f"A run before this one has come to the row {articles[1].pk}" in again.text
     assert again.go_on() == "To be embedded anew 1."
     assert not Lap.objects.get().cursor
-    assert "Embed 3 rows anew?" in Run(operator).text
+    assert "Re-embed 3 rows?" in Run(operator).text
 
 
 def test_or_begins_anew(operator, articles):
@@ -190,6 +190,6 @@ def test_and_leaves_it_to_the_next_run_after_a_while(writer, articles, operator)
     assert run.go_on() == "To be embedded anew 2, locked by an open write 1 (try again)."
     writer.rollback()
     again = Run(operator)
-    assert "Embed 1 row anew?" in again.text
+    assert "Re-embed 1 row?" in again.text
     assert again.go_on() == "To be embedded anew 1."
     assert outdated() == {article.pk for article in articles}
