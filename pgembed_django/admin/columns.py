@@ -9,9 +9,11 @@ from typing import Any
 from django.contrib import admin
 from django.http import HttpRequest
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.html import format_html
+from django.utils.http import urlencode
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -66,8 +68,16 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("last error"))
     def full_error(self, job: Job) -> SafeString | str:
-        """The error as it is stored."""
-        return job.last_error and format_html('<pre class="pgembed-error">{}</pre>', job.last_error)
+        """The error as it is stored, with a link to the open failures of its kind."""
+        shown = job.last_error and format_html(
+            '<pre class="pgembed-error">{}</pre>', job.last_error
+        )
+        if job.status != Job.Status.FAILED or job.settled_at is not None:
+            return shown
+        path = reverse(f"{self.admin_site.name}:pgembed_job_changelist")
+        kind = {"status": "failed", "spec": job.spec, "signature": job.signature}
+        link = (f"{path}?{urlencode(kind)}", _("All failures of this kind"))
+        return format_html('{}<a href="{}">{}</a>', shown, *link)
 
     @admin.display(description=gettext_lazy("worker"))
     def worker(self, job: Job) -> str | None:

@@ -15,6 +15,7 @@ from django.contrib.auth.models import Permission
 from django.contrib.messages import get_messages
 from django.db import connection, transaction
 from django.db.models import Manager, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -701,6 +702,24 @@ def test_the_page_of_a_job_shows_each_try_and_the_size_of_the_text(
     size = len(article.title + article.contents)
     for shown in (page, text(viewer, f"{LIST}?status=failed")):
         assert f">{size}<" in shown
+
+
+@pytest.mark.parametrize("site", ["admin", "operators"])
+def test_the_page_of_an_open_failure_leads_to_the_others_of_its_kind(
+    viewer: Client, make_failure: Callable[..., Job], site: str
+) -> None:
+    job = make_failure("gave up after 1 s & <b>2</b> tries")
+    make_failure("another kind")
+    where = reverse(f"{site}:pgembed_job_change", args=[job.pk])
+
+    href = re.search(r'<a href="([^"]*)">All failures of this kind', text(viewer, where))
+
+    assert href is not None
+    listed = viewer.get(html.unescape(href[1]))
+    assert listed.request["PATH_INFO"] == reverse(f"{site}:pgembed_job_changelist")
+    assert list(listed.context["cl"].result_list) == [job]
+    Job.objects.update(settled_at=Now())
+    assert "All failures of this kind" not in text(viewer, where)
 
 
 def test_the_text_is_shown_only_to_those_who_may_view_the_row(
