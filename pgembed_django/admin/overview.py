@@ -58,6 +58,12 @@ def duration(seconds: float | None) -> str:
     return in_words(seconds) if seconds >= 1 else drawing.short(seconds, "s")
 
 
+def per_minute(units_per_second: float) -> str:
+    """Return how many units a minute that is: whole ones, but where there are few."""
+    rate = units_per_second * 60
+    return f"{rate:,.0f}" if rate >= 10 else drawing.short(rate)
+
+
 def _urgency(spec: SpecStatus) -> tuple[int, str]:
     """Return a sort key: the worst spec comes first."""
     return -status.STATES.index(spec.verdict.state), spec.key
@@ -86,7 +92,7 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
             (kinds.get(one.kind, one.kind), str(one.waiting), one.later and str(one.later))
             for one in spec.backlog
         ],
-        "rate": drawing.short(spec.units_per_second * 60),
+        "rate": per_minute(spec.units_per_second),
         "spaces": [
             (space, str(space.coverage or _("not known just now")), _percent(space))
             for space in (spec.active, spec.building)

@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import buttons, drawing
+from pgembed_django.admin import buttons, drawing, overview
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, Page
@@ -128,6 +128,20 @@ def test_when_a_provider_is_tried_again_is_told_from_now_on(
     )
 
     assert told in text(viewer)
+
+
+@pytest.mark.parametrize(
+    ("units_per_second", "told"), [(0, "0"), (0.035, "2.1"), (0.17, "10"), (148.3, "8,898")]
+)
+def test_a_rate_is_told_in_whole_rows_but_where_they_are_few(
+    units_per_second: float, told: str
+) -> None:
+    assert overview.per_minute(units_per_second) == told
+
+
+def test_a_wait_that_is_not_known_is_a_dash(viewer: Client) -> None:
+    assert "<dd>-</dd></div>" in text(viewer).partition("From write to vector")[2]
+    assert "p50 -" not in text(viewer)
 
 
 def test_a_time_of_day_has_its_time_zone(viewer: Client) -> None:
