@@ -55,7 +55,7 @@ def duration(seconds: float | None) -> str:
     """Return a duration in words, and a dash for None."""
     if seconds is None:
         return "-"
-    return in_words(seconds) if seconds >= 1 else drawing.short(seconds, "s")
+    return in_words(seconds) if seconds >= 1 else drawing.short(round(seconds, 3), "s")
 
 
 def per_minute(units_per_second: float) -> str:

@@ -139,6 +139,14 @@ def test_a_rate_is_told_in_whole_rows_but_where_they_are_few(
     assert overview.per_minute(units_per_second) == told
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(None, "-"), (0.0002, "0 s"), (0.0631, "63 ms"), (0.9996, "1 s"), (4, "4 s")],
+)
+def test_a_short_time_is_told_in_whole_milliseconds(seconds: float | None, told: str) -> None:
+    assert overview.duration(seconds) == told
+
+
 def test_a_wait_that_is_not_known_is_a_dash(viewer: Client) -> None:
     assert "<dd>-</dd></div>" in text(viewer).partition("From write to vector")[2]
     assert "p50 -" not in text(viewer)
@@ -385,7 +393,7 @@ def test_a_chart_is_said_in_words_and_its_axis_is_round() -> None:
 def test_an_axis_of_seconds_is_round_in_the_unit_that_it_is_told_in(
     slowest: float, top: str
 ) -> None:
-    assert f">{top}<" in charts.lines({"p99": [slowest]}, label="", began="", unit="s")
+    assert f">{top}<" in drawing.lines({"p99": [slowest]}, label="", began="", unit="s")
 
 
 def test_a_line_is_broken_where_nothing_is_known() -> None:
