@@ -87,18 +87,18 @@ def clean(text: str) -> str:
     return text.strip()
 
 
-def encodable(text: str, encoding: str) -> str:
+def encodable(text: str, encoding: str, *, errors: str = "backslashreplace") -> str:
     """Return a text in the characters of an encoding, given by its name in Postgres.
 
-    All other characters become Python escapes.
+    All other characters become Python escapes, or with ``errors="replace"`` question marks.
     """
     if encoding in {"UTF8", "SQL_ASCII"}:
         return text
     try:
-        codec = codecs.lookup(encoding.replace("WIN", "cp")).name
+        codec = codecs.lookup(encoding.replace("WIN", "cp").replace("KOI8", "koi8_")).name
     except LookupError:
         codec = "ascii"
-    return text.encode(codec, "backslashreplace").decode(codec)
+    return text.encode(codec, errors).decode(codec)
 
 
 def digest(*parts: str | bytes) -> bytes:

@@ -98,7 +98,7 @@ def _encoding(connection: Any) -> Iterator[CheckMessage]:
         # A warning: an error would keep migrations from running, and Django accepts the encoding.
         yield Warning(
             f"The database {connection.alias!r} is encoded in {encoding}. Texts with a character "
-            "that it does not have can be neither embedded nor searched for.",
+            "that it does not have cannot be embedded, nor words with one be searched for.",
             hint="Django expects UTF-8 as well. Restore a dump of it into one that was created "
             "with TEMPLATE template0 ENCODING 'UTF8'.",
             id="pgembed.W009",

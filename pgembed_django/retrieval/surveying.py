@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import conf, database
+from pgembed_django import conf, database, postgres
 from pgembed_django import text as texts
 from pgembed_django.models import Space
 from pgembed_django.retrieval import statistics
@@ -74,7 +74,9 @@ class _Row(NamedTuple):
 
 def survey(target: Target[Any], text: str) -> Survey | None:
     """Return the survey for a query. None: no space is active before the first worker starts."""
-    read = texts.cut(text, MOST_CHARACTERS)
+    # No passage has words that the database's encoding cannot hold: they match nothing.
+    encoding = postgres.encoding(target.using)
+    read = texts.encodable(texts.cut(text, MOST_CHARACTERS), encoding, errors="replace")
     parameters = {
         "language": conf.current().text_search_config,
         "text": read,

@@ -11,9 +11,11 @@ from django.db import connection, connections
 
 from pgembed_django import conf, jobs, specs
 from pgembed_django.checks import check_databases
-from pgembed_django.models import Attempt, Job, Worker
+from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.retrieval import surveying, targets
 from pgembed_django.worker.presence import Presence
+from tests.app.models import Article
 from tests.conftest import testing_url
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -76,3 +78,15 @@ def test_a_check_tells_the_encoding(encoded):
     [message] = [one for one in check_databases(databases=[encoded]) if one.id == "pgembed.W009"]
 
     assert "'encoded' is encoded in " in message.msg
+
+
+def test_words_that_it_cannot_hold_are_not_searched_for(encoded):
+    target = targets.of(Article.objects.using(encoded), name=None)
+    Space.objects.using(encoded).create(spec=target.spec.key, state="active", dimensions=64)
+    with connections[encoded].cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {target.table} ()")
+
+    found = surveying.survey(target, "temples of 京都 or kyoto")
+
+    assert found is not None
+    assert {"kyoto", "templ"} <= set(found.words.finding.replace("'", "").split(" | "))

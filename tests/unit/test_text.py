@@ -214,6 +214,11 @@ def test_what_an_encoding_has_no_character_for_is_escaped(encoding, stored):
     assert encodable("café 日 …", encoding) == stored
 
 
+@pytest.mark.parametrize("encoding", ["KOI8R", "KOI8U", "WIN1251", "ISO_8859_5"])
+def test_what_an_encoding_has_no_character_for_may_be_replaced(encoding):
+    assert encodable("чай 日", encoding, errors="replace") == "чай ?"
+
+
 @given(joining_text)
 def test_trimming_loses_only_white_space_and_no_mark(text):
     start, end = trim(text, 0, len(text))
