@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
+from django.db import DataError
 
-from pgembed_django import status
+from pgembed_django import faults, status
 from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.stoppable import CANNOT_START
@@ -96,7 +97,13 @@ class TriageCommand(EmbedCommand):
             signature=options["signature"],
             source_pks=options["units"],
         )
-        return [job_id for batch in batches for job_id in batch]
+        try:
+            return [job_id for batch in batches for job_id in batch]
+        except (DataError, UnicodeEncodeError) as error:  # NUL, or what the shell did not decode
+            raise CommandError(
+                f"No failure can have such a --unit or --signature: {faults.said(error)}",
+                returncode=CANNOT_START,
+            ) from error
 
     def _ask(self, failures: str) -> None:
         if not sys.stdin.isatty():

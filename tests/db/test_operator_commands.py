@@ -311,6 +311,17 @@ def test_rows_are_chosen_by_their_keys():
     )
 
 
+@pytest.mark.parametrize("value", ["caf\udce9", "caf\0"])
+@pytest.mark.parametrize("option", ["--unit", "--signature"])
+def test_what_no_failure_can_have_is_refused(option, value):
+    make_failures(1)
+
+    with pytest.raises(CommandError, match=f"No failure can have such a .*{option}") as caught:
+        run("embed_retry", option, value, "--yes")
+
+    assert caught.value.returncode == 2
+
+
 def test_an_option_that_is_given_again_adds_to_it():
     make_failures(3)
     [first, second, _] = Job.objects.order_by("pk")
