@@ -103,7 +103,7 @@ class Rows:
         return self._after() + len(self._backfill.left)
 
     def _after(self) -> int:
-        return self._backfill.rows_left.order_by()[: MAX_COUNT + 1].count()
+        return self._backfill.keys_left.order_by()[: MAX_COUNT + 1].count()
 
     def noun(self, count: int) -> str:
         return ngettext("%s row", "%s rows", count)

@@ -101,9 +101,11 @@ class Backfill:
         return rows
 
     @property
-    def rows_left(self) -> QuerySet[Model]:
-        """The rows that it has yet to look at."""
-        return self.rows.filter(self._after())
+    def keys_left(self) -> QuerySet[Model, Any]:
+        """The keys of the rows that it has yet to look at, in their order."""
+        keys = self.rows.filter(self._after()).order_by("pk").values_list("pk", flat=True)
+        # Lookups across a relation find a row once for each related one.
+        return keys.distinct() if self._where else keys
 
     @property
     def waiting(self) -> int:
@@ -137,14 +139,14 @@ class Backfill:
         room = reconcile.MAX_BACKLOG - self.waiting
         if room <= 0:
             return None
-        page = list(self._keys()[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
+        page = list(self.keys_left[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
         if page:
             enqueued, passed = self._enqueue(page[-1])
             self._lap.cursor = str(page[-1])
             self._lap.passed = [*self.left, *passed]
         else:
             enqueued = self._step_back(min(limit, room))
-        is_last = not self.left and not self._keys().exists()
+        is_last = not self.left and not self.keys_left.exists()
         if is_last:
             self._lap.cursor = None
         # Stored last: after a kill before this, the page is queued again, which changes nothing.
@@ -157,9 +159,6 @@ class Backfill:
         if not laps.filter(**self._is).update(**state):
             laps.bulk_create([Lap(**self._is, **state)], ignore_conflicts=True)
         return Step(len(page), enqueued, is_last)
-
-    def _keys(self) -> QuerySet[Model, Any]:
-        return self.rows_left.order_by("pk").values_list("pk", flat=True)
 
     def _step_back(self, limit: int) -> int:
         """Queue some of the skipped rows, unless they are still locked. Returns how many."""

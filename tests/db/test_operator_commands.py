@@ -24,7 +24,7 @@ from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.management.progress import Progress
 from pgembed_django.models import Job, Lap, Rollup, Space, Worker
 from pgembed_django.reembedding import MAX_BUSY
-from tests.app.models import Article, ArticleEmbedding, Note
+from tests.app.models import Article, ArticleComment, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
 from tests.db.conftest import claim
 from tests.db.test_status import make_failures
@@ -478,6 +478,18 @@ def test_conditions_on_one_field_have_to_hold_together(run_jobs):
     wheres = ("--where", "title__contains=1", "--where", "title__contains=2")
 
     assert "1 rows looked at, 1 queued" in run("embed_backfill", KEY, "--no-wait", *wheres)
+
+
+def test_a_row_counts_once_however_many_related_ones_it_is_chosen_by(run_jobs):
+    run_jobs()
+    make_gaps(2)
+    for article in Article.objects.all():
+        ArticleComment.objects.bulk_create(ArticleComment(article=article) for _ in range(3))
+    where = ("--where", "articlecomment__isnull=false")
+
+    told = run("embed_backfill", KEY, "--no-wait", "--force", *where)
+
+    assert "2 rows looked at, 2 queued" in told
 
 
 def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):

@@ -156,7 +156,7 @@ class Command(EmbedCommand):
         limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
         looked_at = queued = in_vain = 0
         with Progress(
-            backfill.rows_left.count(),
+            backfill.keys_left.count(),
             what=backfill.spec.key,
             unit="rows",
             out=self.stderr,
