@@ -193,7 +193,7 @@ SPACE_NOT_REOPENED = _event(
     "space_not_reopened",
     WARNING,
     "The settings of %(spec)s declare %(space)s, which is retired: another model is searched. "
-    "To go back: manage.py embed_spaces rollback %(number)s",
+    "To go back: manage.py %(way)s",
 )
 SPACE_ACTIVATED = _event("space_activated", INFO, "%(spec)s is now searched with %(space)s")
 SPACE_ACTIVATED_EARLY = _event(

@@ -29,7 +29,7 @@ REMEDY = (
 OTHER_WEIGHTS = (
     "The server has other weights by now under the name of its model. Wait until a space of "
     "these is full, or switch to that one now: manage.py embed_spaces. Where theirs is retired, "
-    "it is gone back to by hand only: embed_spaces rollback. Or pull the former ones."
+    "it is gone back to by hand only: embed_spaces prune, then rollback. Or pull the former ones."
 )
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)

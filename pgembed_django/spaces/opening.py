@@ -157,7 +157,7 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     fingerprint = _fingerprint(identity)
     if known := spaces.filter(fingerprint=fingerprint).first():
         if known.state == Space.State.RETIRED:
-            _tell_of(known, using=using)  # declared by an old worker, or by a person who went back
+            _tell_of(known, provider, using=using)  # by an old worker, or a person who went back
         return  # else another worker has just opened it
     spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
     is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
@@ -175,7 +175,7 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     Space.objects.using(using).bulk_create([space])  # without signals, like all that is ours
 
 
-def _tell_of(retired: Space, *, using: str) -> None:
+def _tell_of(retired: Space, provider: Provider, *, using: str) -> None:
     """Log once that no space is opened, and how a person reopens the retired one."""
     if _told.is_new((using, retired.spec), str(retired.pk)):
         events.tell(
@@ -183,7 +183,25 @@ def _tell_of(retired: Space, *, using: str) -> None:
             spec=retired.spec,
             space=f"{retired.model} ({retired.dimensions})",
             number=retired.pk,
+            way=_way_back(retired, provider, using=using),
         )
+
+
+def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
+    """Return the command that reopens a retired space, or two of them.
+
+    Where its server has had other weights under the name of its model, it may hold vectors of
+    those, from the minutes before that was noticed.
+    """
+    rollback = f"embed_spaces rollback {retired.pk}"
+    every = Space.objects.using(using).filter(spec=retired.spec)
+    others = every.exclude(model_digest__in=["", retired.model_digest])
+    if retired.pruned_at or not any(is_of(one, provider) for one in others):
+        return rollback
+    return (
+        f"embed_spaces prune {retired.pk}, for some of its vectors may be of other weights, "
+        f"then {rollback}"
+    )
 
 
 def number(*, using: str) -> int:

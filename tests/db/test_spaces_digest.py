@@ -227,7 +227,9 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     assert paused(worker) == {}
 
 
-def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(settings, make_worker):
+def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(
+    settings, make_worker, caplog
+):
     settings.PGEMBED_PROVIDERS = {
         "default": {"BACKEND": f"{__name__}.Pulled", "MODEL": "tag", "DIMENSIONS": 64}
     }
@@ -245,7 +247,10 @@ def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(set
     worker.live.outdate()
     run(worker)
 
-    assert "embed_spaces rollback" in Job.objects.get(status="pending").last_error
+    [told] = [one for one in caplog.records if one.event == "pgembed.space_not_reopened"]
+    assert f"manage.py embed_spaces prune {former.pk}, " in told.getMessage()
+    assert f"then embed_spaces rollback {former.pk}" in told.getMessage()
+    assert "prune, then rollback" in Job.objects.get(status="pending").last_error
     call_command("embed_spaces", "prune", str(former.pk))
     call_command("embed_spaces", "rollback", str(former.pk))
     Job.objects.update(run_at=Now())
