@@ -88,21 +88,20 @@ def reopen(space: Space, *, using: str) -> Space | None:
         if retired.pruned_at is None:
             every.filter(pk=space.pk).update(state=Space.State.BUILDING, retired_at=None)
             return retired
-        # A spec's fingerprints are unique: ``renewed`` knows the pruned space by its changed one.
-        former = f"{retired.fingerprint} {retired.pk}"
-        every.filter(pk=space.pk).update(fingerprint=former)
         made = {name: getattr(retired, name) for name in MADE_BY}
         begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)
+        # A spec's fingerprints are unique, so the pruned space's changes. It tells ``renewed`` the
+        # other one's number, as that one's own fingerprint changes when its digest is learned.
+        every.filter(pk=space.pk).update(fingerprint=f"{retired.fingerprint} {begun.pk}")
         every.bulk_create([begun])  # without signals, like all that is ours
         return begun
 
 
 def renewed(space: Space, *, using: str) -> Space | None:
     """Return the space that was begun anew in place of a pruned one, the latest of them."""
-    fingerprint, _, number_of_pruned = space.fingerprint.partition(" ")
-    if not number_of_pruned:
-        return None
-    return Space.objects.using(using).filter(spec=space.spec, fingerprint=fingerprint).first()
+    _, _, begun_as = space.fingerprint.partition(" ")
+    begun = Space.objects.using(using).filter(pk=int(begun_as)).first() if begun_as else None
+    return begun and (renewed(begun, using=using) or begun)
 
 
 def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:

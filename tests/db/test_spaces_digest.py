@@ -115,6 +115,28 @@ def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare
     call_command("embed_worker", drain=True, verbosity=0)
 
 
+@pytest.mark.parametrize("is_searched", [False, True])
+def test_a_space_that_was_begun_anew_is_known_by_its_digest_too(declare, is_searched):
+    declare("one", is_down=True)
+    declare("two")
+    switch()
+    pruned = Space.objects.get(spec=NOTE, model="one")
+    spaces.mark_pruned(pruned, using="default")
+    declare("one", is_down=True)
+    begun = spaces.reopen(Space.objects.get(pk=pruned.pk), using="default")
+    if is_searched:
+        switch()
+    declare("one")
+    before = states()
+    assert "digest of one" in {digest for _, digest, _ in before}
+
+    pruned.refresh_from_db()
+    assert spaces.renewed(pruned, using="default") == begun
+    assert spaces.reopen(pruned, using="default") is None
+
+    assert states() == before
+
+
 class Odd(DeterministicProvider):
     """A class of the user's own, whose digest is what a test has it be."""
 
