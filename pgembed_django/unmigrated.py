@@ -1,7 +1,7 @@
-"""Create what our migrations create besides tables, where migrations are not run.
+"""Create what our migrations create besides tables, where they do not.
 
 ``pytest --nomigrations``, ``TEST = {"MIGRATE": False}`` and apps without migrations have
-their tables made from the models.
+their tables made from the models. And ``PGTRIGGER_SCHEMA`` may change after our migration has run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
             cursor.execute("SELECT to_regtype('vector')")
             if cursor.fetchone() == (None,):
                 cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    if _is_unmigrated(sender):
+    if _is_unmigrated(sender) or sql.are_elsewhere(using):
         with connections[using].schema_editor() as schema_editor:
             sql.install(apps, schema_editor)
 

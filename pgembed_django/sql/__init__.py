@@ -113,6 +113,17 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
         schema_editor.execute(statement, params=None)
 
 
+def are_elsewhere(using: str) -> bool:
+    """Tell whether our tables are there, and no function where ``PGTRIGGER_SCHEMA`` has them.
+
+    The setting has changed then: triggers that are installed from now on would call functions that
+    are not there, and each write would fail. Where only some are missing, a migration brings them.
+    """
+    with connections[using].cursor() as cursor:
+        found = _written_schemas(cursor)
+    return all(tables is not None and schema is None for _, schema, tables in found)
+
+
 def misplaced(using: str) -> dict[str, str]:
     """Return the functions that write to another schema than our tables', and to which one.
 
@@ -126,14 +137,14 @@ def misplaced(using: str) -> dict[str, str]:
         }
 
 
-def _written_schemas(cursor: Any) -> list[tuple[str, str | None, str]]:
+def _written_schemas(cursor: Any) -> list[tuple[str, str | None, str | None]]:
     """Return each function, the schema that it writes to, and the schema of our tables.
 
-    A missing function writes to None.
+    A missing function writes to None, and missing tables are in None.
     """
     names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
     cursor.execute(WRITES_TO, {"names": names})
-    found: list[tuple[str, str | None, str]] = cursor.fetchall()
+    found: list[tuple[str, str | None, str | None]] = cursor.fetchall()
     return found
 
 
