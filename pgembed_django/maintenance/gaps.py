@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Now
 
 from pgembed_django import lengths, sources, store
 from pgembed_django.models import Space
-from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
@@ -25,10 +25,14 @@ PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
-    """Return rows that lack vectors in a space, have no unfinished job, and are not parked."""
+    """Return rows that lack vectors in a space, have no unfinished job, and are not parked.
+
+    Also those with an open failure in a space that is not live any more: only a job settles it.
+    """
     fresh = Q()
     for space in spaces:
         fresh &= Q(LookedUp(covering_chunk(spec, space)))
+    fresh &= ~Q(LookedUp(jobs_of_row(spec, OPEN_FAILURE)))
     rows = spec.rows(using=using).filter(page).exclude(fresh)
     for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
         rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))

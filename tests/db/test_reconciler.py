@@ -108,6 +108,30 @@ def test_a_unit_that_keeps_failing_is_parked_for_longer_and_longer(run_jobs, pro
     assert not Job.objects.filter(status="failed", settled_at=None).exists()
 
 
+def test_a_failure_of_a_model_that_was_cancelled_is_settled(run_jobs, settings):
+    note = Note.objects.create(body="poison")
+    run_jobs()
+    declared = settings.PGEMBED_PROVIDERS
+    settings.PGEMBED_PROVIDERS = {
+        "default": {**declared["default"], "BACKEND": "tests.played.provider.PlayedProvider"}
+    }
+    find_gaps()
+    run_jobs()
+    assert Job.objects.get(status="failed").settled_at is None
+    settings.PGEMBED_PROVIDERS = declared
+    spaces.cancel(KEY, using="default")
+
+    assert find_gaps() == 0
+    make_due()
+    assert find_gaps() == 1
+    assert find_gaps() == 0
+    embedded = NoteEmbedding.objects.get(source=note).created_at
+    run_jobs()
+
+    assert NoteEmbedding.objects.get(source=note).created_at == embedded
+    assert not Job.objects.filter(status="failed", settled_at=None).exists()
+
+
 def test_a_stale_row_that_keeps_failing_stays_parked_too(run_jobs, provider):
     note = Note.objects.create(body="good")
     run_jobs()
