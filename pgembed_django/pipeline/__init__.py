@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError
@@ -18,6 +18,7 @@ from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.storing import STOP_SECONDS, Storing
+from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 
@@ -91,9 +92,9 @@ class Pipeline:
     def release_unsent(self) -> None:
         """Give back what is not with a provider just now, with no attempt spent."""
         in_flight = self.embedding.in_flight
-        for unit in list(self.holding.units.values()):
-            if unit not in in_flight and not unit.is_whole:
-                self.holding.give_back(unit)
+        units = self.holding.units.values()
+        self._give_back([one for one in units if one not in in_flight and not one.is_whole])
+        self.staging.stage()
         self.holding.end_jobs()
 
     def release(self) -> None:
@@ -102,16 +103,22 @@ class Pipeline:
             self.storing.finish()
             self.storing.step()
             self.storing.finish()
+        units = self.holding.units.values()
+        self._give_back([one for one in units if not one.is_being_stored])
+        with suppress(DatabaseError, InterfaceError):
             self.staging.stage()
-        for unit in list(self.holding.units.values()):
-            if not unit.is_being_stored:
-                self.holding.give_back(unit)
         self.holding.end_jobs(seconds=STOP_SECONDS)  # there is no next round
 
     def close(self) -> None:
         """Let the threads end."""
         self.storing.close()
         self.embedding.close()
+
+    def _give_back(self, units: Iterable[Unit]) -> None:
+        """Give units back with no attempt spent. What is whole in one space is kept."""
+        for unit in units:
+            self.embedding.failing.keep_whole(unit)
+            self.holding.give_back(unit)
 
     def _finish(self) -> bool:
         """Store what came back, complete its jobs, and end those that do not succeed."""

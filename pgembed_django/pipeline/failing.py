@@ -62,7 +62,7 @@ class Failing:
             elif _delays_active(unit, failure.part):
                 self._drop(unit, failure.part)
             else:
-                self._keep_whole(unit)
+                self.keep_whole(unit)
                 if isinstance(outcome, InputRefused):
                     self.holding.fail(unit, str(outcome))
                 else:
@@ -84,13 +84,19 @@ class Failing:
         if is_delaying and not is_lost:
             self._drop(unit, part)
             return
-        self._keep_whole(unit)
+        self.keep_whole(unit)
         self.holding.give_back(
             unit,
             delay_seconds=0 if is_delaying else pool.paused_seconds,
             reason=pool.reason,
             outages=int(is_lost),
         )
+
+    def keep_whole(self, unit: Unit) -> None:
+        """Stage the parts of a unit that are whole, before its job fails or is given back."""
+        self.holding.to_stage += [
+            (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
+        ]
 
     def _lose(self, failure: Failure) -> None:
         unit, _, pool, outage = failure
@@ -100,7 +106,7 @@ class Failing:
             return
         # The first time it had company. Since then the provider had just answered a plain
         # word each time, and nobody else's text was with it.
-        self._keep_whole(unit)
+        self.keep_whole(unit)
         self.holding.fail(
             unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
         )
@@ -108,12 +114,6 @@ class Failing:
     def _drop(self, unit: Unit, part: Part) -> None:
         unit.parts.remove(part)
         self.holding.look_at(unit)
-
-    def _keep_whole(self, unit: Unit) -> None:
-        """Stage the parts of a unit that are whole, before its job fails or is given back."""
-        self.holding.to_stage += [
-            (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
-        ]
 
 
 def _delays_active(unit: Unit, part: Part) -> bool:

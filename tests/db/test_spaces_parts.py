@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import conf, spaces, specs
+from pgembed_django import conf, jobs, spaces, specs
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
@@ -222,3 +222,27 @@ def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap,
 
     assert not Job.objects.filter(status="running").exists()
     assert worker.holding.is_empty
+
+
+def test_a_worker_that_stops_keeps_what_is_whole_in_one_space(swap, make_worker):
+    """Else the same text is paid for twice."""
+    *others, note = Note.objects.order_by("pk")
+    worker = make_worker(batch_size=2, concurrency=1)
+    keys = [str(other.pk) for other in others]
+    jobs.enqueue(NOTE, keys, kind=Job.Kind.RECONCILER, priority=0, using="default")
+    worker.step()
+    Note.objects.filter(pk=note.pk).update(body="salmon")
+    worker.claim()
+    while ("old", "salmon") not in Moody.asked:  # the other model is at work on a batch
+        worker.planning.step()
+        worker.embedding.send()
+    worker.embedding.collect()
+    assert ("new", "salmon") not in Moody.asked
+
+    worker.release_unsent()
+    worker.release()
+
+    assert "salmon" in texts("old")
+    run(make_worker())
+    assert sorted(Moody.asked).count(("old", "salmon")) == 1
+    assert "salmon" in texts("new")
