@@ -13,6 +13,7 @@ from typing import Any
 from django.db import IntegrityError
 
 from pgembed_django import database
+from pgembed_django.database import arrays
 from pgembed_django.jobs import history
 from pgembed_django.jobs.claims import Claim, claims, filled
 from pgembed_django.jobs.failing import bounded, fail, supersede
@@ -115,7 +116,11 @@ def complete(
     function that reads how many seconds each write has waited for its vectors, by job id.
     """
     read = database.send_prepared(
-        using, COMPLETE, ids=list(chunks), chunks=list(chunks.values()), keep=keep_seconds > 0
+        using,
+        COMPLETE,
+        ids=arrays.literal(chunks),
+        chunks=arrays.literal(chunks.values()),
+        keep=keep_seconds > 0,
     )
     return lambda: dict(read())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from pgembed_django.database import arrays
 from pgembed_django.models import Job
 
 # Writes and requests of people come first. The spec's own priority, -100 to 100, is added.
@@ -79,13 +80,12 @@ def priority_of(kind: str, of_spec: int) -> int:
     return LANES[Job.Kind(kind)] + of_spec
 
 
-def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | list[int] | str]:
+def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | str]:
     """Return the parameters of ``GIVEN_LANES``."""
     lanes = list(lanes)
     return {
         "specs": [lane.spec for lane in lanes],
-        "priorities": [lane.priority for lane in lanes],
-        # As one array literal, so that the driver need not adapt each element.
-        "run_ats": "{" + ",".join(f'"{lane.run_at}"' for lane in lanes) + "}",
-        "ids": [lane.id for lane in lanes],
+        "priorities": arrays.literal(lane.priority for lane in lanes),
+        "run_ats": arrays.literal(lane.run_at for lane in lanes),
+        "ids": arrays.literal(lane.id for lane in lanes),
     }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from django.db import transaction
 
 from pgembed_django import database
+from pgembed_django.database import arrays
 from pgembed_django.jobs.claims import Claim
 
 # OFFSET 0 makes the plan, which is kept, look each job up by its id. A job with a lease is running;
@@ -60,10 +61,9 @@ def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> H
 def hold(held: Collection[Claim], *, using: str) -> Held:
     """Lock the jobs that are still ours, without waiting, until the transaction ends."""
     fences = {
-        "ids": [claim.id for claim in held],
-        "tokens": [claim.token for claim in held],
-        # As one array literal: the driver would adapt each element of a list.
-        "started_at": "{" + ",".join(f'"{claim.started_at}"' for claim in held) + "}",
+        "ids": arrays.literal(claim.id for claim in held),
+        "tokens": arrays.literal(claim.token for claim in held),
+        "started_at": arrays.literal(claim.started_at for claim in held),
     }
     every = frozenset(claim.id for claim in held)
     ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))

@@ -59,7 +59,8 @@ class Holding:
     def add(self, units: Iterable[Unit]) -> None:
         """Take newly claimed units in, which have yet to be planned."""
         for unit in units:
-            self.drop([unit.claim.id])  # another one by that number, where the table was reset
+            if unit.claim.id in self.units:
+                self.drop([unit.claim.id])  # another one by that number: the table was reset
             self.units[unit.claim.id] = unit
 
     def look_at(self, unit: Unit) -> None:

@@ -35,10 +35,8 @@ class Lanes:
             self.begin_anew()
             return
         # In their order: of each lane the last one is kept.
-        self._ended |= {
-            (claim.spec, claim.priority): Lane(claim.spec, claim.priority, claim.run_at, claim.id)
-            for claim in claims
-        }
+        last = {(claim.spec, claim.priority): claim for claim in claims}
+        self._ended |= {lane: Lane(*lane, one.run_at, one.id) for lane, one in last.items()}
 
     def begin_anew(self) -> None:
         """Let the next claim begin at the heads."""
