@@ -14,6 +14,7 @@ from django.db import DatabaseError
 from pgvector import Vector
 
 from pgembed_django import conf, database, faults
+from pgembed_django.database import arrays
 from pgembed_django.faults import Fault
 from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
@@ -201,10 +202,10 @@ def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool)
         store_text=spec.store_text,
         language=conf.current().text_search_config,
         source_pks=[change.source_pk for change, _ in rows],
-        space_ids=[change.space_id for change, _ in rows],
-        positions=[chunk.position for _, chunk in rows],
-        starts=[chunk.start for _, chunk in rows],
-        ends=[chunk.end for _, chunk in rows],
+        space_ids=arrays.literal(change.space_id for change, _ in rows),
+        positions=arrays.literal(chunk.position for _, chunk in rows),
+        starts=arrays.literal(chunk.start for _, chunk in rows),
+        ends=arrays.literal(chunk.end for _, chunk in rows),
         passages=[chunk.text for _, chunk in rows],
         chunk_digests=[chunk.digest for _, chunk in rows],
         text_digests=[change.plan.text_digest for change, _ in rows],

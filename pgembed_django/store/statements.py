@@ -57,10 +57,10 @@ INSERT = """
         to_tsvector(%(language)s::regconfig, new.passage)
     FROM unnest(
         %(source_pks)b::text[],
-        %(space_ids)b::bigint[],
-        %(positions)b::int[],
-        %(starts)b::int[],
-        %(ends)b::int[],
+        %(space_ids)s::bigint[],
+        %(positions)s::int[],
+        %(starts)s::int[],
+        %(ends)s::int[],
         %(passages)b::text[],
         %(chunk_digests)b::bytea[],
         %(text_digests)b::bytea[],
