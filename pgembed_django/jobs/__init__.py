@@ -8,7 +8,7 @@ from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.history import prune_attempts
-from pgembed_django.jobs.lanes import Lane, priority_of
+from pgembed_django.jobs.lanes import Lane, priorities, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
@@ -54,6 +54,7 @@ __all__ = [
     "nudge",
     "pause",
     "paused",
+    "priorities",
     "priority_of",
     "prune",
     "prune_attempts",

@@ -182,9 +182,15 @@ def claim(
     return _claim(CLAIM, wanted, limit=limit, lease=lease, using=using)
 
 
-def claim_on(lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str) -> list[Claim]:
+def claim_on(
+    lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str, lowest_first: bool = False
+) -> list[Claim]:
     """Start up to ``limit`` due jobs like ``claim``: those behind the given place in each lane."""
-    wanted = {**parameters(lanes), "direction": -1, "only_new": False}
+    wanted = {
+        **parameters(lanes),
+        "direction": 1 if lowest_first else -1,
+        "only_new": False,
+    }
     return _claim(CLAIM_ON, wanted, limit=limit, lease=lease, using=using)
 
 

@@ -80,6 +80,11 @@ def priority_of(kind: str, of_spec: int) -> int:
     return LANES[Job.Kind(kind)] + of_spec
 
 
+def priorities(of_spec: int) -> set[int]:
+    """Return the priorities of a spec's jobs, whatever their kind."""
+    return {of_kind + of_spec for of_kind in LANES.values()}
+
+
 def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | str]:
     """Return the parameters of ``GIVEN_LANES``."""
     lanes = list(lanes)

@@ -20,8 +20,8 @@ from pgembed_django.pipeline.units import Unit
 LOWEST_LANE_EVERY = 8
 """One claim in so many begins with the lowest lane, or a swap under load never ends."""
 
-EVERY_LANE_EVERY = 4
-"""One claim in so many begins at the heads of all lanes; the others go on, while there is more."""
+ANEW_SECONDS = 0.05
+"""So long claims go on behind the last one, while there is more. Then one begins at the heads."""
 
 SUSPICIOUS_EVERY = 8
 """One claim in so many looks for suspicious jobs first; the others, where they find nothing."""
@@ -63,6 +63,7 @@ class Claiming:
         self._units_per_second = 0.0
         self._claims = 0
         self._lanes = Lanes()
+        self._anew_at = float("-inf")
         self._is_suspects_turn = False
         self._patience = Patience()
         self._had_suspicious = False
@@ -134,22 +135,22 @@ class Claiming:
         return claims or self._claim_suspicious(up, held) or []
 
     def _claim_in_lanes(self, specs: list[str], limit: int) -> list[Claim]:
-        """Claim from where the last claim has ended, or else, and by turns, from the heads."""
+        """Claim from where the last claim has ended, or else, and now and then, from the heads."""
         using = self.holding.using
         self._claims += 1
-        if self._claims % EVERY_LANE_EVERY == 0:
-            self._lanes.begin_anew()
+        lowest_first = self._claims % LOWEST_LANE_EVERY == 0
         claims = []
-        if lanes := self._lanes.to_go_on(self.live.specs[key] for key in specs):
-            claims = jobs.claim_on(lanes, limit=limit, lease=self._lease, using=using)
+        if self._clock() < self._anew_at and (
+            lanes := self._lanes.to_go_on(self.live.specs[key] for key in specs)
+        ):
+            claims = jobs.claim_on(
+                lanes, limit=limit, lease=self._lease, lowest_first=lowest_first, using=using
+            )
         if not claims:
             self._lanes.begin_anew()
+            self._anew_at = self._clock() + ANEW_SECONDS
             claims = jobs.claim(
-                specs,
-                limit=limit,
-                lease=self._lease,
-                lowest_first=self._claims % LOWEST_LANE_EVERY == 0,
-                using=using,
+                specs, limit=limit, lease=self._lease, lowest_first=lowest_first, using=using
             )
         self._lanes.note(claims, has_more=len(claims) >= limit)
         return claims

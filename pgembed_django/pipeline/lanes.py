@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from pgembed_django import jobs
 from pgembed_django.jobs import Claim, Lane
-from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
 
@@ -24,10 +23,8 @@ class Lanes:
         """Return the lanes of some specs, each from where it was claimed. Empty: begin anew."""
         if not self._ended:
             return []
-        known = {
-            (spec.key, jobs.priority_of(kind, spec.priority)) for spec in specs for kind in Job.Kind
-        }
-        return [self._ended.get(lane, Lane(*lane)) for lane in known]
+        known = [(spec.key, one) for spec in specs for one in jobs.priorities(spec.priority)]
+        return [self._ended.get(lane) or Lane(*lane) for lane in known]
 
     def note(self, claims: Sequence[Claim], *, has_more: bool) -> None:
         """Note where a claim has ended. Where there was no more, nothing is to be gone on with."""

@@ -8,6 +8,7 @@ from django.db import connection
 from pgembed_django import database, jobs
 from pgembed_django.jobs import Claim, Lane
 from pgembed_django.models import Job
+from pgembed_django.pipeline.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
 from tests.app.models import Note
 from tests.db.conftest import LEASE_SECONDS
 
@@ -105,7 +106,7 @@ def bodies_of(claims: list[Claim]) -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 class TestWorker:
-    def test_finds_what_was_committed_late_while_there_is_more(self, make_worker, connect):
+    def test_finds_what_was_committed_late_while_there_is_more(self, make_worker, connect, clock):
         claiming = make_worker().claiming
         with connect() as late:
             late.execute(INSERT_LATE)
@@ -113,9 +114,23 @@ class TestWorker:
             assert bodies_of(claiming.claim_up_to(2)) == ["on time"] * 2
             late.commit()
 
-        claimed = [bodies_of(claiming.claim_up_to(2)) for _ in range(4)]
+        went_on = bodies_of(claiming.claim_up_to(2))
+        clock.now += ANEW_SECONDS
+        began_anew = bodies_of(claiming.claim_up_to(2))
 
-        assert ["late", "on time"] in claimed
+        assert went_on == ["on time"] * 2
+        assert began_anew == ["late", "on time"]
+
+    def test_begins_with_the_lowest_lane_now_and_then_while_there_is_more(self, make_worker):
+        claiming = make_worker().claiming
+        Note.objects.bulk_create(Note(body="filled") for _ in range(2))
+        Job.objects.update(kind="backfill", priority=-2000)
+        Note.objects.bulk_create(Note(body="saved") for _ in range(2 * LOWEST_LANE_EVERY))
+
+        claimed = [bodies_of(claiming.claim_up_to(2)) for _ in range(LOWEST_LANE_EVERY)]
+
+        assert claimed.count(["saved"] * 2) == LOWEST_LANE_EVERY - 1
+        assert ["filled"] * 2 in claimed
 
     def test_takes_a_higher_lane_first_at_once(self, make_worker):
         claiming = make_worker().claiming
