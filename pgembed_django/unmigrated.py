@@ -38,9 +38,10 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
             cursor.execute("SELECT to_regtype('vector')")
             if cursor.fetchone() == (None,):
                 cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
-    if _is_unmigrated(sender) or sql.are_elsewhere(using):
+    tables = sql.schema_of_tables_alone(using)
+    if _is_unmigrated(sender) or tables:
         with connections[using].schema_editor() as schema_editor:
-            sql.install(apps, schema_editor)
+            sql.install(apps, schema_editor, tables=tables)
 
 
 def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:

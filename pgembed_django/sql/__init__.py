@@ -81,8 +81,11 @@ def text(name: str) -> str:
     return resources.files(__name__).joinpath(f"{name}.sql").read_text()
 
 
-def install(apps: Any, schema_editor: Any) -> None:
+def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None:
     """Create the functions. Called by our migration.
+
+    ``tables``: the schema of our tables, where they are there already. None: they are created in
+    the first one of the ``search_path``.
 
     Raises:
         ImproperlyConfigured: functions that write to another schema's tables are there already.
@@ -91,8 +94,9 @@ def install(apps: Any, schema_editor: Any) -> None:
         return
     connection = schema_editor.connection
     with connection.cursor() as cursor:
-        cursor.execute("SELECT current_schema()")
-        [tables] = cursor.fetchone()
+        if tables is None:
+            cursor.execute("SELECT current_schema()")
+            [tables] = cursor.fetchone()
         _refuse_others(cursor, tables)
     parts = {name: sql.SQL(text(name).strip()) for name in PARTS}
     for name in FUNCTIONS:
@@ -113,15 +117,16 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
         schema_editor.execute(statement, params=None)
 
 
-def are_elsewhere(using: str) -> bool:
-    """Tell whether our tables are there, and no function where ``PGTRIGGER_SCHEMA`` has them.
+def schema_of_tables_alone(using: str) -> str | None:
+    """Return the schema of our tables, if no function is where ``PGTRIGGER_SCHEMA`` has them.
 
     The setting has changed then: triggers that are installed from now on would call functions that
     are not there, and each write would fail. Where only some are missing, a migration brings them.
     """
     with connections[using].cursor() as cursor:
         found = _written_schemas(cursor)
-    return all(tables is not None and schema is None for _, schema, tables in found)
+    [tables] = {tables for _, _, tables in found}
+    return tables if all(schema is None for _, schema, _ in found) else None
 
 
 def misplaced(using: str) -> dict[str, str]:

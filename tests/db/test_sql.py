@@ -87,9 +87,15 @@ def test_with_migrations_they_are_left_to_them() -> None:
 
 
 @pytest.mark.django_db
-def test_functions_are_where_the_triggers_of_another_schema_call_them(settings: Any) -> None:
+@pytest.mark.parametrize("path", ["public", "own, public"])
+def test_functions_are_where_the_triggers_of_another_schema_call_them(
+    settings: Any, path: str
+) -> None:
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA triggers")
+        # Made after our migration, as a role's own schema is, which comes first.
+        cursor.execute("CREATE SCHEMA own")
+        cursor.execute(f"SET LOCAL search_path = {path}")
     settings.PGTRIGGER_SCHEMA = "triggers"
 
     unmigrated.before_migrate(apps.get_app_config("pgembed"), using="default")
