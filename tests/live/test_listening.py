@@ -246,7 +246,7 @@ def is_polling() -> bool:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND pid <> pg_backend_pid() AND query LIKE '%WITH RECURSIVE found AS%' "
+            "AND pid <> pg_backend_pid() AND query LIKE '%WITH RECURSIVE lane AS%' "
             "AND clock_timestamp() - state_change > interval '100 ms'"
         )
         return cursor.fetchone()[0] > 0
