@@ -18,6 +18,8 @@ OURS = """
     AND job.claims = %(token)s
     AND job.started_at = %(started_at)s::timestamptz
     AND job.status = 'running'
+    -- See ``Expired``: the lease may have been renewed since the reaper's look.
+    AND (NOT %(is_expired)s OR job.lease_expires_at < statement_timestamp())
 """
 
 # In the order of the fields of ``Claim``.
@@ -162,7 +164,23 @@ class Claim(NamedTuple):
     @property
     def fence(self) -> dict[str, Any]:
         """The parameters by which a statement proves that the job is still ours."""
-        return {"id": self.id, "token": self.token, "started_at": self.started_at}
+        return {
+            "id": self.id,
+            "token": self.token,
+            "started_at": self.started_at,
+            "is_expired": False,
+        }
+
+
+class Expired(Claim):
+    """A claim whose lease has run out, as its reaper holds it: only as long as nobody renews it."""
+
+    __slots__ = ()
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        """The parameters by which a statement proves that the lease is not renewed, either."""
+        return {**super().fence, "is_expired": True}
 
 
 def claim(

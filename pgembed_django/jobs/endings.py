@@ -15,7 +15,7 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.jobs import history
-from pgembed_django.jobs.claims import Claim, claims, filled
+from pgembed_django.jobs.claims import Claim, Expired, claims, filled
 from pgembed_django.jobs.failing import bounded, fail, supersede
 from pgembed_django.models import Attempt, Ending
 
@@ -150,18 +150,19 @@ def release(
 
 
 def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, Ending]]:
-    """Take jobs with expired leases back, and count a crash of each. Returns how each ended."""
-    return [
-        (expired, reap_one(expired, max_crashes=max_crashes, using=using))
-        for expired in claims(EXPIRED, using=using, limit=limit)
-    ]
+    """Take jobs with expired leases back, and count a crash of each. Returns how each ended.
+
+    A worker that was frozen may be back meanwhile: it keeps those that it renews first.
+    """
+    expired = [Expired(*claim) for claim in claims(EXPIRED, using=using, limit=limit)]
+    return [(one, reap_one(one, max_crashes=max_crashes, using=using)) for one in expired]
 
 
-def reap_one(expired: Claim, *, max_crashes: int, using: str) -> Ending:
+def reap_one(claim: Claim, *, max_crashes: int, using: str) -> Ending:
     """Take one job from its worker, and count a crash. Returns how it ended."""
-    if expired.crashes + 1 >= max_crashes:
-        return fail(expired, "worker lost", using=using, attempts=0, crashes=1)
-    return _requeue(expired, using, crashes=1, error="worker lost")
+    if claim.crashes + 1 >= max_crashes:
+        return fail(claim, "worker lost", using=using, attempts=0, crashes=1)
+    return _requeue(claim, using, crashes=1, error="worker lost")
 
 
 def _outcome(attempts: int, crashes: int) -> Attempt.Outcome:

@@ -40,7 +40,7 @@ class Ending(enum.StrEnum):
     SUPERSEDED = enum.auto()
     """A newer job of its unit was pending, and goes on in its place."""
     LOST = enum.auto()
-    """Another worker holds it by now, or it is gone."""
+    """Another worker holds it by now, it is gone, or its lease was renewed before it was reaped."""
     BUSY = enum.auto()
     """Nothing yet: an open transaction has locked it, or its unit's pending job. Try again."""
 

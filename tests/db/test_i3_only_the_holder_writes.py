@@ -8,12 +8,14 @@ import pytest
 from django.db import connection
 
 from pgembed_django import jobs
-from pgembed_django.models import Job, StagedVector
+from pgembed_django.models import Attempt, Job, StagedVector
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
 from tests.conftest import embedded_text
-from tests.db.conftest import claim, expire_leases, reap
+from tests.db.conftest import backend_pid, claim, expire_leases, reap
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
+
+RENEW = "UPDATE pgembed_job SET lease_expires_at = now() + interval '1 minute' WHERE id = %s"
 
 
 def rename(title: str, article: Article) -> None:
@@ -126,6 +128,30 @@ def test_an_expired_lease_that_nobody_took_is_still_held(make_article, make_work
 
     assert embedded_text(article)
     assert Job.objects.get().status == "succeeded"
+
+
+@pytest.mark.parametrize("crashes", [0, 2], ids=["requeued otherwise", "failed otherwise"])
+def test_a_lease_that_is_renewed_while_others_are_reaped_is_not_taken_back(
+    make_article, connect, writer, crashes
+):
+    taken, resumed = make_article(), make_article()
+    claim()
+    job = Job.objects.get(source_pk=str(resumed.pk))
+    Job.objects.filter(pk=job.pk).update(crashes=crashes)
+    expire_leases()
+    # The reaper waits for this one a moment: its unit may have a newer job.
+    connect().execute("UPDATE app_article SET title = 'new' WHERE id = %s", [taken.pk])
+    writer.connection.autocommit = True
+    writer.start(RENEW, job.pk, once_waits=backend_pid())
+
+    results = reap()
+
+    writer.end()
+    assert results == ["busy", "lost"]
+    job.refresh_from_db()
+    assert (job.status, job.claims, job.crashes) == ("running", 1, crashes)
+    assert not Attempt.objects.exists()
+    assert reap() == ["busy"]
 
 
 def test_a_worker_stops_spending_requests_on_what_it_lost(
