@@ -65,11 +65,11 @@ class Pipeline:
         return self.storing.completed
 
     def step(self, *, claim: bool = True) -> bool:
-        """Do one round, and tell whether anything moved.
+        """Do one round. Return whether anything moved.
 
-        What is furthest on its way goes first, so that it does not wait for newer work. A row
-        is claimed, its text read and cut into chunks, and those that are new are sent off in
-        batches with others'; the rounds after that collect the answers and finish it.
+        The work that is furthest along goes first, so that it does not wait for newer work. A
+        row is claimed, its text is read and cut into chunks, and the new ones are sent in
+        batches with other rows'. Later rounds collect the answers and finish it.
         """
         answered = self.embedding.collect()
         if answered:
@@ -83,14 +83,14 @@ class Pipeline:
         return moved
 
     def claim(self) -> bool:
-        """Claim what there is room for, of what is live now. Tells whether there was any."""
+        """Claim as many live units as there is room for. Return whether there were any."""
         if self.live.read_if_old():
             self.embedding.follow(self.live)
             self.planning.look_again()
         return self.claiming.claim()
 
     def release_unsent(self) -> None:
-        """Give back what is not with a provider just now, with no attempt spent."""
+        """Give back what no provider is working on, without spending an attempt."""
         in_flight = self.embedding.in_flight
         units = self.holding.units.values()
         self._give_back([one for one in units if one not in in_flight and not one.is_whole])
@@ -98,7 +98,7 @@ class Pipeline:
         self.holding.end_jobs()
 
     def release(self) -> None:
-        """Store what is whole, and give every other job back with no attempt spent."""
+        """Store whole units, and give all other jobs back without spending an attempt."""
         with suppress(DatabaseError, InterfaceError):
             self.storing.finish()
             self.storing.step()
@@ -115,21 +115,21 @@ class Pipeline:
         self.embedding.close()
 
     def _give_back(self, units: Iterable[Unit]) -> None:
-        """Give units back with no attempt spent. What is whole in one space is kept."""
+        """Give units back without spending an attempt. Parts that are whole are kept."""
         for unit in units:
             self.embedding.failing.keep_whole(unit)
             self.holding.give_back(unit)
 
     def _finish(self) -> bool:
-        """Store what came back, complete its jobs, and end those that do not succeed."""
+        """Store what came back, complete its jobs, and end the jobs that do not succeed."""
         moved = self.storing.step()
         self.staging.stage()
-        # Not before: what is given back resumes with what is staged.
+        # Only after staging: a unit that is given back resumes with what is staged.
         return self.holding.end_jobs() or moved
 
     def _look_after_the_late(self, *, answered: bool) -> None:
-        """Store the text of units whose vectors take long. Give back what a pause keeps waiting."""
-        # All of this may have taken a while: it was not the provider that was slow.
+        """Store the text of units whose vectors take long. Give back units stranded by a pause."""
+        # This round may have taken a while: do not blame the provider for it.
         if answered or self.embedding.is_answered:
             self.early_text.answered()
         self.early_text.step()

@@ -1,4 +1,4 @@
-"""The specs that a worker leaves alone, as their tables differ from what its code declares."""
+"""The specs that a worker leaves alone because their tables differ from its declarations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 GIVEN_BACK_SECONDS = 1.0
-"""How soon what was given back without having been read is tried again."""
+"""How soon units that were given back unread are tried again."""
 
 
 class Aside:
     """The specs that are set aside, and why: a deploy is under way, or has failed.
 
-    The other specs go on. One that was set aside is taken up again once its tables fit.
+    The other specs go on. A spec is taken up again once its tables fit.
     """
 
     def __init__(self, *, holding: Holding) -> None:
@@ -36,7 +36,7 @@ class Aside:
         self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
 
     def give_back(self, units: Iterable[Unit]) -> None:
-        """Give units of such specs back, with no attempt spent. Their vectors so far are staged."""
+        """Give their units back without spending an attempt. Their vectors so far are staged."""
         for unit in units:
             unit.is_set_aside = True
             self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]
@@ -45,6 +45,6 @@ class Aside:
             )
 
     def take_up(self, spec: Spec) -> None:
-        """Go on with a spec."""
+        """Resume a spec."""
         del self.reasons[spec]
         events.tell(events.SPEC_TAKEN_UP, spec=spec.key)

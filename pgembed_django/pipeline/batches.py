@@ -1,4 +1,4 @@
-"""What a batch may hold, what came of it, and what is told of it."""
+"""What a batch may hold, its outcomes, and what is logged about it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pgembed_django.providers.base import Embedded
 
 
 def go_together(one: Request, other: Request) -> bool:
-    """Tell whether they may share a batch. A doubtful unit shares with no other."""
+    """Return whether they may share a batch. A doubtful unit shares with none."""
     return one.unit is other.unit or not (one.unit.is_doubtful or other.unit.is_doubtful)
 
 
 def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
-    """Return one outcome for each request: what a whole batch died of is each one's own."""
+    """Return one outcome per request. If the whole batch failed, all share its error."""
     error = batch.future.exception()
     if error is None:
         return batch.future.result()
@@ -26,7 +26,7 @@ def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
 
 
 def tell(batch: Batch, *, seconds: float) -> None:
-    """Tell what came of a batch. Never its texts."""
+    """Log the outcome of a batch, never its texts."""
     found = outcomes(batch)
     if not batch.requests and not batch.pool.paused_seconds:
         events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
@@ -47,7 +47,7 @@ def tell(batch: Batch, *, seconds: float) -> None:
 def _tell_of_chunks(
     batch: Batch, found: Sequence[Embedded | ProviderError], *, seconds: float
 ) -> None:
-    """Tell how many were embedded, and how many were refused."""
+    """Log how many chunks were embedded and how many were refused."""
     provider = batch.pool.provider
     refused = sum(not isinstance(outcome, Embedded) for outcome in found)
     rows = len({request.unit for request in batch.requests})
@@ -76,7 +76,7 @@ def _tell_of_chunks(
 
 
 def _tell_of_cuts(batch: Batch, found: Sequence[Embedded | ProviderError]) -> None:
-    """Tell how many rows have texts that were cut to fit, and one of them."""
+    """Log how many rows have texts that were cut to fit, and name one of them."""
     cut = {
         (request.unit.claim.spec, request.unit.claim.source_pk)
         for request, outcome in zip(batch.requests, found, strict=True)

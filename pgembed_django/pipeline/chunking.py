@@ -1,4 +1,4 @@
-"""Cut a text, and take nothing on trust from a chunker of the user's own."""
+"""Cut a text, and take nothing on trust from a user's own chunker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def split(chunker: Chunker, text: str) -> list[Chunk]:
     """Return the chunks of a text, in order.
 
     Raises:
-        ValueError: a subclass has returned something else. It would be stored with others.
+        ValueError: a subclass returned something else. It would be stored with others.
     """
     chunks = chunker.split(text)
     return chunks if type(chunker) is Chunker else _proven(chunks, chunker, text)

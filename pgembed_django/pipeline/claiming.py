@@ -1,4 +1,4 @@
-"""Claim due units, some work ahead."""
+"""Claim due units, somewhat ahead."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
 
 LOWEST_LANE_EVERY = 8
-"""One claim in so many begins with the lowest lane, or a swap under load never ends."""
+"""One claim in this many begins with the lowest lane: a swap under load would never end."""
 
 ANEW_SECONDS = 0.05
-"""So long claims go on behind the last one, while there is more. Then one begins at the heads."""
+"""How long claims continue after the last one while there is more. Then one begins at the heads."""
 
 SUSPICIOUS_EVERY = 8
-"""One claim in so many looks for suspicious jobs first; the others, where they find nothing."""
+"""One claim in this many looks for suspicious jobs first; the others only if they find nothing."""
 
 CLAIM_AHEAD_SECONDS = 0.4
-"""How much work is claimed ahead: enough for the provider, and the rest is for the others.
+"""How much work to claim ahead: enough for the provider, leaving the rest to other workers.
 
-Less than ``early_text.MAX_LATE_SECONDS``, or what is claimed would have to be written twice.
+Less than ``early_text.MAX_LATE_SECONDS``, or claimed units would have to be written twice.
 """
 
 
@@ -56,7 +56,7 @@ class Claiming:
         self.storing = storing
         self._lease = Lease(worker_id, holding.settings.lease_seconds)
         self.has_more = False
-        """Whether the last claim took as many as it wanted: others could help."""
+        """Whether the last claim got as many as it wanted: other workers could help."""
         self._clock = clock
         self._measured_at = clock()
         self._measured_from = 0
@@ -70,9 +70,9 @@ class Claiming:
 
     @property
     def wanted(self) -> int:
-        """How many units to claim now, once the last ones are planned.
+        """How many units to claim now. None until the last ones are planned.
 
-        ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests where that is more.
+        ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests if that is more.
         """
         settings = self.holding.settings
         round_of_batches = settings.batch_size * settings.concurrency
@@ -85,7 +85,7 @@ class Claiming:
         return min(settings.claim_limit, max(2 * round_of_batches, ahead))
 
     def claim(self) -> bool:
-        """Claim, and tell whether there was anything to claim."""
+        """Claim jobs. Return whether there were any."""
         self._measure()
         limit = self.wanted
         if not limit:
@@ -106,15 +106,15 @@ class Claiming:
         return bool(units)
 
     def next_due_seconds(self) -> float | None:
-        """Return when the next job that could be claimed is due, from now."""
+        """Return in how many seconds the next claimable job is due."""
         up, _ = self._reachable()
         return jobs.next_due_seconds(up, using=self.holding.using)
 
     def claim_up_to(self, limit: int) -> list[Claim]:
-        """Start due jobs: one that has to go alone, or up to ``limit`` others."""
+        """Start due jobs: one that must run alone, or up to ``limit`` others."""
         up, down = self._reachable()
         using = self.holding.using
-        # What an open writer keeps from being stored is with no provider, and may stay for long.
+        # Units that an open writer blocks are with no provider, and may stay for a long time.
         held = [unit for unit in self.holding.units.values() if not unit.is_blocked]
         if any(unit.claim.crashes for unit in held):
             return []
@@ -124,7 +124,7 @@ class Claiming:
                 return suspicious
         claims = self._claim_in_lanes(up, limit)
         if not claims and down:
-            # Their provider is paused, but full-text search can have their text.
+            # Their provider is paused, but their text can be stored for full-text search.
             claims = jobs.claim(
                 down,
                 limit=limit,
@@ -135,7 +135,7 @@ class Claiming:
         return claims or self._claim_suspicious(up, held) or []
 
     def _claim_in_lanes(self, specs: list[str], limit: int) -> list[Claim]:
-        """Claim from where the last claim has ended, or else, and now and then, from the heads."""
+        """Claim from where the last claim ended, or if that fails, and at times, from the heads."""
         using = self.holding.using
         self._claims += 1
         lowest_first = self._claims % LOWEST_LANE_EVERY == 0
@@ -156,18 +156,18 @@ class Claiming:
         return claims
 
     def _measure(self) -> None:
-        """Note how fast units are completed: so much is claimed ahead."""
+        """Measure how fast units are completed, to know how far to claim ahead."""
         elapsed = self._clock() - self._measured_at
         if elapsed >= 1.0:
             self._units_per_second = (self.storing.completed - self._measured_from) / elapsed
             self._measured_at, self._measured_from = self._clock(), self.storing.completed
 
     def _claim_suspicious(self, specs: list[str], held: list[Unit]) -> list[Claim] | None:
-        """Claim a job that has to go alone. None: there is none; empty: it is still waited for."""
+        """Claim a job that must run alone. None: there is none. Empty: still waiting for it."""
         using = self.holding.using
         due = jobs.suspicious_due(specs, using=using)
-        # What was held when a worker died is claimed alone, by turns with the others: there
-        # may be hundreds of such jobs, and writes are not to wait for all of them.
+        # A job that a worker held when it died is claimed alone, in turn with the others:
+        # there may be hundreds of such jobs, and writes must not wait for all of them.
         self._is_suspects_turn = not self._is_suspects_turn
         self._had_suspicious = True
         if not due.suspect:
@@ -188,9 +188,9 @@ class Claiming:
         return doubtful or None
 
     def _reachable(self) -> tuple[list[str], list[str]]:
-        """Return the specs of which a provider can be asked now, and the others.
+        """Return the specs with a provider that can be asked now, and the others.
 
-        Those that a person has paused are in neither, nor are those that were set aside.
+        Specs that a person has paused, or that were set aside, are in neither.
         """
         up: list[str] = []
         down: list[str] = []

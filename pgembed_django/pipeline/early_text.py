@@ -1,4 +1,4 @@
-"""When a unit's text is stored before its vectors: full-text search is not to wait for these."""
+"""Store a unit's text before its vectors if those are late: full-text search must not wait."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.units import Unit
 
 LATE_SECONDS = 0.1
-"""A unit whose vectors take longer than this has its text stored before them."""
+"""If a unit's vectors take longer than this, its text is stored first."""
 
 MAX_LATE_SECONDS = 1.0
-"""It waits for so long at the most while answers keep coming: its own may be next, and what is
-stored early is written twice."""
+"""The longest wait while answers keep coming: its own may be next, and text that is stored early
+is written twice."""
 
 
 class EarlyText:
-    """Watches how long units wait for their vectors, and has the text of late ones stored."""
+    """Watches how long units wait for their vectors, and stores the text of late ones."""
 
     def __init__(self, *, holding: Holding, staging: Staging, clock: Callable[[], float]) -> None:
         self.holding = holding
@@ -29,11 +29,11 @@ class EarlyText:
         self._locked = Locked(clock=clock)
 
     def answered(self) -> None:
-        """Note that vectors have come, and have been dealt with."""
+        """Note that vectors have come and were handled."""
         self._answered_at = self._clock()
 
     def step(self) -> None:
-        """Store the text of those that are late."""
+        """Store the text of units that are late."""
         now = self._clock()
         waiting = self.holding.without_text.values()
         late = takewhile(lambda unit: self._due_at(unit) <= now, waiting)
@@ -42,9 +42,9 @@ class EarlyText:
             self._locked.add(self._staging.store_text(units))
 
     def due_seconds(self) -> float | None:
-        """Return when the next unit's text is to be stored, from now."""
+        """Return in how many seconds the next unit's text is due."""
         waiting = iter(self.holding.without_text.values())
-        # The first is the oldest. Only where a table is locked may another one come before it.
+        # The first is the oldest. Only if a table is locked may another be due before it.
         first = waiting if self._locked else islice(waiting, 1)
         due = min(map(self._tried_at, first), default=None)
         return None if due is None else due - self._clock()

@@ -23,7 +23,7 @@ from pgembed_django.providers.lost import LostProvider
 class Embedding:
     """A queue of requests and a pool of threads for each provider.
 
-    The threads never touch the database; quotas are taken here, in the loop's own.
+    The threads never touch the database: quotas are reserved here, in the loop's own.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class Embedding:
 
     @property
     def is_answered(self) -> bool:
-        """Whether an answer has come that is not handed out yet."""
+        """Whether an answer has come but is not handed out yet."""
         return any(batch.future.done() for batch in self._batches)
 
     @property
     def wait_seconds(self) -> float:
-        """How long what is queued waits at the least, for a quota or for a provider."""
+        """The shortest time that queued chunks must wait for a quota or a provider."""
         waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]
         return min(waits, default=0.0)
 
     @property
     def in_flight(self) -> set[Unit]:
-        """The units that are with a provider just now."""
+        """The units that are with a provider now."""
         return {request.unit for batch in self._batches for request in batch.requests}
 
     @property
     def awaited(self) -> set[Unit]:
-        """Those, and the units that a provider which can be asked has yet to get."""
+        """Those in flight, and those queued for a provider that can be asked."""
         failed = self.failing.parts
         return self.in_flight | {
             request.unit
@@ -94,12 +94,12 @@ class Embedding:
         return self._pools[space.pk]
 
     def follow(self, live: Live) -> None:
-        """Keep the pools of the live spaces, and let them know who has paused their providers."""
+        """Keep the pools of the live spaces, and tell them who has paused their providers."""
         kept = {space.pk: self.pool(space) for space in live}
         for space in live:
             provider = spaces.provider_of_texts(space)
             if kept[space.pk].is_lost != isinstance(provider, LostProvider):
-                kept[space.pk] = self._pool_for(provider)  # its weights are gone, or there again
+                kept[space.pk] = self._pool_for(provider)  # its weights are gone, or back again
             kept[space.pk].paused_by = live.paused.providers.get(space.provider)
         self._pools = kept
         for pool in self._queues.keys() - self._pools.values():
@@ -112,7 +112,7 @@ class Embedding:
         self._queues[self.pool(space)].extend(requests)
 
     def send(self) -> bool:
-        """Start as many requests as the providers take, and tell whether there were any."""
+        """Send as many requests as the providers take. Return whether there were any."""
         before = len(self._batches)
         for pool, queue in self._queues.items():
             if pool.is_to_be_probed:
@@ -125,7 +125,7 @@ class Embedding:
         return len(self._batches) > before
 
     def collect(self) -> bool:
-        """Hand the answers that came back to their units, and tell whether there were any."""
+        """Hand answers to their units. Return whether there were any."""
         done = [batch for batch in self._batches if batch.future.done()]
         for batch in done:
             self._batches.remove(batch)
@@ -135,14 +135,14 @@ class Embedding:
         return bool(done)
 
     def look_at_quotas(self) -> None:
-        """Note whose quota is used up, before anything is claimed for it."""
+        """Find used-up quotas before anything is claimed for them."""
         self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
 
     def stranded(self) -> list[Failure]:
-        """Return what waits for paused providers, until ``failing`` gives each up.
+        """Return the parts that wait for paused providers, until ``failing`` gives each up.
 
-        Their text can be stored. Those of which another provider has chunks to embed are let
-        go when these are back.
+        Their text can be stored. If another provider is still embedding chunks of a unit, the
+        unit is kept until those are back.
         """
         waiting = [(pool, queue) for pool, queue in self._queues.items() if pool.is_waiting]
         if any(queue for _, queue in waiting):
@@ -199,7 +199,7 @@ class Embedding:
         return requests
 
     def _send(self, pool: Pool, requests: list[Request]) -> bool:
-        """Start a request, and tell whether it could be."""
+        """Send a request. Return whether that was possible."""
         is_doubtful = requests[0].unit.is_doubtful
         if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, requests):
             return False
@@ -212,7 +212,7 @@ class Embedding:
         for request, outcome in zip(batch.requests, batches.outcomes(batch), strict=True):
             unit, part = request.unit, request.part
             if unit not in self.holding or part not in unit.parts:
-                continue  # lost, or ended by another of its chunks
+                continue  # lost, or ended because of another of its chunks
             if isinstance(outcome, Embedded):
                 part.vectors[request.chunk.digest] = outcome
                 part.waiting.discard(request.chunk.digest)
@@ -223,5 +223,5 @@ class Embedding:
             else:
                 self.failing.add(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, seconds=self._clock() - batch.started)
-        # Last: the database may be lost at it, and the answers are handed out by then.
+        # Last: this may lose the database, and by now the answers are handed out.
         self._rationing.pay_up(batch.pool)

@@ -11,7 +11,7 @@ from pgembed_django.pipeline.units import Failure, Part, Unit
 
 
 class Failing:
-    """Failures, until nothing of their units is awaited any more, and stranded parts."""
+    """Failures, kept until nothing of their units is awaited, and stranded parts."""
 
     def __init__(self, *, holding: Holding) -> None:
         self.holding = holding
@@ -21,16 +21,16 @@ class Failing:
 
     @property
     def parts(self) -> set[Part]:
-        """The parts of which a chunk has failed: no more of their chunks are sent."""
+        """The parts with a failed chunk: no more of their chunks are sent."""
         return {failure.part for failure in self._failures}
 
     @property
     def stranded(self) -> list[Failure]:
-        """What waits for paused providers, until ``give_up`` lets each go."""
+        """The parts that wait for paused providers, until ``give_up`` lets each go."""
         return list(self._stranded.values())
 
     def add(self, failure: Failure) -> None:
-        """Note what a unit will end with."""
+        """Note the failure that a unit will end with."""
         self._failures.append(failure)
 
     def strand(self, failure: Failure) -> None:
@@ -41,18 +41,18 @@ class Failing:
             self._stranded.setdefault(failure.part, failure)
 
     def end(self, *, awaited: Collection[Unit]) -> None:
-        """End the units whose chunks have failed, each when nothing of it is awaited any more.
+        """End the units with failed chunks, each once nothing of it is awaited.
 
-        Its other chunks, of this batch or of one that comes back later, are staged: a retry
-        would pay for them once more.
+        Its other chunks, of this batch or a later one, are staged: a retry would pay for them
+        again.
         """
         failures, self._failures = self._failures, []
-        # Of a text that its provider went down with, other chunks had not had their turn.
+        # If a provider went down with a text, its other chunks never had their turn.
         failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
         for failure in failures:
             unit, outcome = failure.unit, failure.outcome
             if unit not in self.holding or failure.part not in unit.parts:
-                continue  # lost, or ended by another of its chunks
+                continue  # lost, or ended because of another of its chunks
             if unit in awaited:
                 self._failures.append(failure)
             elif isinstance(outcome, ProviderLost):
@@ -72,8 +72,8 @@ class Failing:
         """Let go of a unit that waits for a paused provider.
 
         A space that is being built never delays the active one: only its part is dropped,
-        and the reconciler brings it back. But where its provider went down with the text,
-        the job has to remember it. Nor does the active one keep it from being filled.
+        and the reconciler brings it back. But if its provider went down with the text, the
+        job must remember that. The active space does not keep it from being filled either.
         """
         unit, part, pool, outcome = stranded
         self._stranded.pop(part, None)
@@ -93,7 +93,7 @@ class Failing:
         )
 
     def keep_whole(self, unit: Unit) -> None:
-        """Stage the parts of a unit that are whole, before its job fails or is given back."""
+        """Stage the whole parts of a unit, before its job fails or is given back."""
         self.holding.to_stage += [
             (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
         ]
@@ -104,8 +104,8 @@ class Failing:
         if times < self.holding.settings.max_crashes:
             self.strand(failure)
             return
-        # The first time it had company. Since then the provider had just answered a plain
-        # word each time, and nobody else's text was with it.
+        # The first time it had company. Since then it was sent alone each time, just after
+        # the provider had answered a plain word.
         self.keep_whole(unit)
         self.holding.fail(
             unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
@@ -117,7 +117,7 @@ class Failing:
 
 
 def _delays_active(unit: Unit, part: Part) -> bool:
-    """Tell whether a part is of a space that is being built, and the active one waits for it."""
+    """Return whether the active space waits for a part of a space that is being built."""
     return part.space.state == Space.State.BUILDING and any(
         other.space.state == Space.State.ACTIVE and not other.plan.is_fresh for other in unit.parts
     )

@@ -15,13 +15,13 @@ from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 UNASKED = 4
-"""Up to so many rows are read without asking how long they are."""
+"""Up to this many rows are read without asking how long they are."""
 
 
 class Fitting:
     """Chooses units whose texts can be read together.
 
-    Lengths are asked for only where the last texts were too long to be read at once.
+    Lengths are asked for only if the last texts were too long to be read at once.
     """
 
     def __init__(self, *, holding: Holding, aside: Aside) -> None:
@@ -30,16 +30,16 @@ class Fitting:
         self._asks_lengths = False
         self._readings: dict[Spec, sources.Reading] = {}
         self._made_lengths: dict[Spec, float] = {}
-        """The mean length of the texts that a text method made last: rows do not tell it."""
+        """The mean length of the last texts a text method made: rows do not tell it."""
 
     def reading(self, spec: Spec) -> sources.Reading:
-        """Return what reads the units of a spec."""
+        """Return the reading of a spec's units."""
         if spec not in self._readings:
             self._readings[spec] = sources.Reading(spec, using=self.holding.using)
         return self._readings[spec]
 
     def choose(self, units: list[Unit]) -> tuple[list[Unit], float]:
-        """Return the first of them, one at least, and how much room their texts have."""
+        """Return the first of them, at least one, and how much room their texts have."""
         if not self._asks_lengths:
             return units, lengths.READ_BYTES if len(units) > UNASKED else math.inf
         fitting = self._known_to_fit(units)
@@ -47,20 +47,20 @@ class Fitting:
         return fitting, math.inf
 
     def was_too_much(self) -> None:
-        """Ask for lengths from now on: the texts of the last choice were too long."""
+        """Ask for lengths from now on: the last texts were too long."""
         self._asks_lengths = True
 
     def made_length(self, spec: Spec) -> float:
-        """Return about how long a text is that the spec's method makes. Zero where it has none."""
+        """Return the approximate length of texts made by the spec's method. Zero: no method."""
         return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
 
     def note_made(self, spec: Spec, texts: Collection[str]) -> None:
-        """Learn from the texts that were read last how long the next may be."""
+        """Learn from the last texts how long the next may be."""
         if spec.text and texts:
             self._made_lengths[spec] = sum(map(len, texts)) / len(texts)
 
     def _known_to_fit(self, units: list[Unit]) -> list[Unit]:
-        """Return the first of them, whose texts can be read at once: one at least."""
+        """Return the first of them whose texts can be read at once: at least one."""
         by_unit: dict[Unit, float] = {}
         for spec, of_spec in self.holding.unplanned(units).items():
             stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
@@ -85,4 +85,4 @@ class Fitting:
         except DatabaseError as error:
             if faults.of(error) is Fault.TOO_SLOW or faults.is_lost_connection(error):
                 raise
-            return {}  # what is wrong is found when they are read
+            return {}  # reading them will find what is wrong

@@ -20,7 +20,7 @@ MAX_BUSY_ENDINGS = 3
 
 
 class _QueuedEnd(NamedTuple):
-    """How a job is to end, in the next round. Without an error it is given back."""
+    """How a job ends in the next round. Without an error it is given back."""
 
     claim: Claim
     end: Callable[[Claim], Ending]
@@ -28,18 +28,18 @@ class _QueuedEnd(NamedTuple):
 
 
 class Holding:
-    """Units by job id. A unit that is no longer here is no longer worked on."""
+    """Units by job id. A unit that is not here is no longer worked on."""
 
     def __init__(self, *, using: str, settings: conf.Settings) -> None:
         self.using = using
         self.settings = settings
         self.units: dict[int, Unit] = {}
         self.whole: dict[int, Unit] = {}
-        """Those of them that can be stored: all their vectors have come."""
+        """The units that can be stored: all their vectors have come."""
         self.without_text: dict[int, Unit] = {}
-        """Those whose text could be stored before their vectors, the oldest first."""
+        """The units whose text could be stored before their vectors, the oldest first."""
         self.to_stage: list[tuple[Unit, Part]] = []
-        """What came for units that need further batches, or are about to be given back."""
+        """Parts with vectors of units that need more batches, or are about to be given back."""
         self.tally = rollups.Tally()
         self._endings: deque[_QueuedEnd] = deque()
 
@@ -53,18 +53,18 @@ class Holding:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether an open writer keeps something from ending: to be tried again soon."""
+        """Whether an open writer keeps a job from ending: try again soon."""
         return bool(self._endings) or any(not unit.is_being_stored for unit in self.whole.values())
 
     def add(self, units: Iterable[Unit]) -> None:
-        """Take newly claimed units in, which have yet to be planned."""
+        """Take in newly claimed units, which are not planned yet."""
         for unit in units:
             if unit.claim.id in self.units:
-                self.drop([unit.claim.id])  # another one by that number: the table was reset
+                self.drop([unit.claim.id])  # another job with that id: the table was reset
             self.units[unit.claim.id] = unit
 
     def look_at(self, unit: Unit) -> None:
-        """Note whether a unit is whole by now, and whether its text is stored."""
+        """Note whether a unit is whole now, and whether its text is stored."""
         job_id = unit.claim.id
         if self.units.get(job_id) is not unit:
             return
@@ -76,7 +76,7 @@ class Holding:
             self.without_text.pop(job_id, None)
 
     def unplanned(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-        """Return those that are held and not planned yet, by spec."""
+        """Return the units that are held but not planned yet, by spec."""
         return by_spec(unit for unit in units if unit in self and not unit.is_planned)
 
     def drop(self, job_ids: Iterable[int]) -> None:
@@ -87,30 +87,30 @@ class Holding:
             self.without_text.pop(job_id, None)
 
     def lose(self, job_ids: Iterable[int]) -> None:
-        """Forget units whose jobs are another's by now, or gone with their rows."""
+        """Forget units whose jobs are another worker's now, or gone with their rows."""
         lost = [self.units[job_id].claim for job_id in job_ids if job_id in self.units]
         if lost:
             self.drop([claim.id for claim in lost])
             events.tell(events.LEASES_LOST, about=lost, count=len(lost))
 
     def heartbeat(self) -> None:
-        """Renew every lease, and stop working on what was lost."""
+        """Renew every lease, and stop working on lost jobs."""
         claims = [unit.claim for unit in self.units.values()]
         claims += [queued.claim for queued in self._endings]
         if claims:
             held = jobs.heartbeat(
                 claims, lease_seconds=self.settings.lease_seconds, using=self.using
             )
-            # A job that is gone may have been completed just now.
+            # A job that is gone may just have been completed.
             self.lose({one for one in held.lost if not self._is_being_stored(one)})
 
     def fail(self, unit: Unit, error: str) -> None:
-        """Fail the unit's job, with no further attempt: its text cannot be embedded."""
+        """Fail the unit's job without another attempt: its text cannot be embedded."""
         error = text.clean(error)
         self._end(unit, partial(jobs.fail, error=error, using=self.using), error=error)
 
     def retry(self, unit: Unit, error: str) -> None:
-        """Spend an attempt of the unit's job: it is tried again after a backoff, or has failed."""
+        """Spend an attempt of the unit's job: it is retried after a backoff, or fails."""
         error = text.clean(error)
         backoff = self.settings.backoff_seconds * 2**unit.claim.attempts
         delay = min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
@@ -126,7 +126,7 @@ class Holding:
     def give_back(
         self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
     ) -> None:
-        """Give the unit's job back, with no attempt spent."""
+        """Give the unit's job back without spending an attempt."""
         release = partial(
             jobs.release,
             delay_seconds=delay_seconds,
@@ -137,10 +137,10 @@ class Holding:
         self._end(unit, release)
 
     def end_jobs(self, *, seconds: float = 0.0) -> bool:
-        """Run the endings, one job a transaction. A busy one is tried again next time.
+        """Run the endings, one job per transaction. A busy one is tried again next time.
 
-        Each busy one costs a wait, and an open writer may hold hundreds: after a few, and after
-        so many ``seconds``, the rest has to wait for the next round too.
+        Each busy one costs a wait, and an open writer may hold hundreds. So after both a few
+        of them and ``seconds``, the rest waits for the next round too.
         """
         ended = busy = 0
         until = time.monotonic() + seconds
@@ -162,7 +162,7 @@ class Holding:
         return job_id in self.units and self.units[job_id].is_being_stored
 
     def _note(self, claim: Claim, ending: Ending, error: str | None) -> None:
-        """Count and log how a job has ended. Without an error it was given back."""
+        """Count and log how a job ended. Without an error it was given back."""
         if error is not None:
             self.tally.ended(claim.spec, ending)
         if ending is Ending.FAILED:

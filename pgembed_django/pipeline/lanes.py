@@ -10,28 +10,28 @@ from pgembed_django.specs import Spec
 
 
 class Lanes:
-    """Where the last claims have ended. Nowhere, at first: the next begins at every lane's head.
+    """Where the last claims ended. At first nowhere: the next begins at every lane's head.
 
-    What was committed late lies before that, and so does what a writer had locked, or what is in a
-    lane that no kind of job of this code has. A claim that begins anew finds it.
+    Jobs that were committed late or locked by a writer lie before that, and jobs may be in lanes
+    that no job kind of this code has. A claim that begins anew finds them.
     """
 
     def __init__(self) -> None:
         self._ended: dict[tuple[str, int], Lane] = {}
 
     def to_go_on(self, specs: Iterable[Spec]) -> list[Lane]:
-        """Return the lanes of some specs, each from where it was claimed. Empty: begin anew."""
+        """Return the lanes of some specs, each from where its claims ended. Empty: begin anew."""
         if not self._ended:
             return []
         known = [(spec.key, one) for spec in specs for one in jobs.priorities(spec.priority)]
         return [self._ended.get(lane) or Lane(*lane) for lane in known]
 
     def note(self, claims: Sequence[Claim], *, has_more: bool) -> None:
-        """Note where a claim has ended. Where there was no more, nothing is to be gone on with."""
+        """Note where a claim ended. If there was no more, there is nothing to go on with."""
         if not has_more:
             self.begin_anew()
             return
-        # In their order: of each lane the last one is kept.
+        # In order: the last one of each lane is kept.
         last = {(claim.spec, claim.priority): claim for claim in claims}
         self._ended |= {lane: Lane(*lane, one.run_at, one.id) for lane, one in last.items()}
 

@@ -1,4 +1,4 @@
-"""What is worked on now: the live spaces of each spec, and what a person has paused."""
+"""What to work on now: the live spaces of each spec, and what a person has paused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pgembed_django.models import Space
 from pgembed_django.specs import Spec
 
 READ_SECONDS = 5.0
-"""How long a worker may go on with what others have changed."""
+"""How long a worker may miss what others have changed."""
 
 
 class Live:
-    """The live spaces and the pauses, as they were last read. Iterates over the spaces."""
+    """The live spaces and pauses as last read. Iterates over the spaces."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class Live:
         return chain.from_iterable(self._spaces.values())
 
     def of(self, spec: Spec) -> Sequence[Space]:
-        """Return the spaces that a spec's units are planned for, the active one first."""
+        """Return the spaces to plan a spec's units for, the active one first."""
         return self._spaces.get(spec.key, ())
 
     def read_if_old(self) -> bool:
-        """Read anew what was read a while ago, and tell whether it was."""
+        """Read again after a while. Return whether that was done."""
         if self._clock() - self._read_at < READ_SECONDS:
             return False
         self._spaces = spaces.live_of(self.specs.values(), using=self._using)
@@ -49,5 +49,5 @@ class Live:
         return True
 
     def outdate(self) -> None:
-        """Read anew at the next round: a space was opened since some units were planned."""
+        """Read again next round: a space was opened after some units were planned."""
         self._read_at = float("-inf")

@@ -1,4 +1,4 @@
-"""The specs whose tables were locked at the last try: they are left alone for a while."""
+"""The specs whose tables were locked at the last try, left alone for a while."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pgembed_django.specs import Spec
 
 LOCKED_SECONDS = 1.0
-"""How soon what can be done later is tried again where somebody has locked its table."""
+"""How soon work that can wait is tried again after its table was found locked."""
 
 
 class Locked:
-    """Knows until when. The other specs go on."""
+    """Knows how long to leave each alone. The other specs go on."""
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -24,11 +24,11 @@ class Locked:
         return bool(self._until)
 
     def until(self, spec: Spec) -> float:
-        """Return when a spec is to be tried again, by the clock. Long ago: at once."""
+        """Return when to try a spec again, by the clock. Long ago: at once."""
         return self._until.get(spec, float("-inf"))
 
     def add(self, specs: Iterable[Spec]) -> None:
-        """Leave specs alone from now on. Those whose time is over are forgotten."""
+        """Leave specs alone from now on. Forget those whose time is over."""
         now = self._clock()
         self._until = {spec: until for spec, until in self._until.items() if until > now}
         self._until |= dict.fromkeys(specs, now + LOCKED_SECONDS)

@@ -9,21 +9,20 @@ LONGEST_SECONDS = 120.0
 class Patience:
     """Waits for a bounded time, then lets the other jobs go on for as long.
 
-    Each wait is twice as long as the last one, so in the end all jobs that are held have ended
-    within one.
+    Each wait is twice as long as the last one, so in the end all held jobs end within one.
     """
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew: there is nothing to wait for any more."""
+        """Begin anew: there is nothing left to wait for."""
         self._seconds = FIRST_SECONDS
         self._since: float | None = None
         self._resumes_at = float("-inf")
 
     def lasts(self, now: float) -> bool:
-        """Tell whether to wait, or to wait on."""
+        """Return whether to begin or keep waiting."""
         if now < self._resumes_at:
             return False
         if self._since is None:
@@ -34,7 +33,7 @@ class Patience:
         return True
 
     def end(self, now: float) -> None:
-        """Let the others go on: it was in vain."""
+        """Let the others go on: the wait was in vain."""
         self._since = None
         self._resumes_at = now + self._seconds
         self._seconds = min(2 * self._seconds, LONGEST_SECONDS)

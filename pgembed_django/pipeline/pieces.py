@@ -1,4 +1,4 @@
-"""Which units are stored in one transaction, while somebody else has some of their rows locked."""
+"""Which units to store in one transaction while somebody else has some of their rows locked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pgembed_django.pipeline.units import Unit, by_spec
 from pgembed_django.specs import Spec
 
 MAX_BUSY = 10
-"""After so many waits in vain, the rest of a spec's units is left to the next round."""
+"""After this many futile waits, the rest of a spec's units waits for the next round."""
 
 
 class Pieces:
-    """Some units at a time. Those that were busy come again in halves, after all others.
+    """Some units at a time. Busy ones come again in halves, after all others.
 
     A writer may hold one of their rows, or a whole table for hours. Waits are bounded per spec,
     so that all other units are stored meanwhile.
@@ -27,17 +27,17 @@ class Pieces:
 
     @property
     def wait(self) -> str:
-        """How long to wait for locks: briefly, once there was a wait in vain."""
+        """How long to wait for locks: only briefly after a futile wait."""
         return database.BRIEFLY if self._busy else database.SHORTLY
 
     def take(self, size: int) -> Sequence[Unit]:
-        """Return which units come next, up to ``size`` new ones. None are left: nothing."""
+        """Return the next units, up to ``size`` new ones. Empty: none are left."""
         if self._rest:
             return [self._rest.popleft() for _ in range(min(size, len(self._rest)))]
         return self._again.popleft() if self._again else ()
 
     def split(self, busy: Sequence[Unit]) -> None:
-        """Split units that could not be stored together: by their specs, or in halves."""
+        """Split units that could not be stored together: by spec, or in halves."""
         of_specs = by_spec(busy)
         if len(of_specs) > 1:
             self._again += of_specs.values()

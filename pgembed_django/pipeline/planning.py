@@ -1,4 +1,4 @@
-"""Read claimed units, cut them into chunks, and compare these with what is stored."""
+"""Read claimed units, cut them into chunks, and compare those with the stored ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HELD_CHARACTERS = 2 * lengths.READ_BYTES
 
 
 class Planning:
-    """Plans what claimed units need, and queues what is new to be embedded."""
+    """Plans what claimed units need, and queues new chunks to be embedded."""
 
     def __init__(self, *, holding: Holding, aside: Aside, live: Live, embedding: Embedding) -> None:
         self.holding = holding
@@ -38,22 +38,22 @@ class Planning:
         self.embedding = embedding
         self._units: deque[Unit] = deque()
         self._fitting = Fitting(holding=holding, aside=aside)
-        # The providers' answers are looked at again after each, whatever the texts' lengths.
+        # Answers of providers are looked at after each slice, however long the texts are.
         self._slices = Slices()
 
     @property
     def has_more(self) -> bool:
-        """Whether units were claimed that have yet to be read."""
+        """Whether some claimed units are not read yet."""
         return bool(self._units)
 
     def add(self, units: Iterable[Unit]) -> None:
-        """Take claimed units in."""
+        """Take in claimed units."""
         self._units.extend(units)
 
     def step(self) -> bool:
-        """Plan the next few units, at least a batch, and tell whether there were any.
+        """Plan the next few units, at least a batch. Return whether there were any.
 
-        Fewer where their texts are long, and none while enough of that is at hand.
+        Fewer if their texts are long, and none while enough text is held.
         """
         if not self._units or self._held() >= HELD_CHARACTERS:
             return False
@@ -73,13 +73,13 @@ class Planning:
                 self._slices.halve(len(few))
                 raise
             self.holding.retry(few[0], f"{type(error).__name__}: {error}")
-        for _ in few:  # only now: the database may have been lost meanwhile
+        for _ in few:  # only now: the database may have been lost before
             self._units.popleft()
         self._slices.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
 
     def look_again(self) -> None:
-        """Take up those whose tables are by now as declared."""
+        """Take up specs whose tables are as declared now."""
         for spec in self.aside:
             if not self.live.of(spec):
                 continue
@@ -91,7 +91,7 @@ class Planning:
                 if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
                     raise
                 continue
-            # What could not be stored would be paid for again and again.
+            # Vectors that cannot be stored would be paid for again and again.
             if store.is_fit(spec, using=self.holding.using):
                 self.aside.take_up(spec)
 
@@ -99,17 +99,17 @@ class Planning:
         return _characters(self.holding.units.values())
 
     def _plan_by_spec(self, units: Sequence[Unit], *, room: float) -> None:
-        """Plan units, with so much room for their texts together.
+        """Plan units whose texts fit into ``room`` together.
 
         Raises:
-            sources.TooMuch: they have not, as it turned out. Some may be planned.
+            sources.TooMuch: they did not fit. Some units may be planned.
         """
         for spec, of_spec in self.holding.unplanned(units).items():
             self._plan_or_give_back(spec, of_spec, room=room)
             room -= _characters(of_spec)
 
     def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
-        """Plan units, but for those that the database does not let us read."""
+        """Plan units, except those that the database does not let us read."""
         if spec in self.aside:
             self.aside.give_back(units)
             return
@@ -123,7 +123,7 @@ class Planning:
                     self.aside.put(spec, error)
                     self.aside.give_back(units)
                 case _ if len(units) == 1:
-                    # A key of another type, a damaged value: it must not take the others along.
+                    # A key of another type or a damaged value must not fail the others.
                     self.holding.retry(units[0], f"{type(error).__name__}: {error}")
                 case _:
                     first, others = units[: len(units) // 2], units[len(units) // 2 :]
@@ -176,8 +176,8 @@ class Planning:
         space_ids = [space.pk for space in self.live.of(spec)]
         with database.giving_way(using, pipelined=True):
             read_texts = self._fitting.reading(spec).ask(source_pks, room=room)
-            # After the user's own query, which is planned as they would expect. What is stored
-            # may be read later than the text: the job is ours.
+            # After the user's own query, which is planned as they would expect. The stored
+            # chunks may be read later than the text: the job is ours.
             database.keep_plans(using)
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()

@@ -1,4 +1,4 @@
-"""Keep the providers' quotas: reserve before a batch is sent, settle when it is back."""
+"""Keep to the providers' quotas: reserve before a batch is sent, settle when it is back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgembed_django.pipeline.units import Request
 from pgembed_django.pool import Pool
 
 SPREAD_SECONDS = 0.5
-"""Workers that wait for the same quota wake up so far apart."""
+"""How far apart workers that wait for the same quota wake up."""
 
 
 class Rationing:
@@ -21,12 +21,12 @@ class Rationing:
         self._paid: dict[Pool, Counter[str]] = {}
 
     def tokens_at_once(self, pool: Pool) -> int | None:
-        """Return how many tokens a batch should hold at the most."""
+        """Return how many tokens a batch should hold at most."""
         limits = quotas.limits(pool.provider.alias)
         return limits.tokens_at_once if limits else None
 
     def allows(self, pool: Pool, requests: list[Request]) -> bool:
-        """Reserve what a batch will use. Where the quota is used up, let the pool wait for it."""
+        """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)
         if limits is None:
@@ -42,13 +42,13 @@ class Rationing:
         return True
 
     def look(self, pools: list[Pool]) -> None:
-        """Let pools wait whose quota is used up, so that nothing is claimed for them."""
+        """Let pools with a used-up quota wait, so that nothing is claimed for them."""
         for pool in pools:
             if not pool.paused_seconds and quotas.limits(pool.provider.alias):
                 self._await(pool, quotas.wait_seconds(pool.provider.alias, using=self._using))
 
     def pay_up(self, pool: Pool) -> None:
-        """Charge what was sent beyond what was reserved: halves, retries and probes of a batch."""
+        """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)
         paid = self._paid.get(pool)

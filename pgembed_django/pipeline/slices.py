@@ -1,4 +1,4 @@
-"""How many units go at once, so that a step takes about as long as it may."""
+"""How many units to take at once, so that a step takes about as long as it may."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ SECONDS = 0.1
 
 
 class Slices:
-    """A number of units that follows what the last ones took."""
+    """A number of units that follows from how long the last ones took."""
 
     def __init__(self) -> None:
         self.size = FIRST
         self._was_canceled = False
 
     def wanted(self, least: int) -> int:
-        """Return how many go next: no fewer than ``least``, unless so many took too long."""
+        """Return how many to take next: at least ``least``, unless that many took too long."""
         return self.size if self._was_canceled else max(self.size, least)
 
     def adapt(self, units: int, *, seconds: float) -> None:
-        """Learn from what so many took. At most twice as many go next, and at least one."""
+        """Learn from how long these took. Next come at most twice as many, and at least one."""
         if units >= self.size or seconds > SECONDS:
             in_time = int(units * SECONDS / max(seconds, 1e-6))
             self.size = max(1, min(in_time, 2 * self.size, MOST))
             self._was_canceled &= seconds > SECONDS
 
     def halve(self, units: int) -> None:
-        """So many were canceled by a time-out: half of them go next."""
+        """Take half as many next: a time-out canceled these."""
         self.size = max(1, units // 2)
         self._was_canceled = True

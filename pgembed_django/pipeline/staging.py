@@ -1,4 +1,4 @@
-"""Store what there is of units that are not whole yet, in transactions that hold their jobs.
+"""Store what has come of units that are not whole yet, in transactions that hold their jobs.
 
 All are short, and none waits for a writer.
 """
@@ -25,18 +25,18 @@ Parts = list[tuple[Unit, Part]]
 
 
 class Write(NamedTuple):
-    """What is written of parts in a transaction, and what is noted of each once it commits."""
+    """What a transaction writes of parts, and what to note for each once it commits."""
 
     run: Callable[[Spec, Parts, str], None]
     note: Callable[[Part], None] = lambda _: None
 
 
 class Staging:
-    """Stores what there is of units that are not whole.
+    """Stores what has come of units that are not whole.
 
-    The text before any vector has come; the vectors that have come before the others. As many
-    units in a transaction as a tenth of a second takes. What could not be written is left to the
-    next time: in fewer, where so many took too long.
+    The text before any vector comes; then vectors, before the last have come. A transaction takes
+    as many units as fit into a tenth of a second. Units that could not be written wait for the
+    next time: fewer at once, if they took too long.
     """
 
     def __init__(self, *, holding: Holding, aside: Aside, clock: Callable[[], float]) -> None:
@@ -46,10 +46,10 @@ class Staging:
         self._slices = Slices()
 
     def stage(self) -> None:
-        """Persist what batches brought for units that wait for further ones.
+        """Persist what batches brought for units that wait for more of them.
 
-        Also for those that are about to end otherwise: their next run resumes there, and what
-        is whole in one space is stored in it. What somebody has locked is kept for a later try.
+        Also for units that are about to end otherwise: their next run resumes there, and parts
+        that are whole in one space are stored in it. Locked ones are kept for a later try.
         """
         later: Parts = []
         tried: Parts = []
@@ -73,7 +73,7 @@ class Staging:
     def store_text(self, units: Collection[Unit]) -> set[Spec]:
         """Store the text of units that have no rows yet: full-text search finds them at once.
 
-        Returns the specs whose table somebody has locked: to be tried again later.
+        Returns the specs whose table somebody has locked: try those again later.
         """
         parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
         busy = self._write(STORE_TEXT, parts)
@@ -82,9 +82,9 @@ class Staging:
         return busy
 
     def _write(self, write: Write, parts: Parts) -> set[Spec]:
-        """Write what is still ours, of one spec in each transaction.
+        """Write the parts that are still ours, one spec per transaction.
 
-        Returns the specs for which it has to be tried again.
+        Returns the specs to try again.
         """
         busy: set[Spec] = set()
         by_spec: dict[Spec, deque[tuple[Unit, Part]]] = defaultdict(deque)
@@ -104,7 +104,7 @@ class Staging:
     def _write_some(self, write: Write, spec: Spec, parts: Parts) -> None:
         using = self.holding.using
         try:
-            # Who waited for a table with jobs in hand would hold up their writers, or meet them.
+            # Waiting for a table while holding jobs would block their writers, or deadlock.
             with database.giving_way(using, wait=database.BRIEFLY):
                 held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
                 ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
@@ -124,10 +124,10 @@ class Staging:
                     for one in parts:
                         self._write_some(write, spec, [one])
                 case fault:
-                    # One unit's data is at fault. It must not take the worker along.
+                    # One unit's data is at fault. It must not stop the worker.
                     self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
                     if fault is Fault.TOO_SLOW:
-                        raise database.Busy from error  # the others in a while: it took long
+                        raise database.Busy from error  # the others later: it took long
             return
         for _, part in ours:
             write.note(part)

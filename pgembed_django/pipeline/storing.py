@@ -1,7 +1,7 @@
 """Store what came back. Vectors and completion commit together, in short transactions.
 
-Many at once are stored by a thread with a connection of its own: meanwhile the loop claims
-and asks on.
+A thread with its own connection stores many at once, while the loop goes on claiming and
+asking.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
 
 THREADLESS_SECONDS = 5.0
-"""So long the loop stores by itself where the thread could not reach the database."""
+"""How long the loop stores by itself after the thread could not reach the database."""
 
 STOP_SECONDS = 5.0
-"""How long the end of a worker waits for what is being stored."""
+"""How long a worker that ends waits for units that are being stored."""
 
 ROUNDS_BEHIND = 3
-"""So many rounds of batches wait at the most: the loop claims on while a round is stored."""
+"""How many rounds of batches may wait: the loop goes on claiming while a round is stored."""
 
 
 class Storing:
-    """Stores whole units, all there are, and completes their jobs.
+    """Stores all whole units and completes their jobs.
 
-    A few of them in the loop's own thread: handing them over would take longer. So are the
-    next ones after a failure: the loop learns at once whether they can be stored. The other
-    thread only writes; what is held is the loop's.
+    The loop's own thread stores a few: handing them over would take longer. It also stores
+    the next ones after a failure, to learn at once whether they can be stored. The other
+    thread only writes; the held units are the loop's.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Storing:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some rounds of batches wait already: no more is to be claimed."""
+        """Whether too many rounds of batches wait already to claim more."""
         settings = self.holding.settings
         return self._waiting >= ROUNDS_BEHIND * settings.batch_size * settings.concurrency
 
     def step(self) -> bool:
-        """Hand out what was stored, store what is whole, and tell whether anything moved."""
+        """Hand out stored units, store whole ones. Return whether anything moved."""
         moved, left = self._collect()
         whole = self.holding.whole
         self._waiting = len(whole) - len(self._units) if self.is_at_work else 0
         if self.is_at_work:
             return moved
-        # What the thread has just left is locked by an open writer: not again at once.
+        # An open writer has locked what the thread just left: do not retry at once.
         units = [unit for unit in whole.values() if unit not in left]
         if not units:
             return moved
@@ -98,18 +98,18 @@ class Storing:
         return moved
 
     def finish(self) -> None:
-        """Wait for what is being stored, and hand it out."""
+        """Wait for units that are being stored, and hand them out."""
         if self._future is not None:
             futures.wait([self._future], timeout=STOP_SECONDS)
             self._collect()
 
     def begin_anew(self) -> None:
-        """After an outage: whatever has met it, the next is stored by the loop itself."""
+        """Note an outage: the loop stores the next units itself, whichever thread met it."""
         self.finish()
         self._has_failed = True
 
     def close(self) -> None:
-        """End the thread, and its connection with it."""
+        """End the thread and its connection."""
         if self._thread is None:
             return
         if not self.is_at_work:
@@ -127,7 +127,7 @@ class Storing:
     def _store(self, units: Sequence[Unit]) -> Completion:
         """Run in either thread: touch nothing of the loop's.
 
-        A few units in each transaction: who deletes one of their rows waits for its end.
+        Few units per transaction: whoever deletes one of their rows waits for its end.
         """
         done = Completion()
         pieces = Pieces(units)
@@ -148,7 +148,7 @@ class Storing:
                     connections[self.holding.using].close()
                 if not done.units:
                     raise
-                break  # as the next try finds: what was done is told first
+                break  # the next try will find it: report what was done first
             done += one
             if one.busy:
                 pieces.split(one.busy)
@@ -167,7 +167,7 @@ class Storing:
         error = future.exception()
         self._has_failed = error is not None
         if isinstance(error, DatabaseError | InterfaceError) and faults.is_lost_connection(error):
-            # Its own connection. Where the database is away, the loop will find out.
+            # Its own connection. If the database is away, the loop will find out.
             self._do_without_thread(error)
             return True, ()
         done = future.result()
@@ -181,7 +181,7 @@ class Storing:
         self._threadless_until = time.monotonic() + THREADLESS_SECONDS
 
     def _let_go(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
-        """Let go of what was done. Returns whether there was any, and what was not."""
+        """Let go of stored units. Returns whether there were any, and those left."""
         for unit in done.outdated:
             self.holding.give_back(unit)
             self.live.outdate()

@@ -17,25 +17,25 @@ from pgembed_django.specs import Spec
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What became of whole units. Those in none of these are held on, to be tried again.
+    """What became of whole units. Those in none of these are kept and tried again.
 
-    So are those that were ``busy``.
+    So are the ``busy`` ones.
     """
 
     units: Sequence[Unit] = ()
-    """Those that were stored, their jobs completed."""
+    """Units that were stored, with their jobs completed."""
     waited: Mapping[int, float] = field(default_factory=dict)
-    """How long each write among them has waited for its vectors, in seconds, by job id."""
+    """How long each write among them waited for its vectors, in seconds, by job id."""
     outdated: Sequence[Unit] = ()
-    """A space was opened since they were planned."""
+    """A space was opened after they were planned."""
     unfit: Sequence[tuple[Unit, Exception]] = ()
-    """The tables of their specs are not as declared, and what is wrong with these."""
+    """The tables of their specs are not as declared, and the error."""
     refused: Sequence[tuple[Unit, str]] = ()
     lost: Collection[int] = ()
-    """Job ids: another's by now, or gone with their rows."""
+    """Job ids that are another worker's now, or gone with their rows."""
     seconds: float = 0.0
     busy: Sequence[Unit] = ()
-    """Somebody has one of their tables, or is at one of their failures."""
+    """Somebody has locked one of their tables or failures."""
 
     def __add__(self, other: Completion) -> Completion:
         return Completion(
@@ -55,9 +55,9 @@ def store_whole(
 ) -> Completion:
     """Store whole units and complete their jobs, vectors and completion together.
 
-    Those whose jobs an open writer has locked are left as they are. The results of lost
-    ones are discarded. What is wrong with one is its own; but that several took longer than
-    a time-out allows is raised, and so is what is wrong with the server, or our own tables.
+    Units whose jobs an open writer has locked are left alone. Results of lost ones are
+    discarded. A unit's own error counts against that unit only. A time-out over several is
+    raised, and so are errors of the server or of our own tables.
     """
     started = time.perf_counter()
     try:
@@ -88,7 +88,7 @@ def store_whole(
             case Fault.SCHEMA if not store.is_fit(units[0].spec, using=using):
                 return Completion(unfit=[(unit, error) for unit in units])
             case _ if is_many:
-                # One unit's data may be at fault. It must not take the others along.
+                # One unit's data may be at fault. It must not fail the others.
                 middle = len(units) // 2
                 halves = [units[:middle], units[middle:]]
                 return _store_apart(halves, settings=settings, using=using)
@@ -105,16 +105,16 @@ def _store_apart(
         try:
             done += store_whole(units, settings=settings, using=using)
         except (DatabaseError, InterfaceError):
-            break  # as the next try finds: what was done is told first
+            break  # the next try will find it: report what was done first
     return done
 
 
 def _planned_without_a_space(units: Sequence[Unit], live: defaultdict[str, set[int]]) -> list[Unit]:
-    """Return the units for which a space has been opened since they were planned, or all are gone.
+    """Return the units for which a space was opened after planning, or all spaces are gone.
 
-    To complete them would leave a gap, or a stale text, in a space that may be searched
-    by now. Where it is opened after this look, the reconciler has yet to fill it. And after
-    a flush of the database it would leave the row to the reconciler.
+    Completing them would leave a gap or a stale text in a space that may be searched by
+    now; after a flush of the database it would leave the row to the reconciler. If a space
+    is opened after this look, the reconciler has yet to fill it.
     """
 
     def is_for(unit: Unit) -> bool:

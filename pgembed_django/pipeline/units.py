@@ -1,4 +1,4 @@
-"""What is held and on its way: units, their parts, batches."""
+"""Work in progress: units, their parts, batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Part:
     waiting: set[bytes]
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
     has_waiting_text: bool = False
-    """Its text is stored before its vectors."""
+    """Its text is stored, its vectors are not yet."""
     is_staged: bool = False
 
     @property
@@ -48,14 +48,14 @@ class Unit:
     planned_spaces: set[int] = field(default_factory=set)
     chunks: int = 0
     characters: int = 0
-    """How long its text is, which is held until it is stored."""
+    """The length of its text, which is held until it is stored."""
     is_planned: bool = False
     is_gone: bool = False
-    """The source row is gone, or out of the condition: what is stored of it goes too."""
+    """The source row is gone, or no longer matches the condition: its stored chunks go too."""
     has_staged: bool = False
     is_being_stored: bool = False
     is_blocked: bool = False
-    """It could not be stored at the last try: an open writer has its job, or its table."""
+    """The last try could not store it: an open writer has locked its job or table."""
 
     is_set_aside: bool = False
     """It is given back because its spec was set aside."""
@@ -72,17 +72,17 @@ class Unit:
 
     @property
     def lacks_text(self) -> bool:
-        """Whether any part of it lacks its text."""
+        """Whether any part lacks its text."""
         return any(part.lacks_text for part in self.parts)
 
     @property
     def embedded(self) -> int:
-        """How many chunks it took from a provider, in all spaces."""
+        """How many chunks a provider embedded, in all spaces."""
         return sum(len(part.plan.embed) for part in self.parts)
 
     @property
     def reused(self) -> int:
-        """How many chunks had their vectors already."""
+        """How many chunks had vectors already."""
         return self.chunks * len(self.parts) - self.embedded
 
     def change(self, part: Part) -> Change:
@@ -93,7 +93,7 @@ class Unit:
 
 
 def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-    """Return units by their spec, in the order in which they were given."""
+    """Return units by spec, in the given order."""
     found: defaultdict[Spec, list[Unit]] = defaultdict(list)
     for unit in units:
         found[unit.spec].append(unit)
@@ -119,7 +119,7 @@ class Batch:
 
 
 class Failure(NamedTuple):
-    """A chunk that was not embedded, and what its unit dies of."""
+    """A chunk that was not embedded, and the error that ends its unit."""
 
     unit: Unit
     part: Part
