@@ -48,7 +48,7 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             connection.connection.prepare_threshold = PREPARE_AFTER
         with connection.cursor() as cursor:
             if is_direct:
-                # Since a kept plan was made, its table may have grown a thousandfold.
+                # The table may have grown a thousandfold since a kept plan was made.
                 cursor.execute("SET plan_cache_mode = force_custom_plan")
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # Where row security hides rows, raise an error: hidden rows must not look deleted.
@@ -89,7 +89,7 @@ def end_sessions(using: str) -> None:
     leave_sessions(using)
     wrapper: Any = connections[using]
     wrapper.close()
-    # The worker's threads have given theirs back to the pool, with the settings still on.
+    # The worker's threads gave theirs back to the pool with the settings still on.
     wrapper.close_pool()
 
 

@@ -1,4 +1,4 @@
-"""Limits of rows and memory, at which a worker ends by itself in order to be restarted."""
+"""Limits of rows and memory at which a worker ends by itself, to be restarted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 MIB = 1024 * 1024
 MEMORY_SECONDS = 1.0
-"""The memory is read once in so many seconds at most."""
+"""The least time between two reads of the memory."""
 
 STATM = Path("/proc/self/statm")
 
@@ -30,7 +30,7 @@ class Limits:
         self._looked_at = float("-inf")
 
     def reached(self, completed: int) -> str | None:
-        """Return why the worker is to end, or None."""
+        """Return why the worker should end, or None."""
         if self.max_jobs is not None and completed >= self.max_jobs:
             return f"{completed} rows are fresh, --max-jobs is {self.max_jobs}"
         if self.max_memory_mib is not None and self._is_time():

@@ -1,4 +1,4 @@
-"""Detect that this process is stuck: its loop makes no round, and does not wait for anything.
+"""Detect that this process is stuck: its loop makes no rounds, and waits for nothing.
 
 A loop that waits for the database is not stuck: a restart would not help. Other threads ask
 the providers, so the loop goes on meanwhile.
@@ -23,7 +23,7 @@ DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
 LISTENER = "pgembed_django.listener"  # its waits have a time-out
 LOOK_SECONDS = 5.0
 WAITED_SECONDS = 1.0
-"""How long an overdue worker's statement has waited at least before it is canceled."""
+"""How long an overdue worker's statement must have waited before it is canceled."""
 
 
 class Stuck(NamedTuple):
@@ -60,12 +60,12 @@ class Liveness:
         self._ticked_at = None
 
     def stuck(self) -> Stuck | None:
-        """Tell where the loop is stuck, if it is."""
+        """Return where the loop is stuck, if it is."""
         frames = self._late_frames()
         return None if not frames or _waits(frames) else Stuck(self.age_seconds, _where(frames))
 
     def waiting_for_database(self) -> int | None:
-        """Return the loop's thread id, if it waits too long for the database."""
+        """Return the loop's thread id if it waits too long for the database."""
         frames = self._late_frames()
         is_waiting = _is_in_database(frames) and all(_module(one) != LISTENER for one in frames)
         return self._loop if is_waiting else None
@@ -129,7 +129,7 @@ class Watchdog:
             self._ask(self._sessions)
 
     def _ask(self, sessions: Sessions) -> None:
-        """Ask the server in another thread, for this question may hang as well."""
+        """Ask the server in another thread, as this question may hang as well."""
         if self._asking is None or not self._asking.is_alive():
             self._asking = threading.Thread(
                 target=self._end_waits, args=[sessions], name="pgembed-asking", daemon=True
@@ -147,7 +147,7 @@ class Watchdog:
         try:
             file.touch()
         except OSError as error:
-            # The probe may end this worker for that. But a full disk must not raise here.
+            # The probe may end this worker for that, but a full disk must not raise here.
             if not self._is_file_lost:
                 events.tell(events.HEARTBEAT_FILE_LOST, path=str(file), error=str(error))
             self._is_file_lost = True
@@ -167,7 +167,7 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
 
 
 def _waits(frames: list[FrameType]) -> bool:
-    """Tell whether the loop waits for jobs, or for the database."""
+    """Return whether the loop waits for jobs, or for the database."""
     if not frames or frames[0].f_code is Rest.wait.__code__:
         return True
     return _is_in_database(frames)

@@ -66,7 +66,7 @@ class Loop:
         self.maintenance.check()
         if self._listener.was_lost:
             self._listening.due_at = 0.0  # just lost: listen again at once
-        # First of all, so that jobs that were lost during a freeze are not worked on.
+        # First of all, so that jobs lost during a freeze are not worked on.
         self._heartbeat.run(time.monotonic())
         if self._outage:
             # Finish the held jobs first: new ones could not be stored either.
@@ -90,7 +90,7 @@ class Loop:
             self._recruit(now)
 
     def step(self, *, claim: bool = True) -> bool:
-        """Let the pipeline do one step. Tells whether it did anything."""
+        """Let the pipeline do one step. Return whether it did anything."""
         return self.pipeline.step(claim=claim and not self._stopping.asked)
 
     def add_up(self) -> None:
@@ -103,7 +103,7 @@ class Loop:
     def _sleep(self) -> bool:
         """Wait until there may be something to do: an answer, a nudge, a timer or a signal.
 
-        Tells whether a step has done something already.
+        Returns whether a step already did something.
         """
         timeout = self._timeout()
         if self._stopping.asked or not self.pipeline.claiming.wanted:
@@ -128,7 +128,7 @@ class Loop:
         return max(0.0, min(waits))
 
     def _recruit(self, now: float) -> None:
-        """Wake the workers that sleep, if there are more jobs than one claim takes.
+        """Wake sleeping workers if there are more jobs than one claim takes.
 
         The reconciler and the reaper do not notify, and writers do not while a worker is awake.
         """

@@ -1,4 +1,4 @@
-"""The row that shows the admin that a worker lives, and what it holds."""
+"""The row that shows the admin that a worker is alive, and what it holds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Presence:
         }
         rows = WorkerRow.objects.using(self.using)
         if not rows.filter(pk=self.row.pk).update(**state):
-            # Another worker took this one for dead, as it was frozen or cut off. Or a flush.
+            # Another worker took this one, frozen or cut off, for dead. Or there was a flush.
             rows.bulk_create([self.row])
             rows.filter(pk=self.row.pk).update(**state)
         self._tell(pipeline.completed, holds=len(pipeline.holding.units))
@@ -57,7 +57,7 @@ class Presence:
         WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
 
     def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
-        """Return the reasons as jsonb can store them: only in UTF-8 it takes every escape."""
+        """Return the reasons as jsonb can store them: it takes every escape only in UTF-8."""
         if postgres.encoding(self.using) == "UTF8":
             return reasons
         return {what: encodable(why, "ascii") for what, why in reasons.items()}

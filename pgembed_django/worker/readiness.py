@@ -1,4 +1,4 @@
-"""Whether a worker is ready: connected, listening, and all its migrations are applied."""
+"""Whether a worker is ready: connected, listening, and with all migrations applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Readiness:
-    """Tells whether a worker is ready. Other threads ask it, with connections of their own."""
+    """Knows whether a worker is ready. Other threads ask it, over connections of their own."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -38,7 +38,7 @@ class Readiness:
         if worker.is_deaf:
             yield "not listening for notifications"
         if not self._is_migrated:
-            # A frozen server never answers: one request waits for it, and not each one's thread.
+            # A frozen server never answers: only one request waits for it, not every thread.
             if not self._looking.acquire(blocking=False):
                 yield "still looking at migrations"
                 return

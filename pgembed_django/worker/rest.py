@@ -63,7 +63,7 @@ class Rest:
     ) -> bool:
         """Wait for new jobs, or for anything else to do, up to ``timeout`` seconds.
 
-        Tells whether a ``step`` on watch has done something already.
+        Returns whether a ``step`` on watch already did something.
         """
         moved = False
         if self._look_seconds <= LAST_LOOK_SECONDS:
@@ -89,7 +89,7 @@ class Rest:
         return moved
 
     def wait(self, listener: Listener, seconds: float) -> None:
-        """Wait until woken or nudged, for so many seconds at most."""
+        """Wait until woken or nudged, for ``seconds`` at most."""
         sockets: list[socket.socket | Listener] = [self._receiver]
         if listener.is_up:
             sockets.append(listener)

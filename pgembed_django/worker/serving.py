@@ -50,7 +50,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port it listens on, also where it was given port 0."""
+        """The port it listens on, even if it was given port 0."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> Server:
@@ -73,7 +73,7 @@ class _Http(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what a request has raised. Called by socketserver."""
+        """Log what a request raised. Called by socketserver."""
         error = sys.exception()
         events.tell(events.PAGE_FAILED, error=f"{type(error).__name__}: {error}")
 

@@ -2,7 +2,7 @@
 
 A proxy with a broken route (after a failover, for instance) may keep a connection and
 acknowledge what is sent, but pass nothing on. TCP finds nothing wrong, and the loop would wait
-for ever. So a new connection asks the server what those sessions do.
+forever. So a new connection asks the server what those sessions do.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ BUSY = """
     FROM pg_stat_activity
     WHERE pid = ANY(%(pids)s)
       AND (
-            -- It calls itself active, too, while the rest of a pipeline has yet to come.
+            -- A session is active, too, while it waits for the rest of a pipeline.
             state NOT LIKE 'idle%%' AND wait_event IS DISTINCT FROM 'ClientRead'
-            -- Just now: the answer may be on its way.
+            -- If only just, the answer may be on its way.
          OR state_change > clock_timestamp() - %(seconds)s * interval '1 second'
-            -- Of another role's session nothing else is told.
+            -- All that is shown of another role's session.
          OR state IS NULL
       )
 """
 
 # Only table locks: waits for row locks are short, and an index build waits for transactions.
-# A commit that waits for a standby is done here already, and canceling does not undo it.
+# A commit that waits for a standby is already done here, and canceling does not undo it.
 WAITING = """
     SELECT pid, extract(epoch FROM backend_start)
     FROM pg_stat_activity
@@ -69,7 +69,7 @@ WAITING = """
 CANCEL = "SELECT pg_cancel_backend(pid) FROM unnest(%(pids)s::int[]) AS waiting(pid)"
 
 Backend = tuple[int, Any]
-"""Its pid, and when it started, as pids are used again."""
+"""Its pid, and when it started, as pids are reused."""
 
 
 class Session(NamedTuple):
@@ -88,7 +88,7 @@ class Sessions:
         self._lock = threading.Lock()
 
     def watch(self) -> None:
-        """Register this thread's connection, and all that are opened from now on."""
+        """Register this thread's connection and all that are opened from now on."""
         connection_created.connect(self._learn, dispatch_uid=self._uid)
         if connections[self.using].connection is not None:
             self._learn(connections[self.using])
@@ -119,7 +119,7 @@ class Sessions:
         return len(silent)
 
     def cancel_waiting(self, *, seconds: float) -> int:
-        """Cancel statements that have waited for a table lock or a standby for so many seconds.
+        """Cancel statements that have waited this long for a table lock or a standby.
 
         Returns how many were canceled.
         """

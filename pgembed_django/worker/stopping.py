@@ -1,4 +1,4 @@
-"""Whether a worker has to end, and how soon."""
+"""Whether a worker must end, and how soon."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ class Stopping:
         self.has_begun = True
 
     def grace_left(self) -> float:
-        """Return the seconds left of the grace period: infinitely many until ``ask`` is called."""
+        """Return the seconds left of the grace period: infinite until ``ask`` is called."""
         return self._since + self._grace_seconds - time.monotonic()

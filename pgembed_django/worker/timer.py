@@ -1,4 +1,4 @@
-"""A function that is due every so many seconds."""
+"""A function that is due at regular intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Timer:
-    """Calls ``tick`` every ``seconds``, never where that is zero."""
+    """Calls ``tick`` every ``seconds``, or never if that is zero."""
 
     seconds: float
     tick: Callable[[], object]
@@ -17,5 +17,5 @@ class Timer:
     def run(self, now: float) -> None:
         if self.seconds and now >= self.due_at:
             self.tick()
-            # After the tick: one that the database's loss has interrupted is tried again at once.
+            # After the tick: one that a lost database interrupted is tried again at once.
             self.due_at = now + self.seconds

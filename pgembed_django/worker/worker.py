@@ -198,7 +198,7 @@ class Worker:
         )
 
     def _is_drained(self, loop: Loop) -> bool:
-        """Tell whether nothing is left that can be done now."""
+        """Return whether nothing is left to do now."""
         if not loop.pipeline.holding.is_empty:
             return False
         if loop.step() or self.is_asked_to_stop or not loop.pipeline.holding.is_empty:
@@ -206,7 +206,7 @@ class Worker:
         # If something is down or set aside, the reconciler would find the same gaps again.
         is_last = self._has_reconciled and bool(self.paused or self.aside)
         self._has_reconciled = True
-        # Maintenance reads whole tables: the loop is not stuck meanwhile.
+        # Maintenance reads whole tables: the loop is not stuck in the meantime.
         self.liveness.end()
         return not loop.maintenance.once() or is_last
 
@@ -229,7 +229,7 @@ class Worker:
             self._rest.wait(self.listener, left)
 
     def _try_later(self, error: Exception) -> None:
-        """Wait a moment after something took too long. Then it is tried with fewer rows."""
+        """Wait a moment after something took too long, to try it with fewer rows."""
         events.tell(events.STATEMENT_CANCELED, error=str(error))
         if faults.is_lost_connection(error):
             connections[self.using].close()
