@@ -22,7 +22,7 @@ from pgembed_django.specs import Spec
 from pgembed_django.store import statements
 
 UnitSpace = tuple[str, int]
-"""(source_pk, space id), which a plan is for."""
+"""(source_pk, space id): what a plan is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Change:
 
 
 class Stored(NamedTuple):
-    """The chunks of units, and the digests of the vectors that an earlier run has staged."""
+    """The chunks of units, and the digests of the vectors that an earlier run staged."""
 
     chunks: Mapping[UnitSpace, Sequence[StoredChunk]]
     staged: Mapping[UnitSpace, Collection[bytes]]
@@ -80,7 +80,7 @@ def _stored(rows: Iterable[tuple[Any, ...]]) -> Stored:
 
 
 def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Change the stored chunks as the units' plans say, all of them or none."""
+    """Change the stored chunks according to the units' plans, all of them or none."""
     of_spec = statements.of(spec, using)
     if waiting := [change for change in changes if change.has_waiting_text]:
         _send(
@@ -106,7 +106,7 @@ def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
-    """Delete all that is stored of units whose rows are gone or no longer in the condition."""
+    """Delete all stored chunks of units whose rows are gone or no longer match the condition."""
     _send(using, statements.of(spec, using).forget, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
@@ -128,7 +128,7 @@ def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) 
 
 
 def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Keep the vectors of units that need further batches, so that a retry need not repeat them."""
+    """Keep the vectors of units that need more batches, so that a retry need not repeat them."""
     vectors = [
         (change.source_pk, change.space_id, digest, embedded)
         for change in changes
@@ -147,7 +147,7 @@ def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
 
 def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
-    """Delete the staged vectors of units that need them no longer."""
+    """Delete the staged vectors of units that no longer need them."""
     _send(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
 
 
@@ -170,7 +170,7 @@ def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> i
 
 
 def is_fit(spec: Spec, *, using: str) -> bool:
-    """Tell whether a spec's table fits its statements, by running each of them with no rows.
+    """Return whether a spec's table fits its statements, by running each with no rows.
 
     If it fits, an error was the fault of a row.
     """

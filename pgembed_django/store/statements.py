@@ -36,7 +36,7 @@ STORED = """
 """
 
 # A chunk without a given vector takes that of a row with the same digest, or the one that an
-# earlier run of the job has staged. The old rows are deleted afterwards: the unique constraint
+# earlier run of the job staged. The old rows are deleted afterwards: the unique constraint
 # on the position is deferred to the end of the transaction.
 INSERT = """
     INSERT INTO {table} (
@@ -161,7 +161,7 @@ PRUNE = """
         FROM {table}
         WHERE space_id = %(space)s
           AND id > %(after)s
-          -- Somebody may reopen it meanwhile: then it is filled again.
+          -- Somebody may have reopened it: then it is being filled again.
           AND EXISTS (
               SELECT
               FROM pgembed_space
