@@ -90,9 +90,9 @@ TAKEN = """,
               AND job.priority = due_lane.priority
               AND (job.run_at, job.id) >= (due_lane.from_run_at, due_lane.from_id)
               AND job.run_at <= statement_timestamp()
-              -- What was held when a worker died is claimed alone.
+              -- A job that was held when a worker died is claimed alone.
               AND job.crashes = 0
-              -- What a provider went down with is claimed one at a time.
+              -- Jobs that a provider went down with are claimed one at a time.
               AND job.outages = 0
               AND (NOT %(only_new)s OR job.claims = 0)
               -- A row is never embedded by two workers at once.
@@ -102,7 +102,7 @@ TAKEN = """,
                   WHERE other.status = 'running'
                     AND other.spec = job.spec
                     AND other.source_pk = job.source_pk
-                  -- Looked up for each: a join would read all that are running.
+                  -- Looked up for each: a join would read all running jobs.
                   OFFSET 0
               )
             ORDER BY run_at, id
@@ -124,7 +124,7 @@ STARTED_IN_ORDER = ", started AS (" + START + CHOSEN + STARTED + ", run_at)" + I
 CLAIM = EVERY_LANE + TAKEN + STARTED_IN_ORDER
 CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 
-# Seconds until the next pending job is due; zero or less where one is due already.
+# Seconds until the next pending job is due; zero or less if one is due already.
 UNTIL_DUE = """
     SELECT extract(epoch FROM min(from_run_at) - statement_timestamp())::float8
     FROM lane
@@ -194,7 +194,7 @@ def claim(
 ) -> list[Claim]:
     """Start up to ``limit`` due jobs: highest priority first, then the oldest.
 
-    ``only_new``: only those that have never been started.
+    ``only_new``: only jobs that were never started.
     """
     wanted = {"specs": list(specs), "direction": 1 if lowest_first else -1, "only_new": only_new}
     return _claim(CLAIM, wanted, limit=limit, lease=lease, using=using)
@@ -203,7 +203,7 @@ def claim(
 def claim_on(
     lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str, lowest_first: bool = False
 ) -> list[Claim]:
-    """Start up to ``limit`` due jobs like ``claim``: those behind the given place in each lane."""
+    """Start up to ``limit`` due jobs like ``claim``, but from the given place in each lane on."""
     wanted = {
         **parameters(lanes),
         "direction": 1 if lowest_first else -1,

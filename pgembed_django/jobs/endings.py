@@ -24,7 +24,7 @@ COMPLETE = """
         UPDATE pgembed_job
         SET settled_at = statement_timestamp()
         WHERE settled_at IS NULL
-          -- Their status is looked at within, where the index of all open failures is no help.
+          -- The status is tested inside, where the index of all open failures is no help.
           AND id = ANY(ARRAY(
               SELECT failure.id
               FROM unnest(%(ids)s::bigint[]) AS done(id)
@@ -63,7 +63,7 @@ COMPLETE = """
           AND %(keep)s
           AND kind NOT IN ('reconciler', 'backfill')
     )
-    -- How long the writes have waited for their vectors, which commit in a moment.
+    -- How long the writes waited for their vectors, which commit in a moment.
     SELECT id, extract(epoch FROM statement_timestamp() - created_at)::float8
     FROM pgembed_job
     WHERE id = ANY(%(ids)s::bigint[])
@@ -89,7 +89,7 @@ REQUEUE = filled("""
           WHERE newer.spec = job.spec
             AND newer.source_pk = job.source_pk
             AND newer.status = 'pending'
-          -- Looked up: a join may be planned to read all that are pending.
+          -- Looked up: a join may be planned to read all pending jobs.
           OFFSET 0
       )
     RETURNING id
@@ -102,7 +102,7 @@ EXPIRED = filled("""
       AND lease_expires_at < statement_timestamp()
     ORDER BY id
     LIMIT %(limit)s
-    -- Those that an open deleter has are gone soon, or here again.
+    -- Jobs that an open delete has locked will soon be gone, or free again.
     FOR UPDATE SKIP LOCKED
 """)
 
@@ -144,7 +144,7 @@ def release(
     reason: str | None = None,
     outages: int = 0,
 ) -> Ending:
-    """Move the job back to pending, with no attempt spent."""
+    """Move the job back to pending without spending an attempt."""
     error = bounded(reason, using=using) if reason else None
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
@@ -199,7 +199,7 @@ def _requeue(
                 # Nothing moved: newer work is pending, or the job is no longer ours.
                 return supersede(claim, using=using)
         except IntegrityError:
-            # A writer has committed a pending job since our look: it supersedes this one.
+            # A writer has just committed a pending job: it supersedes this one.
             with database.giving_way(using):
                 return supersede(claim, using=using)
     except database.Busy:

@@ -20,7 +20,7 @@ SUPERSEDE = filled("""
     RETURNING id
 """)
 
-# The unit's older open failure, which is settled: each unit has one open failure at most.
+# Settles the unit's older open failure: each unit has one open failure at most.
 OLDER_FAILURE = filled("""
     WITH job AS (
         SELECT spec, source_pk
@@ -45,7 +45,7 @@ OLDER_FAILURE = filled("""
         WHERE newer.spec = job.spec
           AND newer.source_pk = job.source_pk
           AND newer.status = 'pending'
-        -- Looked up: a join may be planned to read all that are pending.
+        -- Looked up: a join may be planned to read all pending jobs.
         OFFSET 0
     )
 """)
@@ -98,7 +98,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 **claim.fence,
             )
     except (database.Busy, IntegrityError):
-        return Ending.BUSY  # IntegrityError: another job of the unit has just failed
+        return Ending.BUSY  # IntegrityError: another job of the unit just failed
     return Ending.FAILED
 
 

@@ -1,4 +1,4 @@
-"""Wake the workers that sleep. The triggers do the same in SQL, over the same channel."""
+"""Wake sleeping workers. The triggers do the same in SQL, over the same channel."""
 
 from __future__ import annotations
 

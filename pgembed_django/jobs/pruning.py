@@ -91,9 +91,9 @@ def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
             database.execute(using, SETTLE, ids=[older for _, older in found if older])
             return database.execute(using, FAIL_UNKNOWN, ids=[job_id for job_id, _ in found])
     except (database.Busy, IntegrityError):
-        return 0  # another transaction has one of them: next time
+        return 0  # another transaction has locked one of them: try next time
 
 
 def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
-    """Delete the rows of workers that have not reported for so many seconds."""
+    """Delete the rows of workers that have not reported for this long."""
     return database.execute(using, FORGET_DEAD_WORKERS, silent=silent_seconds)

@@ -38,7 +38,7 @@ SUSPECT = """
 """
 CLAIM_SUSPECT = START + SUSPECT + STARTED
 
-# In a statement of its own: the claim after it must see what the last holder has committed.
+# In its own statement: the claim after it must see what the last holder committed.
 TRY_LOCK = """
     SELECT pg_try_advisory_xact_lock(
         hashtextextended('doubtful', 'pgembed_job'::regclass::oid::bigint)
@@ -114,7 +114,7 @@ def claim_doubtful(specs: Sequence[str], *, lease: Lease, using: str) -> list[Cl
 
 
 def suspicious_due(specs: Sequence[str], *, using: str) -> Suspicious:
-    """Tell which kinds of suspicious jobs are due."""
+    """Return which kinds of suspicious jobs are due."""
     [found] = database.by_kept_plan(using, SUSPICIOUS_DUE, specs=list(specs))
     return Suspicious(*found)
 

@@ -1,4 +1,4 @@
-"""What a person does to jobs: retry, dismiss, ask for again, release.
+"""What a person does to jobs: retry, dismiss, enqueue again, release.
 
 A job that a writer has locked is not waited for, but counted as ``busy``. Only ``enqueue_again``
 waits, for as long as the transaction that it is called in allows.
@@ -56,7 +56,7 @@ BRING_FORWARD = """
     RETURNING id
 """
 
-# Parked for the longest time, or else the reconciler would soon bring the failure back.
+# Parked for the longest time, or the reconciler would soon bring the failure back.
 # SKIP LOCKED: a bulk delete settles failures in its own order. To wait for one of them while
 # holding another could deadlock with it.
 DISMISS = """
@@ -115,7 +115,7 @@ class Retried:
     retried: int = 0
     superseded: int = 0
     forward: int = 0
-    """Pending jobs that waited for their backoff, and are due now."""
+    """Pending jobs that were in backoff and are due now."""
     gone: int = 0
     busy: int = 0
 

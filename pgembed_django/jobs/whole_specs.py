@@ -93,7 +93,7 @@ def rename(old: str, new: str, *, using: str) -> None:
 
 
 def share(old: str, new: str, *, using: str) -> None:
-    """Copy a spec's unfinished jobs to another one, where the old name may stand for either."""
+    """Copy a spec's unfinished jobs to another one, if the old name may stand for either."""
     database.execute(using, COPY + ENQUEUE, old=old, new=new)
 
 
