@@ -1,6 +1,6 @@
 """Run our statements, in transactions that give way to the application's.
 
-``rows`` and ``execute`` run one statement. For those that a worker repeats all day there are
+``rows`` and ``execute`` run one statement. For statements that a worker repeats all day there are
 ``prepared`` and ``by_kept_plan``. ``send`` does not wait for the answer: with
 ``giving_way(pipelined=True)`` a whole transaction takes few round trips.
 """
@@ -31,7 +31,7 @@ SETTING = "SELECT current_setting(%(name)s)"
 SET = "SELECT set_config(%(name)s, %(value)s, true)"
 
 # A kept plan is generic, and the tables may have grown a thousandfold since it was made. So such
-# statements have to find their rows by an index at any size: sequential scans and sorts are made
+# statements must find their rows by an index at any size: sequential scans and sorts are made
 # too expensive. JIT is off, as the cost of a generic plan is a guess.
 KEPT_PLANS = """
     set_config('plan_cache_mode', 'force_generic_plan', true),
@@ -50,7 +50,7 @@ ONE_AT_A_TIME: list[Any] = []
 BUSY = {faults.LOCK_NOT_AVAILABLE, faults.DEADLOCK_DETECTED, faults.SERIALIZATION_FAILURE}
 
 BRIEFLY = "10ms"
-"""How long to wait for a lock where the work can as well be done later."""
+"""How long to wait for a lock if the work can just as well be done later."""
 
 SHORTLY = "100ms"
 """How long to wait for a lock everywhere else."""
@@ -99,7 +99,7 @@ def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
 def by_kept_plan(using: str, statement: str, *, flush: bool = True, **parameters: Any) -> list[Row]:
     """Run a statement like ``prepared``. A worker's direct session keeps its plan as well.
 
-    Its plan has to be good at any size of its tables: see ``KEPT_PLANS``. Without ``flush``, a
+    Its plan must be good at any size of its tables: see ``KEPT_PLANS``. Without ``flush``, a
     worker's commit does not wait for the disk: a crash of the server may undo it.
     """
     wrapper = connections[using]
@@ -114,7 +114,7 @@ def by_kept_plan(using: str, statement: str, *, flush: bool = True, **parameters
 
 
 def keep_plans(using: str) -> None:
-    """Keep the plans of all that follows in a ``giving_way(pipelined=True)`` of a worker."""
+    """Keep the plans of all later statements in a worker's ``giving_way(pipelined=True)``."""
     if _keeps_plans(connections[using]):
         send(using, BY_KEPT_PLANS)
 
@@ -133,7 +133,7 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     """Send a statement whose parameters the server binds, and return what reads its rows.
 
     In ``giving_way(pipelined=True)`` it goes out with the next statement whose answer is waited
-    for. An error of it is raised there, or at the end of the transaction. Its rows can also be read
+    for. Its error is raised there, or at the end of the transaction. Its rows can still be read
     after that.
     """
     wrapper = connections[using]
@@ -152,7 +152,7 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
 
 
 def is_lost(using: str) -> bool:
-    """Tell whether the connection is closed or lost."""
+    """Return whether the connection is closed or lost."""
     connection = connections[using].connection
     return connection is None or connection.closed
 
@@ -182,7 +182,7 @@ def giving_way(
 ) -> Iterator[None]:
     """Run a transaction that waits for a lock no longer than ``wait``, then raises ``Busy``.
 
-    ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer. Where a
+    ``pipelined``: in psycopg's pipeline mode, where ``send`` does not wait for the answer. If a
     transaction is open already, or statements are wrapped, it is like any other.
     ``keep_plans``: keep the plans of all statements in it, as ``by_kept_plan`` does.
     """
@@ -202,7 +202,7 @@ def giving_way(
 
 @contextmanager
 def restoring(setting: str, *, using: str) -> Iterator[None]:
-    """Restore a setting at the end, where our transaction is part of the caller's.
+    """Restore a setting at the end, if our transaction is part of the caller's.
 
     If ours fails, the rollback to its savepoint restores it.
     """
@@ -230,12 +230,12 @@ def _pipelined(using: str) -> Iterator[None]:
 
 
 def _prepares(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether this is a worker's direct session, and Django does not log its statements."""
+    """Return whether this is a worker's direct session whose statements Django does not log."""
     return wrapper.connection.prepare_threshold is not None and not wrapper.queries_logged
 
 
 def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether a transaction of our own may be pipelined.
+    """Return whether a transaction of our own may be pipelined.
 
     An execute wrapper may put a statement of its own in front of ours, and a pipeline takes only
     one statement at a time.
@@ -245,5 +245,5 @@ def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
 
 
 def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
-    """Tell whether plans may be kept: statements stay prepared, and the transaction is ours."""
+    """Return whether plans may be kept: statements stay prepared, and the transaction is ours."""
     return _prepares(wrapper) and _pipelines(wrapper)

@@ -36,7 +36,7 @@ def pipelined(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
 
 
 def synchronize(wrapper: BaseDatabaseWrapper) -> None:
-    """Send a Sync after the statements so far, before anybody waits for their answers.
+    """Send a Sync after the statements so far, before anything waits for their answers.
 
     psycopg would send a Flush. After that Postgres expects more statements, and the session counts
     as active, not as idle in transaction. So ``idle_in_transaction_session_timeout`` would not end

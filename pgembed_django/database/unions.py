@@ -17,7 +17,7 @@ R = TypeVar("R")
 def read(
     queries: Sequence[QuerySet[Any, R]], *, using: str, wait: str = database.SHORTLY
 ) -> list[R]:
-    """Return the rows of all queries, without those whose table is locked just now.
+    """Return the rows of all queries, except those whose table is locked now.
 
     The statement holds one table while it waits for the next: a deadlock with a migration or a
     TRUNCATE that locks them in another order. So it gives way, and then each query runs alone,
