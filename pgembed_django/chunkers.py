@@ -136,7 +136,7 @@ def _dotted_path(named: object) -> str:
 
 
 def _has_lasting_name(count: Count | str) -> bool:
-    """Tell whether a dotted path leads to it: not to a lambda, a closure or a bound method."""
+    """Return whether a dotted path leads to it: not to a lambda, a closure or a bound method."""
     path = _dotted_path(count)
     if isinstance(count, str):
         # Not imported here: models are still being loaded, and its module may import them.

@@ -118,6 +118,6 @@ def _breaks(text: str, low: int, high: int) -> Iterator[Break]:
 
 
 def _is_anchor(text: str, index: int) -> bool:
-    """Tell whether the text after ``index`` makes this one of the breaks that attract cuts."""
+    """Return whether the text after ``index`` makes this one of the breaks that attract cuts."""
     following = text[index : index + ANCHOR_CONTEXT].encode("utf-8", "surrogatepass")
     return zlib.crc32(following) % ONE_BREAK_IN == 0

@@ -83,12 +83,12 @@ def of(error: Exception) -> Fault:
 
 
 def goes_in_fewer_rows(error: Exception) -> bool:
-    """Tell whether fewer rows may succeed: these took too long or too much, or one is damaged."""
+    """Return whether fewer rows may succeed: these took too long or too much, or one is damaged."""
     return of(error) in {Fault.TOO_SLOW, Fault.VALUE}
 
 
 def is_of_the_server(error: Exception) -> bool:
-    """Tell whether the server as a whole is unwell, so that other rows would fail as well.
+    """Return whether the server as a whole is unwell, so that other rows would fail as well.
 
     Its disk or memory is full or fails, or it is read-only for a while.
     """
@@ -96,13 +96,13 @@ def is_of_the_server(error: Exception) -> bool:
 
 
 def has_no_room(error: BaseException) -> bool:
-    """Tell whether the server's disk or memory is full, or fails."""
+    """Return whether the server's disk or memory is full, or fails."""
     state = sqlstate(error)
     return state.startswith(("53", "58")) and state != LIMIT_EXCEEDED
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Tell whether the connection is gone, rather than one statement refused.
+    """Return whether the connection is gone, rather than one statement refused.
 
     It also counts as gone where a statement that is prepared in it returns columns of other
     types by now: only a new connection helps.
@@ -153,7 +153,7 @@ def reading() -> Iterator[None]:
 
 
 def _is_about_ours(error: Exception) -> bool:
-    """Tell whether an error names a table or function of ours, rather than one that looks so."""
+    """Return whether an error names a table or function of ours, rather than one that looks so."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")
         # "column app_note.body", where others have the table behind the schema.

@@ -71,7 +71,7 @@ class Listener:
         return len(self._watched) < len(self._keys)
 
     def open(self) -> bool:
-        """Connect and LISTEN, and tell whether that worked."""
+        """Connect and LISTEN. Return whether that worked."""
         self.close()
         self.was_lost = False
         parameters = connections[self._using].get_connection_params()
@@ -100,7 +100,7 @@ class Listener:
         return True
 
     def watch(self) -> bool:
-        """Go on watch, and tell whether it is safe to sleep after one last look for jobs.
+        """Go on watch. Return whether it is safe to sleep after one last look for jobs.
 
         It is not safe while a transaction is open that does not notify, as it saw a worker
         awake. It is safe if another worker is on watch already.
@@ -127,7 +127,7 @@ class Listener:
             self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
     def drain(self) -> bool:
-        """Take the notifications that have arrived, and tell whether there were any."""
+        """Take the notifications that have arrived. Return whether there were any."""
         if self._connection is None:
             return False
         heard: list[psycopg.Notify] = []

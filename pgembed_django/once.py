@@ -12,7 +12,7 @@ class Told:
         self._reasons: dict[Hashable, str] = {}
 
     def is_new(self, what: Hashable, reason: str) -> bool:
-        """Note why something fails, and tell whether that reason is yet to be logged."""
+        """Note why something fails. Return whether that reason is yet to be logged."""
         before = self._reasons.get(what)
         self._reasons[what] = reason
         return reason != before

@@ -115,7 +115,7 @@ def digest(*parts: str | bytes) -> bytes:
 
 
 def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
-    """Tell whether a cut at ``index`` leaves all extended grapheme clusters whole.
+    """Return whether a cut at ``index`` leaves all extended grapheme clusters whole.
 
     ``start`` is a boundary known already: nothing before it is looked at, which keeps
     long runs of flags linear. A legal cut may be refused, an illegal one never passes:
@@ -141,7 +141,7 @@ def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
 
 
 def _is_unknown(char: str) -> bool:
-    """Tell whether a newer Unicode may make this a mark or a prefix."""
+    """Return whether a newer Unicode may make this a mark or a prefix."""
     return (
         unicodedata.category(char) == "Cn"
         # Reserved for pictographs and for ideographs, which join with nothing by themselves.
@@ -151,7 +151,7 @@ def _is_unknown(char: str) -> bool:
 
 
 def _is_regional(char: str) -> bool:
-    """Tell whether this is half a flag."""
+    """Return whether this is half a flag."""
     return "\U0001f1e6" <= char <= "\U0001f1ff"
 
 
@@ -163,7 +163,7 @@ def _regionals_before(text: str, index: int, start: int) -> int:
 
 
 def _is_linked(text: str, index: int, start: int) -> bool:
-    """Tell whether a virama among the marks before ``index`` binds the next consonant."""
+    """Return whether a virama among the marks before ``index`` binds the next consonant."""
     for position in range(index - 1, start - 1, -1):
         char = text[position]
         if unicodedata.combining(char) == VIRAMA or char in LINKERS or _is_unknown(char):

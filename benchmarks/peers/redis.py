@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def running() -> Iterator[bool]:
-    """Start one (append-only, fsync each second), and tell whether there is one to start."""
+    """Start one (append-only, fsync each second). Return whether there is one to start."""
     binary = shutil.which("redis-server")
     if binary is None:
         yield False

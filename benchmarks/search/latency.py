@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def is_missed(figures: Figures, *, counts_only: bool) -> bool:
-    """Tell whether one size has not reached what it is to reach."""
+    """Return whether one size has not reached what it is to reach."""
     slow = figures["most times by hand"] > MOST_RATIO and not counts_only
     return slow or figures["recall@10"] < LEAST_RECALL or figures["same answer"] < LEAST_SAME
 

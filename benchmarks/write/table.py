@@ -81,7 +81,7 @@ class Table:
         self.connection.close()
 
     def has(self, name: str) -> bool:
-        """Tell whether a contender is installed."""
+        """Return whether a contender is installed."""
         return name in self._triggers
 
     def begin(self, name: str, *, rows: int = 0) -> None:

@@ -57,7 +57,7 @@ class Act:
     explained: _StrPromise
 
     def is_allowed(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may do it."""
+        """Return whether the viewer may do it."""
         return request.user.has_perm(f"pgembed.{self.permission}_job")
 
 

@@ -141,7 +141,7 @@ def held_by(worker: str) -> Q:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether the text can be an id."""
+    """Return whether the text can be an id."""
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 

@@ -107,15 +107,15 @@ class JobAdmin(columns.JobColumns):
         return queryset.filter(filters.unit(search_term)), False
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may retry failed units."""
+        """Return whether the viewer may retry failed units."""
         return acts.ACTS["retry"].is_allowed(request)
 
     def has_dismiss_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may dismiss failures."""
+        """Return whether the viewer may dismiss failures."""
         return acts.ACTS["dismiss"].is_allowed(request)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may re-embed, pause, resume, release and probe."""
+        """Return whether the viewer may re-embed, pause, resume, release and probe."""
         return acts.ACTS["release"].is_allowed(request)
 
     def render_change_form(

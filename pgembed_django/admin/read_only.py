@@ -92,5 +92,5 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
 
 
 def has_nul(given: QueryDict, *, but: str = "") -> bool:
-    """Tell whether a value has a NUL, which no text in Postgres can. ``but`` is not looked at."""
+    """Return whether a value has a NUL, which no text in Postgres can. ``but`` is not looked at."""
     return any("\0" in value for name, values in given.lists() if name != but for value in values)

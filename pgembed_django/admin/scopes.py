@@ -69,7 +69,7 @@ class Jobs:
         return str(last or 0)
 
     def is_end(self, said: str) -> bool:
-        """Tell whether the value may have come from ``end``."""
+        """Return whether the value may have come from ``end``."""
         return filters.is_id(said)
 
     def run(self, cursor: int, end: str) -> Batch:
@@ -113,7 +113,7 @@ class Rows:
         return self._backfill.ended
 
     def is_end(self, said: str) -> bool:
-        """Tell whether the value may have come from ``end``. Any other is of another run."""
+        """Return whether the value may have come from ``end``. Any other is of another run."""
         return True
 
     def run(self, cursor: int, end: str) -> Batch:

@@ -127,7 +127,7 @@ def _models(spec: specs.Spec) -> tuple[type[Model], ...]:
 
 
 def _may_view(model: type[Model], source_pk: str, *, request: HttpRequest, site: AdminSite) -> bool:
-    """Tell whether the viewer may see the row: by its admin page, else by the permissions."""
+    """Return whether the viewer may see the row: by its admin page, else by the permissions."""
     if site.is_registered(model):
         model_admin = site.get_model_admin(model)
         row = model_admin.get_object(request, source_pk)

@@ -99,7 +99,7 @@ class VectorsMixin(ModelAdmin):
         return [*fieldsets, (None, {"fields": [line]})]
 
     def has_pgembed_retry_permission(self, request: HttpRequest) -> bool:
-        """Tell whether the viewer may retry failed units."""
+        """Return whether the viewer may retry failed units."""
         return acts.ACTS["retry"].is_allowed(request)
 
     @admin.action(

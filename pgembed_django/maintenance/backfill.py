@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     @property
     def is_in_vain(self) -> bool:
-        """Tell whether it came back to skipped rows, and writers still have all of them locked."""
+        """Whether it came back to skipped rows, and writers still have all of them locked."""
         return not (self.rows or self.enqueued or self.is_last)
 
 

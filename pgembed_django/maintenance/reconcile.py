@@ -160,7 +160,7 @@ def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> 
 
 
 def is_full(spec: Spec, *, using: str) -> bool:
-    """Tell whether the backlog has no room for another page."""
+    """Return whether the backlog has no room for another page."""
     return not _room(spec, using=using)
 
 

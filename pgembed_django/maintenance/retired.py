@@ -17,7 +17,7 @@ def prune(
 ) -> bool:
     """Delete all of a retired space.
 
-    Tells whether all is deleted: another worker may be building an index, somebody may reopen
+    Returns whether all is deleted: another worker may be building an index, somebody may reopen
     the space, or this worker ends.
     """
     if not indexes.drop(spec, space, using=using):

@@ -7,7 +7,7 @@ import urllib3
 
 
 def was_connected(error: requests.ConnectionError) -> bool:
-    """Tell whether the connection was made before it broke: reset, or a broken pipe."""
+    """Return whether the connection was made before it broke: reset, or a broken pipe."""
     return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
 
 

@@ -199,7 +199,7 @@ class OllamaProvider(ServerProvider):
 
 
 def _is_missing_route(answer: Answer) -> bool:
-    """Tell whether a 404 means a missing route: for a missing model it has a JSON error."""
+    """Return whether a 404 means a missing route: for a missing model it has a JSON error."""
     if answer.status != 404:
         return False
     value = answer.json()

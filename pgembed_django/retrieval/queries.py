@@ -49,7 +49,7 @@ class Pending(NamedTuple):
     until: float
 
     def is_answered(self, seconds: float) -> bool:
-        """Tell whether the answer is there, after waiting for at most so many seconds."""
+        """Return whether the answer is there, after waiting for at most so many seconds."""
         if not self.answer.done():
             wait([self.answer], timeout=seconds)
         return self.answer.done()

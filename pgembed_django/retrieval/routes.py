@@ -20,7 +20,7 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 
 
 def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
-    """Tell whether reading every vector of these rows is cheaper than the index.
+    """Return whether reading every vector of these rows is cheaper than the index.
 
     ``keys`` finds the rows, and is None for all. An index has the chunks of all rows: to return
     ``taken`` chunks of ``matching`` rows it visits about ``chunks * taken / matching``.

@@ -130,7 +130,7 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
 
 
 def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
-    """Tell whether ``last_gap`` finds one. True as well where a writer holds the whole table."""
+    """Return whether ``last_gap`` finds one. True as well where a writer holds the whole table."""
     try:
         return last_gap(spec, space, using=using) is not None
     except database.Busy:

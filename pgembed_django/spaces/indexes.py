@@ -93,7 +93,7 @@ def fulltext_name(space: Space) -> str:
 
 
 def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
-    """Tell whether the space has the indexes that its number of rows calls for."""
+    """Return whether the space has the indexes that its number of rows calls for."""
     return not _missing(spec, space, using=using)
 
 
@@ -113,7 +113,7 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
 
 
 def drop(spec: Spec, space: Space, *, using: str) -> bool:
-    """Drop the indexes of a space that is no longer searched, and tell whether it was done.
+    """Drop the indexes of a space that is no longer searched. Return whether it was done.
 
     Nothing is done while another worker builds or drops an index.
     """

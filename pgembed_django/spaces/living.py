@@ -125,7 +125,7 @@ def provider_of_texts(space: Space) -> Provider:
 
 
 def is_of(space: Space, provider: Provider) -> bool:
-    """Tell whether a provider makes the vectors of a space, as far as it knows of itself."""
+    """Return whether a provider makes the vectors of a space, as far as it knows of itself."""
     return all(getattr(space, name) == value for name, value in provider.declared().items())
 
 
@@ -146,7 +146,7 @@ def _lost(space: Space, why: str) -> LostProvider:
 
 
 def _may_be_declared(space: Space) -> bool:
-    """Tell whether the declared provider may be the space's, without building it.
+    """Return whether the declared provider may be the space's, without building it.
 
     To build a declaration of another model might raise, which is no fault of this space.
     """

@@ -79,7 +79,7 @@ def _fingerprint(identity: Identity) -> str:
 
 
 def _may_be(space: Space, digest: str | None) -> bool:
-    """Tell whether the space may have this digest. An unknown one matches any."""
+    """Return whether the space may have this digest. An unknown one matches any."""
     return not digest or space.model_digest in ("", digest)
 
 

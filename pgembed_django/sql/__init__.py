@@ -72,7 +72,7 @@ def qualified(function: str) -> str:
 
 
 def is_in_one_schema() -> bool:
-    """Tell whether the functions are in one schema for all, rather than in each tenant's."""
+    """Return whether the functions are in one schema for all, rather than in each tenant's."""
     return _functions_schema() is not None
 
 

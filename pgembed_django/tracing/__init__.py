@@ -23,7 +23,7 @@ REMEDY = "Install it: pip install 'pgembed-django[opentelemetry]'."
 
 
 def is_installed() -> bool:
-    """Tell whether the extra is installed."""
+    """Return whether the extra is installed."""
     try:
         # Not just "opentelemetry", a namespace that other packages share.
         return importlib.util.find_spec("opentelemetry.trace") is not None

@@ -17,7 +17,7 @@ MODULES = {
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether a contender can run, and say so where it cannot."""
+    """Return whether a contender can run, and say so where it cannot."""
     package = "pgembed_django" if name == "ours" else name.replace("-", "_")
     if find_spec(package):
         return True

@@ -126,7 +126,7 @@ def embed(text: str) -> list[float]:
 
 
 def is_of(vector: Sequence[float], text: str) -> bool:
-    """Tell whether a vector, of whatever length, is that of the text."""
+    """Return whether a vector, of whatever length, is that of the text."""
     expected = vector_of(text)
     scale = sum(x * x for x in expected) ** 0.5
     length = sum(x * x for x in vector) ** 0.5

@@ -148,7 +148,7 @@ class Command(EmbedCommand):
 
 
 def _moves(shown: status.SpaceStatus | None) -> bool:
-    """Tell whether a space is being filled. The last gaps are in none of the status's samples."""
+    """Return whether a space is being filled. The last gaps are in none of the status's samples."""
     if shown is None:
         return False
     return shown.eta_seconds is not None or not (shown.coverage and shown.coverage.missing)
