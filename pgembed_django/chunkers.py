@@ -13,7 +13,7 @@ from pgembed_django.cutter import Cutter
 from pgembed_django.text import Count, counted, digest, trim
 
 VERSION = 1
-"""Raise it with every change of what ``split`` returns: rows become stale by it."""
+"""Raise it with every change of what ``split`` returns: it makes all rows stale."""
 
 TOKEN = re.compile(
     r"""

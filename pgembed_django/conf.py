@@ -18,7 +18,7 @@ from django.db import connections
 
 PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0, "index_workers": 0, "hnsw_m": 2, "hnsw_ef_construction": 4}
-"""Whole numbers that do not begin at one. HNSW's are as pgvector takes them."""
+"""Whole numbers with another lower bound than one. HNSW's are those that pgvector takes."""
 
 MOST = {"hnsw_m": 100, "hnsw_ef_construction": 1000}
 
@@ -72,7 +72,7 @@ class Settings:
     """Requests in flight at once, per provider."""
 
     claim_limit: int = 500
-    """Units that one claim takes at the most."""
+    """The most units that one claim takes."""
 
     notify: bool = True
     """Whether idle workers LISTEN. Without it a job waits up to ``poll_seconds``."""
@@ -99,7 +99,7 @@ class Settings:
     """
 
     index_rows: int = 20_000
-    """Chunks from which on a space gets its indexes. Zero builds none."""
+    """With how many chunks a space gets its indexes. Zero builds none."""
 
     index_type: str = "auto"
     """What the index of vectors holds: ``vector``, ``halfvec`` or ``binary``, their signs.
@@ -123,7 +123,7 @@ class Settings:
     """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
 
     retired_seconds: float = 86_400
-    """How long a retired space keeps its vectors, so that it is gone back to at once."""
+    """How long a retired space keeps its vectors, so that going back to it is quick."""
 
     switch_early: bool = False
     """Whether a space that is still being built is searched once the old model is out of reach.
@@ -140,7 +140,7 @@ class Settings:
     def provider_name(self, alias: str, model: str) -> str:
         """Return what people call a provider: its alias.
 
-        With its model where that is declared under the alias no more: the two may be two servers.
+        The model is added if the alias now declares another: they may be two servers.
         """
         is_declared = self.providers.get(alias, {}).get("MODEL") == model
         return alias if is_declared else f"{alias} ({model})"

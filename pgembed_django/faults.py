@@ -66,7 +66,7 @@ class Fault(enum.Enum):
 
 
 def of(error: Exception) -> Fault:
-    """Tell whose fault an error of the database is.
+    """Return whose fault an error of the database is.
 
     A transaction time-out also ends the session, but counts as too slow, not as an outage.
     """
@@ -143,7 +143,7 @@ def sqlstate(error: BaseException) -> str:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Fetch the rows of a statement. Raises ``Unreadable`` where it is a value that fails."""
+    """Fetch the rows of a statement. Raises ``Unreadable`` if a value cannot be read."""
     try:
         yield
     except Exception as error:

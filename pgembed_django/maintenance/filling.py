@@ -35,7 +35,7 @@ INDEXED_SECONDS = 20.0
 """How long to wait before an active space that lacks no index is looked at again."""
 
 RESTS = 10
-"""After a look, the next one waits for so many times as long as that look took."""
+"""After a look, the next one waits for this many times as long as that look took."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ NUMBERED = """
     behind AS MATERIALIZED (
         SELECT *
         FROM numbered
-        -- CASE, for a role that may not look at the sequence must not be made to.
+        -- CASE: a role that may not look at the sequence must not be made to.
         WHERE CASE
             WHEN has_sequence_privilege(sequence, 'SELECT')
             THEN highest > COALESCE(pg_sequence_last_value(sequence), 0)

@@ -15,7 +15,7 @@ LOOK_SECONDS = 0.05
 
 
 def follow(*, using: str) -> None:
-    """Install those triggers again that read other columns than they name.
+    """Reinstall the triggers that read other columns than they name.
 
     A migration that renames columns does not change the triggers' definitions, so it does not
     install them again. Failures are logged here, and at the start of each worker.

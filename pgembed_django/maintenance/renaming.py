@@ -23,7 +23,7 @@ def follow(*, using: str) -> bool:
     """Move the spaces, jobs and failures of specs whose models were renamed to the new names.
 
     The migration only renames the tables. A spec whose tables are not as declared is left to
-    the next call. Returns False where it has to be tried again: a job is locked, another
+    the next call. Returns False if it has to be tried again: a job is locked, another
     process is at it, or it took too long.
     """
     if not Space.objects.using(using).exists():

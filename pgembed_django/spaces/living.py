@@ -88,7 +88,7 @@ def active(spec: Spec, *, using: str) -> Space | None:
 
 
 def provider_of(space: Space) -> Provider:
-    """Return the provider of a space, also where the settings name another model by now.
+    """Return the provider of a space, even if the settings now name another model.
 
     The declared provider, if it makes the same vectors: so a corrected address or time-out
     counts at once. Otherwise one is built from what the space has stored. Where that fails, a
@@ -148,7 +148,7 @@ def _lost(space: Space, why: str) -> LostProvider:
 def _may_be_declared(space: Space) -> bool:
     """Return whether the declared provider may be the space's, without building it.
 
-    To build a declaration of another model might raise, which is no fault of this space.
+    Building a declaration of another model might raise, which is not this space's fault.
     """
     declared = conf.current().providers.get(space.provider, {})
     wanted = declared.get("MODEL"), declared.get("DIMENSIONS")

@@ -1,4 +1,4 @@
-"""Open a space for a spec's declared provider, where it is new.
+"""Open a space for a spec's declared provider, if it is new.
 
 No declaration reopens a retired space: during a deploy, old and new workers disagree for a
 while about what is declared.
@@ -37,7 +37,7 @@ Identity = dict[str, Any]
 
 
 def ensure(spec: Spec, *, using: str) -> list[Space]:
-    """Return the live spaces, after opening one for the declared provider where it is new."""
+    """Return the live spaces, after opening one for the declared provider if it is new."""
     provider = providers.get(spec.provider)
     told = _identity(provider)
     identity = told or {**provider.declared(), "digest": None}
@@ -59,7 +59,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
 
 
 def _identity(provider: Provider) -> Identity | None:
-    """Return what makes vectors comparable, or None where that cannot be told just now."""
+    """Return what makes vectors comparable, or None if that cannot be told at the moment."""
     try:
         with raising.provider_errors(provider):
             return provider.identity()
@@ -190,8 +190,8 @@ def _tell_of(retired: Space, provider: Provider, *, using: str) -> None:
 def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
     """Return the command that reopens a retired space, or two of them.
 
-    Where its server has had other weights under the name of its model, it may hold vectors of
-    those, from the minutes before that was noticed.
+    If its server has had other weights under the same model name, the space may hold vectors of
+    those, from the minutes before the change was noticed.
     """
     rollback = f"embed_spaces rollback {retired.pk}"
     every = Space.objects.using(using).filter(spec=retired.spec)

@@ -26,7 +26,7 @@ MADE_BY = (
     "query_prefix",
     "options",
 )
-"""The columns that a space which is begun anew copies from the pruned one."""
+"""The columns that a new space copies from the pruned one it replaces."""
 
 # Only one worker looks whether a space is full, as that may read the whole table. The session lock
 # ends with the connection. It only saves work: ``activate`` has row locks of its own.
@@ -36,7 +36,7 @@ END_TURN = "SELECT pg_advisory_unlock(hashtextextended('pgembed_switch', %(space
 
 @contextmanager
 def turn(space: Space, *, using: str) -> Iterator[bool]:
-    """Keep other workers from looking at the space. Yields False where one already does."""
+    """Keep other workers from looking at the space. Yields False if one already is."""
     [[is_ours]] = database.rows(using, TRY_TURN, space=space.pk)
     try:
         yield is_ours
@@ -118,7 +118,7 @@ def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
 def mark_pruned(space: Space, *, using: str) -> bool:
     """Note that a retired space's vectors are deleted. Its row stays, so its number stays taken.
 
-    Returns False where it was reopened meanwhile.
+    Returns False if it has been reopened.
     """
     retired = Space.objects.using(using).filter(pk=space.pk, state=Space.State.RETIRED)
     return bool(retired.update(pruned_at=Now()))
