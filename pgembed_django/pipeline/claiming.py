@@ -18,7 +18,7 @@ from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
 
 LOWEST_LANE_EVERY = 8
-"""One claim in this many begins with the lowest lane: a swap under load would never end."""
+"""One claim in this many begins with the lowest lane, or a swap under load would never end."""
 
 ANEW_SECONDS = 0.05
 """How long claims continue after the last one while there is more. Then one begins at the heads."""
