@@ -31,6 +31,15 @@ class Write(NamedTuple):
     note: Callable[[Part], None] = lambda _: None
 
 
+class Left(NamedTuple):
+    """What could not be written, and is to be tried again."""
+
+    specs: set[Spec]
+    """Their tables are locked."""
+    parts: Parts
+    """Open writers have locked their jobs."""
+
+
 class Staging:
     """Stores what has come of units that are not whole.
 
@@ -64,11 +73,15 @@ class Staging:
                 unfinished[part] = unit
             elif unit not in self.holding:  # or it is stored with the unit
                 whole[part] = unit
-        busy = self._write(STAGE, [(unit, part) for part, unit in unfinished.items()])
-        busy |= self._write(APPLY, [(unit, part) for part, unit in whole.items()])
+        left = [
+            self._write(STAGE, [(unit, part) for part, unit in unfinished.items()]),
+            self._write(APPLY, [(unit, part) for part, unit in whole.items()]),
+        ]
+        busy = {spec for one in left for spec in one.specs}
         self._locked.add(busy)
         # Not those that are locked now: by some, the time may just have run out.
-        self.holding.to_stage = later + [one for one in tried if one[0].spec in busy]
+        later += [one for one in tried if one[0].spec in busy]
+        self.holding.to_stage = later + [part for one in left for part in one.parts]
 
     def store_text(self, units: Collection[Unit]) -> set[Spec]:
         """Store the text of units that have no rows yet: full-text search finds them at once.
@@ -76,17 +89,14 @@ class Staging:
         Returns the specs whose table somebody has locked: try those again later.
         """
         parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
-        busy = self._write(STORE_TEXT, parts)
+        left = self._write(STORE_TEXT, parts)
         for unit in units:
             self.holding.look_at(unit)
-        return busy
+        return left.specs
 
-    def _write(self, write: Write, parts: Parts) -> set[Spec]:
-        """Write the parts that are still ours, one spec per transaction.
-
-        Returns the specs to try again.
-        """
-        busy: set[Spec] = set()
+    def _write(self, write: Write, parts: Parts) -> Left:
+        """Write the parts that are still ours, one spec per transaction."""
+        left = Left(set(), [])
         by_spec: dict[Spec, deque[tuple[Unit, Part]]] = defaultdict(deque)
         for unit, part in parts:
             by_spec[unit.spec].append((unit, part))
@@ -95,13 +105,14 @@ class Staging:
                 while rest:
                     some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
                     started = time.perf_counter()
-                    self._write_some(write, spec, some)
+                    left.parts.extend(self._write_some(write, spec, some))
                     self._slices.adapt(len(some), seconds=time.perf_counter() - started)
             except database.Busy:
-                busy.add(spec)
-        return busy
+                left.specs.add(spec)
+        return left
 
-    def _write_some(self, write: Write, spec: Spec, parts: Parts) -> None:
+    def _write_some(self, write: Write, spec: Spec, parts: Parts) -> Parts:
+        """Write parts of one spec. Returns those whose jobs an open writer has locked."""
         using = self.holding.using
         try:
             # Waiting for a table while holding jobs would block their writers, or deadlock.
@@ -121,16 +132,16 @@ class Staging:
                     self.aside.put(spec, error)
                     self.aside.give_back({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
-                    for one in parts:
-                        self._write_some(write, spec, [one])
+                    return [left for one in parts for left in self._write_some(write, spec, [one])]
                 case fault:
                     # One unit's data is at fault. It must not stop the worker.
                     self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
                     if fault is Fault.TOO_SLOW:
                         raise database.Busy from error  # the others later: it took long
-            return
+            return []
         for _, part in ours:
             write.note(part)
+        return [(unit, part) for unit, part in parts if unit.claim.id in held.locked]
 
 
 def _stage_vectors(spec: Spec, ours: Parts, using: str) -> None:

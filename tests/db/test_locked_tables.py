@@ -22,7 +22,7 @@ from tests.app.models import (
     Page,
     PageEmbedding,
 )
-from tests.db.conftest import Writer, backend_pid, claim
+from tests.db.conftest import Writer, backend_pid, claim, make_due
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -127,6 +127,26 @@ def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, conn
     assert StagedVector.objects.count() >= 1
     until_done(slow)
     assert_that_nobody_was_charged(comments)
+
+
+def test_vectors_are_staged_later_where_an_open_delete_has_locked_the_job(
+    comments, slow, provider, connect, run_jobs
+):
+    other = connect()
+    other.execute(DELETE, [comments[0].pk])
+    provider.is_down = True
+    slow.step(claim=False)
+    assert not StagedVector.objects.exists()
+    other.rollback()
+
+    while slow.step(claim=False):
+        pass
+
+    assert StagedVector.objects.count() == 1
+    provider.is_down = False
+    make_due()
+    run_jobs()
+    assert len(provider.embedded) == len(comments) * CHUNKS
 
 
 def test_vectors_that_come_due_while_others_are_staged_are_kept(
