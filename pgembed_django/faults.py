@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import functools
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 import psycopg
 from django.apps import apps
@@ -36,12 +38,8 @@ FIRST_OUTAGE_SECONDS = 0.5
 MAX_OUTAGE_SECONDS = 30.0
 
 
-EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that are never taken for the failure of one row.
-
-Every other ``BaseException`` is, where user code raises it: a panic in Rust, in which tokenizers
-are written, is no ``Exception``.
-"""
+PANICS = "pyo3_runtime"
+"""The module of what a panic in Rust raises. Tokenizers are written in it."""
 
 
 class Unreadable(Exception):
@@ -63,6 +61,19 @@ class Fault(enum.Enum):
     """A value is damaged, or the rows are too large together. Try fewer rows."""
     OTHER = enum.auto()
     """Probably the fault of one row."""
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether somebody ends this thread's work, so that no row is at fault.
+
+    Whatever is no ``Exception`` does, such as Ctrl-C and dramatiq's time limit, except a panic.
+    So does what a signal's handler raises, such as Celery's soft time limit.
+    """
+    if not isinstance(error, Exception):
+        return type(error).__module__ != PANICS
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
+    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
 
 
 def of(error: Exception) -> Fault:
@@ -147,7 +158,7 @@ def reading() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is_of_a_value(error):
+        if _is_of_a_value(error) and not is_interruption(error):
             raise Unreadable(f"{type(error).__name__}: {error}") from error
         raise
 

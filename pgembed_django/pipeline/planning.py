@@ -157,9 +157,9 @@ class Planning:
             else:
                 try:
                     chunks = chunking.split(spec.chunker, loaded.texts[source_pk])
-                except faults.EXITS:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - the user's chunker: a retry
+                except BaseException as error:  # the user's chunker: a retry
+                    if faults.is_interruption(error):
+                        raise
                     self.holding.retry(unit, f"{type(error).__name__}: {error}")
                     continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])

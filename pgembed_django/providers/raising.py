@@ -20,9 +20,11 @@ def provider_errors(provider: object) -> Iterator[None]:
     """Turn other errors into ``ProviderError``: a project's own provider may raise anything."""
     try:
         yield
-    except (ProviderError, *faults.EXITS):
+    except ProviderError:
         raise
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
+        if faults.is_interruption(error):
+            raise
         # Without the message, and not chained: it may contain the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
 
@@ -32,9 +34,9 @@ def counted(provider: Provider, text: str) -> int | None:
     try:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
-    except faults.EXITS:
-        raise
-    except BaseException:  # noqa: BLE001
+    except BaseException as error:
+        if faults.is_interruption(error):
+            raise
         return None
 
 

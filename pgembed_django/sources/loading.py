@@ -89,13 +89,11 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
         try:
             with transaction.atomic(using=using) if is_apart else nullcontext():
                 text = spec.text_of(row)
-        except faults.EXITS:
-            raise
         except BaseException as error:
             # Whatever the user's own method raises, its job ends with it. It may have
             # asked another database.
             is_lost = faults.is_lost_connection(error) and database.is_lost(using)
-            if is_lost or faults.has_no_room(error):
+            if is_lost or faults.has_no_room(error) or faults.is_interruption(error):
                 raise
             yield source_pk, "", f"{type(error).__name__}: {error}"
         else:

@@ -10,6 +10,7 @@ import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
+from psycopg.pq import TransactionStatus
 
 from pgembed_django.listener import MAY_BE_IDLE
 
@@ -82,6 +83,14 @@ def leave_pool(using: str) -> None:
 def leave_sessions(using: str) -> None:
     """No longer set up new connections: the worker has ended."""
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+
+
+def drop_busy_session(using: str) -> None:
+    """Close a connection whose statement was interrupted: it takes no other until that ends."""
+    wrapper = connections[using]
+    opened = wrapper.connection
+    if opened is not None and opened.info.transaction_status is TransactionStatus.ACTIVE:
+        wrapper.close()
 
 
 def end_sessions(using: str) -> None:

@@ -240,6 +240,7 @@ class Worker:
         self.is_running = False
         self.liveness.end()
         with suppress(DatabaseError, InterfaceError):
+            configuring.drop_busy_session(self.using)
             loop.pipeline.release()
             loop.add_up()
             loop.presence.end()

@@ -281,6 +281,8 @@ def test_a_refused_statement_is_no_row_that_cannot_be_read():
 class Panic(BaseException):
     """What a tokenizer written in Rust raises is no ``Exception``."""
 
+    __module__ = "pyo3_runtime"
+
 
 def test_a_text_method_that_panics_fails_its_row_alone(make_worker, monkeypatch):
     def pitch(product: Product) -> str:

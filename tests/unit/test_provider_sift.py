@@ -276,6 +276,8 @@ def test_whatever_a_provider_raises_is_charged_to_the_text_that_it_raises_for():
 class Panic(BaseException):
     """What a tokenizer written in Rust raises is no ``Exception``."""
 
+    __module__ = "pyo3_runtime"
+
 
 class Panicking(DeterministicProvider):
     """Panics at one text."""
