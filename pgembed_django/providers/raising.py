@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -23,7 +24,7 @@ def provider_errors(provider: object) -> Iterator[None]:
     except ProviderError:
         raise
     except BaseException as error:
-        if faults.is_interruption(error):
+        if _is_interruption(error):
             raise
         # Without the message, and not chained: it may contain the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
@@ -35,9 +36,14 @@ def counted(provider: Provider, text: str) -> int | None:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
     except BaseException as error:
-        if faults.is_interruption(error):
+        if _is_interruption(error):
             raise
         return None
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Return whether somebody ends the main thread's work. In a worker's pool nobody does."""
+    return threading.current_thread() is threading.main_thread() and faults.is_interruption(error)
 
 
 def digest(provider: Provider) -> str | None:

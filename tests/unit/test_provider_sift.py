@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from math import ceil, log2
 from traceback import format_exception
 
@@ -295,6 +297,33 @@ def test_a_panic_is_charged_to_the_text_that_it_is_about():
 
     assert charged(outcomes) == {7}
     assert str(outcomes[7]) == "m (provider 'mine') raised Panic."
+
+
+class Exiting(DeterministicProvider):
+    """Ends its thread at one text, as a library does that believes to be a program."""
+
+    def embed_batch(self, texts):
+        if any("bad" in text for text in texts):
+            sys.exit(3)
+        return super().embed_batch(texts)
+
+
+def test_an_exit_in_a_workers_pool_is_charged_to_the_text_that_it_is_about():
+    provider = Exiting(alias="mine", model="m", dimensions=8)
+
+    with ThreadPoolExecutor(1) as pool:
+        outcomes = pool.submit(provider.embed_each, texts_with({7})).result()
+
+    assert charged(outcomes) == {7}
+    assert str(outcomes[7]) == "m (provider 'mine') raised SystemExit."
+
+
+@pytest.mark.parametrize("ask", ["embed_each", "embed_documents"])
+def test_an_exit_in_the_main_thread_ends_it(ask):
+    provider = Exiting(alias="mine", model="m", dimensions=8)
+
+    with pytest.raises(SystemExit):
+        getattr(provider, ask)(texts_with({7}))
 
 
 class Miscounting(DeterministicProvider):
