@@ -138,7 +138,7 @@ def _degraded(facts: Facts) -> Iterator[str]:
         one = spec.open_failures.value == 1
         yield (
             f"{spec.open_failures} {'row has' if one else 'rows have'} failed and "
-            f"{'is' if one else 'are'} not found with {'its' if one else 'their'} present text."
+            f"may not be found with {'its' if one else 'their'} present text."
         )
     if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
         yield f"Changes are late: {_changes(spec)}{_eta(spec)}."

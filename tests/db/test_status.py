@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from pgembed_django import conf, jobs, rollups, spaces, specs, status
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.reembedding import reembed
 from pgembed_django.status import covering
 from pgembed_django.worker.presence import Presence
 from tests.app.models import Article, ArticleComment, Note
@@ -151,6 +152,19 @@ def test_failures_degrade(look, make_article, run_jobs, live_worker):
     assert look().verdict.state == "degraded"
     assert look().verdict.reason.startswith("3 rows have failed")
     assert look().open_failures == status.Count(3)
+
+
+def test_a_failed_row_is_not_said_to_be_out_of_date_for_sure(
+    look, spec, make_article, run_jobs, live_worker
+):
+    article = make_article()
+    run_jobs()
+    reembed(spec, [str(article.pk)], using="default")  # its vectors are those of its text
+    [held] = claim()
+    jobs.fail(held, "too bad", using="default")
+
+    reason = "1 row has failed and may not be found with its present text."
+    assert look().verdict.reason == reason
 
 
 def test_a_backlog_behind_the_changes_is_indexing(look, make_article, run_jobs, live_worker):
