@@ -62,11 +62,15 @@ def _identity(provider: Provider) -> Identity | None:
     """Return what makes vectors comparable, or None if that cannot be told at the moment."""
     try:
         with raising.provider_errors(provider):
-            return provider.identity()
+            identity: Identity = provider.identity()
     except ProviderError as error:
         # The server is down. The digest is learned when it is back.
-        events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=clean(str(error)))
+        said = clean(str(error))
+        if _told.is_new(provider.alias, said):
+            events.tell(events.DIGEST_UNKNOWN, provider=provider.alias, error=said)
         return None
+    _told.clear(provider.alias)
+    return identity
 
 
 def _has_had_one_of(spec: Spec, provider: Provider, *, using: str) -> bool:

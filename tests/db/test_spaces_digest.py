@@ -75,6 +75,21 @@ def test_a_digest_that_was_unknown_at_first_is_learned(declare):
     assert states() == [("one", "digest of one", "active")]
 
 
+def test_a_server_that_stays_down_is_told_once_and_again_after_it_was_up(declare, caplog):
+    def told() -> int:
+        return sum(one.event == "pgembed.digest_unknown" for one in caplog.records)
+
+    declare("one")
+    for _ in range(3):  # where its table is missing, a spec is asked for every few seconds
+        declare("one", is_down=True)
+    assert told() == 1
+
+    declare("one")
+    declare("one", is_down=True)
+
+    assert told() == 2
+
+
 def test_a_retired_model_is_not_reopened_because_its_server_is_down(declare):
     declare("one")
     declare("two")
