@@ -11,6 +11,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable
+from datetime import UTC, datetime
 from operator import index
 from typing import SupportsIndex
 
@@ -65,6 +66,8 @@ def _lasting(value: object) -> object:
         return value
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
+    if isinstance(value, datetime) and value.utcoffset() is not None:
+        value = value.astimezone(UTC)  # each alias of one database may have a TIME_ZONE of its own
     kind = type(value)
     if kind is memoryview or (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__):
         raise TypeError(f"A {kind.__name__} has no text. Name a method that makes one: text='...'.")

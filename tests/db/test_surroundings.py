@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -22,7 +23,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from pgembed_django import jobs, specs
+from pgembed_django import jobs, sources, specs
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
@@ -556,6 +557,18 @@ def test_a_worker_that_cannot_start_leaves_no_socket_open():
         warnings.simplefilter("always")
         gc.collect()
     assert [str(one.message) for one in told] == []
+
+
+def test_a_datetime_is_the_same_text_whatever_time_zone_an_alias_has(alias, make_article):
+    make_article(published_time="2026-01-01T00:00:00Z")
+    spec = dataclasses.replace(specs.get("app.ArticleEmbedding"), fields=("published_time",))
+
+    texts = [
+        [*sources.read(spec, Article.objects.using(using)).texts.values()]
+        for using in ("default", alias("berlin", TIME_ZONE="Europe/Berlin"))
+    ]
+
+    assert texts == [["2026-01-01 00:00:00+00:00"]] * 2
 
 
 def start_in_vain() -> None:
