@@ -111,6 +111,8 @@ class Workers:
 
     count: int
     folder: Path
+    nice: int = 0
+    """How far they give way to other processes: 0 to 19."""
     blows: list[Blow] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
     """Ends that nobody asked for."""
@@ -171,7 +173,7 @@ class Workers:
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "django", "embed_worker"],
+                ["nice", "-n", str(self.nice), sys.executable, "-m", "django", "embed_worker"],
                 env={**os.environ, "SOAK_WORKER": name},
                 stdout=output,
                 stderr=subprocess.STDOUT,

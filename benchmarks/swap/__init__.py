@@ -3,6 +3,7 @@
 Passages of what is installed here, embedded by WordLlama behind a delay of 20 ms a request
 and 0.5 ms a text. First a plain backfill of all rows, then calm, then the swap; a writer
 and searches go on throughout, and as many workers are killed in the swap as in the backfill.
+The workers run with ``nice``, as the deployment's unit does on a machine that serves searches too.
 Every search must return vectors of exactly one space, and the searched space never hold
 fewer rows than it did. To reach: the p99 of searches during the swap within 1.5 times that
 of the calm before, and the swap's time within 1.15 times the backfill's.
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5, help="the median of so many is told")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--nice",
+        type=int,
+        default=10,
+        help="of the workers, as in docs/deploy/pgembed-worker.service",
+    )
     parser.add_argument("--kills", type=int, default=3, help="in the backfill, and in the swap")
     parser.add_argument("--writes", type=float, default=30, help="a second")
     parser.add_argument("--searches", type=float, default=15, help="a second")
@@ -74,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         # Our models load only where Django is set up.
         from benchmarks.swap import rounds
 
-        workers = Workers(options.workers, Path(folder))
+        workers = Workers(options.workers, Path(folder), nice=options.nice)
         try:
             swapping = rounds.Swapping(options, workers)
             measured = [swapping.round(number) for number in range(options.repeats)]
