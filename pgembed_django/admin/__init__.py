@@ -1,4 +1,4 @@
-"""The admin: shows whether search is fresh and what failed, and retries. No row is edited."""
+"""The admin: shows whether search is fresh and what failed, and retries it. Edits no row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The acts on jobs: run them, count and word the results, write the admin's log. No pages."""
+"""Acts on jobs: run them, report the results in words, write the admin's log. No pages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NOTHING_DONE = ("gone", "busy", "after", "others")
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """An act on jobs. ``run`` takes the ids of jobs that meet ``condition``."""
+    """Something that a person can do to jobs. ``run`` takes ids of jobs that meet ``condition``."""
 
     permission: str
     title: _StrPromise
@@ -57,7 +57,7 @@ class Act:
     explained: _StrPromise
 
     def is_allowed(self, request: HttpRequest) -> bool:
-        """Return whether the viewer may do it."""
+        """Return whether the viewer may do this."""
         return request.user.has_perm(f"pgembed.{self.permission}_job")
 
 
@@ -67,7 +67,7 @@ def using() -> str:
 
 
 def retry(ids: Sequence[int], *, using: str) -> Counts:
-    """Retry failed units, and return counts of the results."""
+    """Retry failed units, and return how many jobs had which result."""
     return asdict(jobs.retry_failed(ids, using=using))
 
 
@@ -104,13 +104,14 @@ def _reembed_units(spec: specs.Spec, source_pks: Sequence[str]) -> Counter[str]:
     try:
         busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
     except DataError:
-        # A key has another type: it was typed by hand, or another field was the key.
+        # A key is not of the key's type: it was typed by hand, or another field was the key
+        # before. Halve the list until the bad keys are alone.
         middle = len(source_pks) // 2
         if not middle:
             return Counter(others=1)
         first, second = source_pks[:middle], source_pks[middle:]
         return _reembed_units(spec, first) + _reembed_units(spec, second)
-    # Count jobs, as these were selected: one unit may have several.
+    # Count jobs, not units: jobs were selected, and a unit may have several.
     return Counter("busy" if one in busy else "reembedded" for one in source_pks)
 
 
@@ -167,7 +168,7 @@ ACTS = {
 
 
 def told(act: str, counts: Counts) -> str:
-    """Return the results in words: that of the act always, the others where there are any."""
+    """Return the results in words: first the act's own count, then all others above zero."""
     first = ACTS[act].counted_as
     parts = [first, *(key for key in PARTS if key != first and counts.get(key))]
     text = ", ".join(str(PARTS[key]) % counts.get(key, 0) for key in parts)
@@ -175,13 +176,13 @@ def told(act: str, counts: Counts) -> str:
 
 
 def level(counts: Counts) -> int:
-    """Return the level of the message about them: a warning where nothing was done."""
+    """Return the message level for the results: a warning if nothing was done."""
     is_done = any(count for key, count in counts.items() if key not in NOTHING_DONE)
     return messages.SUCCESS if is_done else messages.WARNING
 
 
 def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> None:
-    """Write to the admin's log: one entry for each job, or a single one for a name."""
+    """Write to the admin's log: one entry per job, or a single entry if ``about`` is a name."""
     content_type = ContentType.objects.get_for_model(Job)
     entries = (
         [(None, about)] if isinstance(about, str) else [(str(job.pk), str(job)) for job in about]
@@ -200,6 +201,6 @@ def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> No
 
 
 def numbered(count: int, *, is_bounded: bool = False) -> str:
-    """Return a count in words, "more than" where the counting stopped at a bound."""
+    """Return a count as text, with "more than" if counting stopped at a bound."""
     text = f"{count:,}"
     return _("more than %s") % text if is_bounded else text

@@ -1,7 +1,7 @@
-"""An act on all that match: a confirmation page, then one page per batch that submits itself.
+"""An act on all that match: a confirmation page, then one self-submitting page per batch.
 
-The server keeps nothing between two batches, except for a run over all rows: this is a backfill,
-which continues where it was. Any other run that is left in the middle has done what its page
+The server keeps no state between two batches. The exception is a run over all rows: it is a
+backfill, and resumes where it stopped. Any other run that is abandoned has done what its last page
 says, and can be started again.
 """
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
 
 WAIT_SECONDS = 3
-"""How long a page that has nothing to do just now waits before it submits itself."""
+"""How long a page waits before it submits itself, if its batch has to wait."""
 
 Scope = scopes.Jobs | scopes.Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How far a run has come, as posted by the page before."""
+    """The progress of a run, as posted by the previous page."""
 
     cursor: int
     end: str
@@ -46,7 +46,7 @@ class Form:
         """Read a posted form.
 
         Raises:
-            BadRequest: no page of ours can have sent it.
+            BadRequest: none of our pages can have sent it.
         """
         end = posted.get("end", "")
         try:
@@ -66,7 +66,7 @@ class Form:
 
 
 def view(model_admin: JobAdmin, request: HttpRequest, act: str) -> HttpResponse:
-    """Ask for confirmation at GET. Do the first or next batch at POST, and show the progress."""
+    """Ask for confirmation on GET. Do the first or next batch on POST, and show the progress."""
     if act not in acts.ACTS:
         raise Http404
     if not (model_admin.has_view_permission(request) and acts.ACTS[act].is_allowed(request)):

@@ -77,7 +77,7 @@ def _probe(request: HttpRequest, name: str) -> Said:
         provider = providers.get(name)
     except ImproperlyConfigured as error:
         return messages.ERROR, str(error)
-    # Django shows a message with a capital letter, which a model's name may not have.
+    # Django capitalizes a message's first letter: do not begin with an alias or a model's name.
     who = _("The provider %(alias)s (%(model)s)") % {"alias": name, "model": provider.model}
     probe = within(PROBE_SECONDS, provider.probe)
     if probe is None:
@@ -104,7 +104,7 @@ def _release(request: HttpRequest, name: str) -> Said:
 
 
 def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:
-    """Return the probe, or None where it takes longer. Then its thread is left to end by itself."""
+    """Return the probe, or None if it takes longer. Its thread then ends by itself later."""
     found: list[Probe] = []
     thread = threading.Thread(target=lambda: found.append(look()), daemon=True)
     thread.start()

@@ -81,7 +81,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
     @admin.display(description=gettext_lazy("worker"))
     def worker(self, job: Job) -> str | None:
-        """The worker that holds the job, or that had it when it last failed."""
+        """The worker that holds the job, or that held it when it last failed."""
         if job.worker_id:
             return f"#{job.worker_id}"
         if hasattr(job, "pgembed_worker"):
@@ -105,7 +105,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
         return SafeString(render_to_string("admin/pgembed/job/history.html", context))
 
     def source_row(self, request: HttpRequest) -> Callable[[Job], SafeString | str]:
-        """Return the column with the link, for those who may view the row."""
+        """Return the column with a link to the row, for viewers who may see the row."""
 
         @admin.display(description=gettext_lazy("source row"))
         def source_row(job: Job) -> SafeString | str:
@@ -114,7 +114,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
         return source_row
 
     def source_text(self, request: HttpRequest) -> Callable[[Job], SafeString | str]:
-        """Return the field with the beginning of the text, for those who may view the row."""
+        """Return the field with the beginning of the text, for viewers who may see the row."""
 
         @admin.display(description=gettext_lazy("text"))
         def source_text(job: Job) -> SafeString | str:
@@ -128,7 +128,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
 
 def attach(found: list[Job]) -> None:
-    """Look up the sizes and workers of a page's jobs at once, and set them on the jobs."""
+    """Look up the sizes and workers of all jobs of a page together, and set them on the jobs."""
     sizes = source_rows.sizes(found, using=acts.using())
     workers = _workers(found)
     for job in found:
@@ -137,7 +137,7 @@ def attach(found: list[Job]) -> None:
 
 
 def at(time: datetime) -> str:
-    """Return a time in a short format, for a column."""
+    """Return a time in Django's short format."""
     local = timezone.localtime(time) if timezone.is_aware(time) else time
     return date_format(local, "SHORT_DATETIME_FORMAT")
 
@@ -147,7 +147,7 @@ def _unit(job: Job) -> tuple[str, str]:
 
 
 def _workers(found: list[Job]) -> dict[Any, str]:
-    """Return the last worker of each unit with an error."""
+    """Return the worker of each unit's last failed attempt, for the jobs that have an error."""
     failed = [job for job in found if job.last_error]
     if not failed:
         return {}

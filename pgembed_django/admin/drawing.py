@@ -1,6 +1,6 @@
 """Charts as inline SVG, drawn on the server. Pure: no database, no clock, no script.
 
-The style sheet has their colours. Each has a label in words too.
+Their colours are in the style sheet. Each chart also has a label in words.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ TOP, BOTTOM, LEFT = 8, 18, 52
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
 
 ROUNDED_UP = 0.9995
-"""From this share of a unit on, a number that is rounded to three digits is 1 of that unit."""
+"""From this share of a unit on, a number rounded to three digits reads as 1 of that unit."""
 
 DAY = 86400
 SPANS = tuple(60 * one for one in (1, 2, 5, 10, 20, 30, 60, 120, 360, 720))
 """The round spans of an axis in minutes and hours, in seconds."""
 
 Values = Sequence[float | None]
-"""One value for each bucket of time, oldest first. None: it is unknown."""
+"""One value per bucket of time, oldest first. None: unknown."""
 
 
 def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:
@@ -62,7 +62,7 @@ def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "
 
 
 def short(value: float, unit: str = "") -> str:
-    """Return a number short enough for an axis, and seconds in a fitting unit."""
+    """Return a number short enough for an axis. Seconds are shown as ms, s, min, h or d."""
     if unit == "s":
         for seconds, name in ((DAY, "d"), (3600, "h"), (60, "min")):
             if value >= seconds:
@@ -96,7 +96,7 @@ def _chart(drawn: SafeString, *, top: float, label: str, began: str, unit: str) 
 
 
 def _path(values: Values, top: float) -> str:
-    """Return the line's path. A value between two unknown ones is a short dash."""
+    """Return the line's SVG path. A value between two unknown ones is a short dash."""
     step = PLOT_WIDTH / max(len(values), 1)
     parts = []
     is_drawing = False
@@ -115,7 +115,7 @@ def _y(value: float | None, top: float) -> float:
 
 
 def _round_up(value: float, unit: str = "") -> float:
-    """Round up to the next of 1, 2, 5, 10 and so on, so that the axis seldom changes."""
+    """Round up to 1, 2, 5, 10 and so on, or to a round time, so that the axis seldom changes."""
     if value <= 0:
         return 1.0
     if unit == "s" and value > DAY / 2:

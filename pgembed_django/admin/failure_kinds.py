@@ -47,7 +47,7 @@ def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
 def _shown(
     model_admin: JobAdmin, request: HttpRequest, kind: FailureKind, now: datetime
 ) -> dict[str, Any]:
-    """Return a kind with its links. Those of actions lead to a confirmation page."""
+    """Return the template's context for a kind. The actions' links lead to a confirmation page."""
     site = model_admin.admin_site.name
     parameters = {"status": "failed", "spec": kind.spec, "signature": kind.signature}
     jobs_url = reverse(f"{site}:pgembed_job_changelist")

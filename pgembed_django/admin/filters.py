@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Shown(NamedTuple):
-    """A choice of the status filter. Its ordering is that of the partial index for its rows."""
+    """A choice of the status filter, with the ordering of the partial index for its rows."""
 
     title: _StrPromise
     condition: Q
@@ -39,7 +39,7 @@ STATUSES = {
 
 
 class StatusFilter(admin.SimpleListFilter):
-    """By status. Open failures are apart from those that were retried, dismissed or overtaken."""
+    """By status. Failures that were retried, dismissed or overtaken are not listed as failed."""
 
     title = _("status")
     parameter_name = "status"
@@ -55,7 +55,7 @@ class StatusFilter(admin.SimpleListFilter):
 
 
 class Asked(admin.SimpleListFilter):
-    """A filter that only a link sets. It is shown while it is set, so that it can be removed."""
+    """A filter that only links set. It is shown only while set, so that it can be removed."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         """Return the value that is set, if any."""
@@ -87,7 +87,7 @@ class WorkerFilter(Asked):
 
 
 class SpecFilter(admin.SimpleListFilter):
-    """By spec. Search for the key of a spec that is no longer declared."""
+    """By declared spec. For a spec that is no longer declared, search for its key instead."""
 
     title = _("spec")
     parameter_name = "spec"
@@ -109,7 +109,7 @@ PARAMETERS = ("status", "spec", "signature", "worker", "q")
 
 
 def asked(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters that are set and that the list does not ignore."""
+    """Return those of ``PARAMETERS`` that are set and that the list does not ignore."""
     found = {name: given[name] for name in PARAMETERS if given.get(name)}
     if found.get("status") not in STATUSES:
         found.pop("status", None)
@@ -117,7 +117,7 @@ def asked(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def others(given: Mapping[str, str]) -> list[str]:
-    """Return the other look-ups of a link: Django filters by any field of the model."""
+    """Return the link's lookups that we do not know: Django filters by any field of the model."""
     known = {*PARAMETERS, *IGNORED_PARAMS, PAGE_VAR, ERROR_FLAG}
     return [name for name in given if name not in known]
 
@@ -136,17 +136,17 @@ def matching(queryset: QuerySet[Job], parameters: Mapping[str, str]) -> QuerySet
 
 
 def held_by(worker: str) -> Q:
-    """Return the condition for a worker's running jobs, by its id. Without a valid id: none."""
+    """Return the condition for the running jobs of a worker. An invalid id matches no job."""
     return RUNNING & Q(worker_id=int(worker)) if is_id(worker) else Q(pk__in=())
 
 
 def is_id(text: str) -> bool:
-    """Return whether the text can be an id."""
+    """Return whether the text can be the id of a row."""
     return text.isdecimal() and len(text) <= MAX_DIGITS
 
 
 def unit(term: str) -> Q:
-    """Return the condition for a unit, as a whole: so an index of its status can be used."""
+    """Return the condition for a spec, a key or both: exact, so that an index can be used."""
     term = term.strip()
     if not term:
         return Q()

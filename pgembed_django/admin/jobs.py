@@ -1,4 +1,4 @@
-"""The job list, and the page of one job, with actions. The fields of jobs are read-only."""
+"""The job list and the page of one job, with actions. Fields are read-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pgembed_django.models import Job
 
 
 class JobList(read_only.ReadOnlyList):
-    """A page of jobs. Looks up what is not in the job table for all of them at once."""
+    """A page of jobs. Looks up what other tables hold about them for the whole page together."""
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the page."""
@@ -29,7 +29,7 @@ class JobList(read_only.ReadOnlyList):
 
 
 class JobAdmin(columns.JobColumns):
-    """Lists jobs, newest first, and failures by the time of failing."""
+    """Lists jobs, newest first. Failures are ordered by when they failed."""
 
     actions = ("retry", "dismiss", "reembed", "release")
     list_filter = (
@@ -62,7 +62,8 @@ class JobAdmin(columns.JobColumns):
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Return the columns. The link to the source row depends on the viewer."""
-        # A screen has room for about five columns: first what differs, then what was asked for.
+        # A screen has room for about five columns. Columns that are the same in each row of a
+        # filtered list come last.
         rest = (self.source_row(request), "size", "attempts", "crashes", "worker")
         if request.GET.get("signature"):
             return ("unit", "finished", *rest, "state", "error")
@@ -71,7 +72,7 @@ class JobAdmin(columns.JobColumns):
         return ("unit", "state", "created", "finished", "error", *rest, "kind")
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
-        """Return the fieldsets of one job's page: those that an operator needs come first."""
+        """Return the fieldsets of one job's page, with what an operator needs first."""
         return (
             (
                 None,
@@ -96,14 +97,14 @@ class JobAdmin(columns.JobColumns):
         )
 
     def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
-        """Return the order that the chosen status has an index for."""
+        """Return the order for which the chosen status has an index."""
         shown = filters.STATUSES.get(request.GET.get(filters.StatusFilter.parameter_name, ""))
         return shown.ordering if shown else ("-id",)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Find a unit by its whole name, not by a part of it."""
+        """Find units by their exact spec and key, not by parts of them."""
         return queryset.filter(filters.unit(search_term)), False
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
@@ -121,7 +122,7 @@ class JobAdmin(columns.JobColumns):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Add the buttons that the viewer may use, and that apply to this job."""
+        """Add the buttons that apply to this job and that the viewer may use."""
         job: Job = context["original"]
         # The same conditions as in the list, decided by the database.
         found = Job.objects.using(acts.using()).filter(pk=job.pk)
@@ -134,7 +135,7 @@ class JobAdmin(columns.JobColumns):
 
     @admin.action(permissions=["retry"], description=gettext_lazy("Retry selected"))
     def retry(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Retry the selected failed units, and make those that wait due now."""
+        """Retry the selected failed units, and make selected jobs in backoff due now."""
         return self._act("retry", request, queryset)
 
     @admin.action(permissions=["dismiss"], description=gettext_lazy("Dismiss selected failures"))
@@ -144,7 +145,7 @@ class JobAdmin(columns.JobColumns):
 
     @admin.action(permissions=["operate"], description=gettext_lazy("Re-embed selected units"))
     def reembed(self, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
-        """Embed the selected units anew, also where their text is unchanged."""
+        """Embed the selected units again, even if their text is unchanged."""
         return self._act("reembed", request, queryset)
 
     @admin.action(permissions=["operate"], description=gettext_lazy("Release from a dead worker"))
@@ -169,7 +170,7 @@ class JobAdmin(columns.JobColumns):
 
     def _ask_about_all(self, name: str, request: HttpRequest) -> HttpResponse | None:
         if others := filters.others(request.GET):
-            # The confirmation page would be about more jobs than are listed.
+            # The confirmation page ignores these lookups, so it would act on more jobs than listed.
             said = _("Nothing was done: all that match cannot be told by %s. Select jobs.")
             self.message_user(request, said % ", ".join(others), messages.ERROR)
             return None

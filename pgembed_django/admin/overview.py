@@ -1,4 +1,4 @@
-"""The data of the overview: whether search is fresh, if not why, and what can be done."""
+"""The overview's data: whether search is fresh, why not, and what can be done about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES = {
 
 
 def of(request: HttpRequest) -> dict[str, Any] | None:
-    """Return the template's context, or None for those who may not view jobs."""
+    """Return the template's context, or None if the viewer may not view jobs."""
     if not request.user.has_perm("pgembed.view_job"):
         return None
     seen = status.overview(using=acts.using())
@@ -59,7 +59,7 @@ def duration(seconds: float | None) -> str:
 
 
 def per_minute(units_per_second: float) -> str:
-    """Return how many units a minute that is: whole ones, but where there are few."""
+    """Return units per minute as text: whole numbers, except for rates below ten."""
     rate = units_per_second * 60
     return f"{rate:,.0f}" if rate >= 10 else drawing.short(rate)
 
@@ -75,7 +75,7 @@ def _failures(seen: Overview) -> status.Count:
 
 
 def _elsewhere() -> list[tuple[str, str]]:
-    """Return the specs that this page does not show, each with its database."""
+    """Return (database, spec key) of the specs that this page does not show."""
     here = specs.on(acts.using())
     return [(router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here]
 
@@ -102,7 +102,7 @@ def _spec(spec: SpecStatus) -> dict[str, Any]:
 
 
 def _next_try(provider: ProviderStatus, now: datetime) -> str:
-    """Return in words when a worker asks the provider again. Empty: no worker waits to."""
+    """Return in words when a worker tries the provider again. Empty: none is waiting to."""
     if provider.retries_at is None:
         return ""
     seconds = (provider.retries_at - now).total_seconds()

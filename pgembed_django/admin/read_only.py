@@ -1,4 +1,4 @@
-"""The base of our admin pages: read-only, and they never count or sort a whole table."""
+"""The base of our admin pages. They are read-only, and never count or sort a whole table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_COUNT = 10_000
 
 
 class BoundedPaginator(AnyPaginator):
-    """Counts and pages up to a bound, and tells whether there are more rows."""
+    """Counts and pages up to ``MAX_COUNT`` rows, and knows whether there are more."""
 
     @cached_property
     def _counted(self) -> int:
@@ -50,7 +50,7 @@ class BoundedPaginator(AnyPaginator):
 
 
 class ReadOnlyList(ChangeList):
-    """A page of rows. A filter value that no row can have is refused as Django does."""
+    """A page of rows. Refuses a value with a NUL as Django refuses other impossible values."""
 
     def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         """Return the rows that are listed."""
@@ -60,14 +60,14 @@ class ReadOnlyList(ChangeList):
 
 
 class ReadOnlyAdmin(ModelAdmin[Row]):
-    """Shows rows, read-only, from the database that is written to."""
+    """Shows rows read-only, from the database that is written to."""
 
     actions: Any = ()
     list_per_page = 50
     paginator = BoundedPaginator
     show_facets = admin.ShowFacets.NEVER
     show_full_result_count = False
-    # To sort by a column without an index would sort the whole table.
+    # Sorting by a column without an index would sort the whole table.
     sortable_by = ()
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -79,18 +79,18 @@ class ReadOnlyAdmin(ModelAdmin[Row]):
         return super().get_queryset(request).using(shown_database())
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody adds rows by hand."""
+        """Return False: nobody adds rows by hand."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody edits rows by hand."""
+        """Return False: nobody edits rows by hand."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody deletes rows by hand."""
+        """Return False: nobody deletes rows by hand."""
         return False
 
 
 def has_nul(given: QueryDict, *, but: str = "") -> bool:
-    """Return whether a value has a NUL, which no text in Postgres can. ``but`` is not looked at."""
+    """Return whether any value but ``but``'s has a NUL, which no text in Postgres can hold."""
     return any("\0" in value for name, values in given.lists() if name != but for value in values)

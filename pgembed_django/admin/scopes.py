@@ -1,4 +1,4 @@
-"""The scopes of a run over all that match, in batches: jobs, or a spec's source rows."""
+"""What a run over all that match goes over, in batches: jobs, or a spec's source rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pgembed_django.models import Job
 
 BATCH = 1000
 MAX_COUNT = 100_000
-"""Counts stop here: then the page says "more than"."""
+"""Counts stop here, and the page says "more than"."""
 
 SPEC_ROWS = "rows"
-"""The scope of a whole spec's source rows, where the others are jobs."""
+"""The value of the parameter ``scope`` for a spec's source rows. Without it: jobs."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """The results of one batch, and where the next one begins. An empty cursor is the end.
+    """The results of one batch, and where the next one begins. Empty ``cursor``: it was the last.
 
-    ``awaits`` says, for people, why the batch has to wait. Empty: it does not.
+    ``awaits`` tells people why the next batch has to wait. Empty: it need not.
     """
 
     counts: acts.Counts
@@ -44,7 +44,7 @@ class Jobs:
     def __init__(self, act: str, given: Mapping[str, str]) -> None:
         self.act = acts.ACTS[act]
         self.parameters = filters.asked(given)
-        # Without a status: the failures, never the whole table.
+        # Without a status act on the failures, never on the whole table.
         parameters = {"status": "failed", **self.parameters}
         if act == "release":
             parameters["status"] = "running"
@@ -64,12 +64,12 @@ class Jobs:
         return ngettext("%s job", "%s jobs", count)
 
     def end(self) -> str:
-        """Return the last id that exists: later jobs are not included."""
+        """Return the highest id, so that the run leaves out jobs that are added later."""
         last = Job.objects.using(acts.using()).order_by("-pk").values_list("pk", flat=True).first()
         return str(last or 0)
 
     def is_end(self, said: str) -> bool:
-        """Return whether the value may have come from ``end``."""
+        """Return whether ``end`` can have returned this value."""
         return filters.is_id(said)
 
     def run(self, cursor: int, end: str) -> Batch:
@@ -79,9 +79,9 @@ class Jobs:
 
 
 class Rows:
-    """The source rows of a spec: a backfill, like ``embed_backfill --force``.
+    """The source rows of a spec. The run is a backfill, like ``embed_backfill --force``.
 
-    The cursor only counts how often it tried rows in vain that an open write has locked.
+    The cursor only counts the tries in a row that found all skipped rows still locked.
     """
 
     def __init__(self, act: str, given: Mapping[str, str]) -> None:
@@ -109,18 +109,18 @@ class Rows:
         return ngettext("%s row", "%s rows", count)
 
     def end(self) -> str:
-        """Return when the last run ended: once it differs, the present run has ended."""
+        """Return when the last run ended. Once this differs, the present run has ended too."""
         return self._backfill.ended
 
     def is_end(self, said: str) -> bool:
-        """Return whether the value may have come from ``end``. Any other is of another run."""
+        """Return True: an unknown value counts as that of another run."""
         return True
 
     def run(self, cursor: int, end: str) -> Batch:
         if self._begins_anew:
             self._backfill.restart()
         elif self._backfill.ended not in {"", end}:
-            return Batch({}, 0, "")  # the command or another person has ended it
+            return Batch({}, 0, "")  # the command or another person has completed this run
         step = self._backfill.step(limit=BATCH)
         if step is None:
             wait = _("It goes on when fewer than %s rows wait to be embedded.")

@@ -27,7 +27,7 @@ from pgembed_django.models import Job, Space
 
 
 def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeString | None:
-    """Return a link to the source row. None: no page, no permission, or no such spec here."""
+    """Return a link to the row's admin page. None: no page, no permission or no such spec."""
     spec = specs.get(job.spec)
     if spec is None:
         return None
@@ -41,7 +41,7 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
 
 
 def cut(model: type[Model], row: Model) -> str:
-    """Return in words how many passages of a row the active space's model has cut, if any."""
+    """Return in words how many passages of a row the active space's model has truncated."""
     chunks = {"source_id": row.pk, "space__state": Space.State.ACTIVE, "was_cut": True}
     count = sum(
         spec.embedding_model._base_manager.using(row._state.db)
@@ -58,16 +58,16 @@ def cut(model: type[Model], row: Model) -> str:
 
 
 def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
-    """Return how many characters the watched fields of the jobs' rows hold, in one query.
+    """Return the characters in the watched fields of the jobs' rows by unit, in one query.
 
-    Without the rows of a table that is locked just now.
+    Leaves out rows of tables that are locked now.
     """
     queries = _sizes(found, using=using)
     return {(key, pk): size for key, pk, size in unions.read(queries, using=using)}
 
 
 def size(job: Job, *, using: str) -> int | None:
-    """Return the same of one job, or None. It waits for the row's table, as ``text`` does."""
+    """Return the same for one job, or None. Waits for a locked table, as ``text`` does."""
     return next((size for rows in _sizes([job], using=using) for _, _, size in rows), None)
 
 
@@ -79,7 +79,7 @@ def _sizes(found: Iterable[Job], *, using: str) -> list[QuerySet[Any, tuple[str,
             try:
                 keys[spec].append(spec.parse_pk(job.source_pk))
             except ValidationError:
-                continue  # the key had another type once
+                continue  # the key is of a type that the model's key no longer has
     return [
         _rows(spec, pks, using=using)
         .order_by()
@@ -107,9 +107,9 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
 
 
 def _rows(spec: specs.Spec, pks: list[Any], *, using: str) -> QuerySet[Any]:
-    """Return the rows that the base manager finds, but with a plain queryset.
+    """Return the rows that the base manager finds, as a plain queryset.
 
-    A union goes by the order of columns, and django-modeltranslation's querysets have their own.
+    A union matches columns by position, and django-modeltranslation's querysets reorder them.
     """
     shown = spec.model._base_manager.using(using).filter(pk__in=pks)
     if type(spec.model._base_manager) is Manager:
@@ -127,7 +127,7 @@ def _models(spec: specs.Spec) -> tuple[type[Model], ...]:
 
 
 def _may_view(model: type[Model], source_pk: str, *, request: HttpRequest, site: AdminSite) -> bool:
-    """Return whether the viewer may see the row: by its admin page, else by the permissions."""
+    """Return whether the viewer may see the row: ask its admin page, or else the permissions."""
     if site.is_registered(model):
         model_admin = site.get_model_admin(model)
         row = model_admin.get_object(request, source_pk)

@@ -15,7 +15,7 @@ from pgembed_django.models import Space
 
 
 class SpaceAdmin(ReadOnlyAdmin[Space]):
-    """Shows which space is searched, which one is being built, and with which model."""
+    """Shows which space is searched, which is being built, and the model of each."""
 
     list_display = (
         "spec",
@@ -42,6 +42,6 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
 
     @admin.display(description=_("options"))
     def options_text(self, space: Space) -> SafeString:
-        """The provider's options. Of secrets, only the names of environment variables."""
+        """The provider's options. Secrets appear only as names of environment variables."""
         text = json.dumps(space.options, indent=2, sort_keys=True, ensure_ascii=False)
         return format_html("<pre>{}</pre>", text)

@@ -1,4 +1,4 @@
-"""The states of a source row's vectors, decided by the database for all rows of a page at once."""
+"""The states of a source row's vectors. The query of a page computes them for all its rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATES = {
 
 
 def state_of(model: type[Model]) -> Case:
-    """Return the worst state of a row's units, as an expression on the outer row."""
+    """Return an expression on the outer row: the worst state among its units."""
     declared = specs.of(model)
     keys = [spec.key for spec in declared]
     matches = reduce(or_, (spec.when or Q(pk__isnull=False) for spec in declared))
@@ -32,7 +32,7 @@ def state_of(model: type[Model]) -> Case:
     return Case(
         When(_has_job(keys, OPEN_FAILURE), then=Value("failed")),
         When(~matches, then=Value("outside")),
-        # Two look-ups, not one for both statuses: each has an index of its own.
+        # Two lookups, not one for both statuses: each status has its own index.
         When(_has_job(keys, PENDING) | _has_job(keys, RUNNING), then=Value("pending")),
         When(_has_job(keys, DISMISSED), then=Value("dismissed")),
         When(fresh, then=Value("fresh")),
@@ -42,13 +42,13 @@ def state_of(model: type[Model]) -> Case:
 
 
 def _has_job(keys: list[str], status: Q) -> Q:
-    """Return the condition that the outer row has a job of a status, in any of these specs."""
+    """Return the condition that the outer row has a job with this status in any of the specs."""
     outer = Cast(OuterRef("pk"), TextField())
     return Q(spaces.LookedUp(Job.objects.filter(status, spec__in=keys, source_pk=outer)))
 
 
 def _is_fresh(spec: specs.Spec) -> Q:
-    """Return the condition that a search finds the outer row."""
+    """Return the condition that a search can find the outer row."""
     chunks = spec.embedding_model._base_manager.filter(
         spaces.FOUND,
         source_id=OuterRef("pk"),

@@ -1,4 +1,4 @@
-"""A mixin for users' own ModelAdmins: shows whether a row's vectors are fresh, with Retry."""
+"""A mixin for users' own ModelAdmins: shows whether a row's vectors are fresh, and retries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MAX_SELECTED = 1000
 
 
 class VectorsFilter(admin.SimpleListFilter):
-    """By the state of the rows' vectors."""
+    """Filters by the state of the rows' vectors."""
 
     title = gettext_lazy("vectors")
     parameter_name = "vectors"
@@ -69,7 +69,7 @@ class VectorsMixin(ModelAdmin):
 
     @property
     def media(self) -> Media:
-        """Add our style sheet, for errors, to the admin's own media."""
+        """Add our style sheet, which formats errors and states, to the admin's own media."""
         return super().media + Media(css={"all": ["pgembed/admin.css"]})
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
@@ -87,11 +87,11 @@ class VectorsMixin(ModelAdmin):
         return (*super().get_list_filter(request), VectorsFilter)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the vectors' line to a row's page."""
+        """Add the line with the state of the vectors to a row's page."""
         return (*super().get_readonly_fields(request, obj), self._vectors_field(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the vectors' line where the fieldsets are declared."""
+        """Add the line also if the subclass declares its fieldsets."""
         fieldsets: Any = super().get_fieldsets(request, obj)
         line: Any = self._vectors_field(request)
         if line in flatten_fieldsets(fieldsets):
@@ -127,14 +127,17 @@ class VectorsMixin(ModelAdmin):
 
     @admin.display(description=gettext_lazy("vectors"))
     def vectors(self, row: Any) -> SafeString | str:
-        """The state in words. It is unknown for a row of another page, such as a history's."""
+        """The state in words, or a dash: rows of other pages, such as history, lack the state."""
         state = getattr(row, "pgembed_state", None)
         if state is None:
             return "-"
         return format_html('<span class="pgembed-state pgembed-{}">{}</span>', state, STATES[state])
 
     def _vectors_field(self, request: HttpRequest) -> Callable[[Any], SafeString | str]:
-        """Return the field of a row's page, with a button for those who may use it."""
+        """Return the field of a row's page, with a button for viewers who may retry.
+
+        Always the same function for one request, so that Django finds it in the fieldsets.
+        """
         if hasattr(request, "pgembed_vectors_field"):
             known: Callable[[Any], SafeString | str] = request.pgembed_vectors_field
             return known
@@ -182,20 +185,20 @@ class VectorsMixin(ModelAdmin):
 
 
 def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> QuerySet[Job]:
-    """Return the jobs of rows, from the database that the rows are written to."""
+    """Return the jobs of these rows, from the database that the rows are written to."""
     model = model_admin.model
     shown: Any = model_admin.get_queryset(request)
-    # For write, so that a router names no replica. A queryset's own using() stays.
+    # As for a write, so that a router does not choose a replica. A queryset's own using() stays.
     shown._for_write = True  # noqa: SLF001
     rows = model._base_manager.using(shown.db).filter(pk__in=pks).order_by()
-    # As Postgres prints the keys: this is how jobs have them.
+    # Cast by Postgres: jobs hold the keys as it prints them.
     keys = list(rows.values_list(Cast("pk", TextField()), flat=True))
     units = Job.objects.using(shown.db).filter(source_pk__in=keys)
     return units.filter(spec__in=[spec.key for spec in specs.of(model)])
 
 
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
-    """Retry the failed units of rows, make waiting ones due now, and show the results."""
+    """Retry the rows' failed units, make jobs in backoff due now, and show the results."""
     units = _units(model_admin, request, pks)
     found = list(units.filter(acts.ACTS["retry"].condition))
     counts = acts.retry([job.pk for job in found], using=units.db)

@@ -14,7 +14,7 @@ from pgembed_django.models import Worker
 
 
 class WorkerAdmin(ReadOnlyAdmin[Worker]):
-    """Shows the workers that are alive, or died a short while ago."""
+    """Shows the workers that are alive or died recently."""
 
     list_display = (
         "worker",
@@ -40,15 +40,15 @@ class WorkerAdmin(ReadOnlyAdmin[Worker]):
 
     @admin.display(description=_("paused providers"))
     def paused_providers(self, worker: Worker) -> SafeString:
-        """Each provider that it has paused, with the reason."""
+        """The providers that the worker has paused, each with the reason."""
         return format_html_join("; ", "{}: {}", worker.paused.items())
 
     @admin.display(description=_("specs set aside"))
     def set_aside(self, worker: Worker) -> SafeString:
-        """Each spec that it has set aside, with the reason."""
+        """The specs that the worker has set aside, each with the reason."""
         return format_html_join("; ", "{}: {}", worker.aside.items())
 
     @admin.display(description=_("specs"))
     def spec_keys(self, worker: Worker) -> str:
-        """The specs that it works on."""
+        """The specs that the worker works on."""
         return ", ".join(worker.specs)
