@@ -1,4 +1,4 @@
-"""The base of the ``embed_…`` commands: it checks the chosen specs, database and role."""
+"""The base class of the ``embed_…`` commands. It checks the chosen specs, database and role."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.db import (
 from pgembed_django import conf, database, postgres, specs
 from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
 
-# Read-only for good: a replica, and a connection whose client asks for it.
+# The second column: read-only for good, as on a replica or if the client asked for it.
 STATE = """
     SELECT
         current_setting('transaction_read_only')::boolean,
@@ -37,7 +37,7 @@ HIDDEN = """
 
 
 class EmbedCommand(StoppableCommand):
-    """A command on some specs in one database."""
+    """A command that works on some specs in one database."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -54,7 +54,7 @@ class EmbedCommand(StoppableCommand):
         )
 
     def chosen_specs(self, keys: list[str] | None, *, using: str) -> dict[str, specs.Spec]:
-        """Return the chosen specs by key, by default all that are in the database."""
+        """Return the chosen specs by key. By default all that are in the database."""
         known = {spec.key: spec for spec in specs.all()}
         if not known:
             raise CommandError(
@@ -84,10 +84,10 @@ class EmbedCommand(StoppableCommand):
         return {key: spec for key, spec in here.items() if not keys or key in keys}
 
     def refuse_hidden_rows(self, chosen: Iterable[specs.Spec], *, using: str) -> None:
-        """Refuse a role that row-level security hides rows from: it would overlook gaps.
+        """Raise if row-level security hides rows from the role, which would then overlook gaps.
 
-        A worker sets ``row_security = off``, so that its statements fail. A command does not, as
-        the setting would stay in the session of its caller.
+        A worker sets ``row_security = off``, so that its statements fail instead. A command does
+        not, as the setting would stay in its caller's session.
         """
         models = [model for spec in chosen for model in (spec.model, spec.embedding_model)]
         names = [postgres.quoted_table(model) for model in models]
@@ -102,14 +102,14 @@ class EmbedCommand(StoppableCommand):
     def chosen_database(
         self, alias: str | None, *, writes: bool = True, waits: bool = False
     ) -> str:
-        """Return the chosen alias, after checking that our tables are there.
+        """Return the chosen alias, after checking that the database is usable and has our tables.
 
-        ``waits``: the caller can wait for a server that is read-only for a while.
+        ``waits``: the caller can wait while the server is read-only, unless it is so for good.
         """
         if alias is None:
             alias = conf.current().worker_database or DEFAULT_DB_ALIAS
         if alias not in connections:
-            # It is empty where a shell variable is not set.
+            # Empty if it came from a shell variable that is not set.
             what = f"No database named {alias!r}" if alias else "--database is empty"
             raise CommandError(
                 f"{what}. There are: {', '.join(connections)}.", returncode=CANNOT_START
@@ -153,7 +153,7 @@ def migrate(alias: str) -> str:
 
 
 def given(value: Any, parse: Callable[[str], Any]) -> Any:
-    """Return an option's value. Given as a string to ``call_command``, it is parsed first."""
+    """Return an option's value, parsed first if it was passed to ``call_command`` as a string."""
     if not isinstance(value, str):
         return value
     try:

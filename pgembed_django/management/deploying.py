@@ -1,4 +1,4 @@
-"""Find out why a spec has no table: it is not migrated yet, or newer code has renamed it."""
+"""Find out why a spec has no table: not migrated yet, or renamed by newer code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pgembed_django.specs import Spec
 
 
 def newer_migration(spec: Spec, *, using: str) -> str:
-    """Return the last applied migration of a spec's app if this code does not have it, else "".
+    """Return the last applied migration of a spec's app if this code lacks it, else "".
 
-    Only the last one is looked for, as squashed ones are not in the code either. Returns "" as
-    well where this role may not read which migrations are applied.
+    Earlier ones are not looked for: the code may lack them because they were squashed. Also
+    returns "" if this role may not read which migrations are applied.
     """
     label = spec.embedding_model._meta.app_label
     try:

@@ -1,4 +1,4 @@
-"""Run a worker in a command's own process."""
+"""Run a worker in the process of a command."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stopping_on_sigterm() -> Iterator[None]:
 def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
     """Run a worker in a thread of this process, without the reconciler.
 
-    Yields a list: if the worker dies, its error is added.
+    Yields a list. If the worker dies, its error is added to it.
     """
     settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
     worker = Worker(chosen, using=using, settings=settings)

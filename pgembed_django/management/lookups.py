@@ -1,4 +1,4 @@
-"""Parse what ``--where`` takes: a field look-up of Django's, as text."""
+"""Parse the option ``--where``: a field lookup of Django's as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's port: parses ``--listen``, and serves the health and metrics pages."""
+"""The worker's port: parse ``--listen``, and serve the health and metrics pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_PORT = 65_535
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """A host and port to listen on."""
 
     host: str
     port: int
@@ -43,7 +43,7 @@ def address(value: str) -> Address:
 
 def _is_host(text: str) -> bool:
     try:
-        # As the look-up of the host will encode it.
+        # The lookup of the host will encode it like this.
         text.encode("idna")
     except UnicodeError:
         return False
@@ -54,7 +54,7 @@ def port(worker: Worker, listen: Address) -> Server:
     """Return the server of a worker's pages, bound but not started.
 
     Raises:
-        CommandError: it cannot listen there.
+        CommandError: the address cannot be listened on.
     """
     readiness = Readiness(worker)
     pages: dict[str, Page] = {
@@ -93,7 +93,7 @@ def _metrics(worker: Worker) -> Page:
     except ImproperlyConfigured as error:
         text = f"{error}\n"
         return lambda _: Answer(text, HTTPStatus.NOT_IMPLEMENTED)
-    except OSError as error:  # of PROMETHEUS_MULTIPROC_DIR
+    except OSError as error:  # PROMETHEUS_MULTIPROC_DIR cannot be written to
         raise CommandError(
             f"Cannot count for /metrics: {error}.", returncode=CANNOT_START
         ) from error
@@ -102,7 +102,7 @@ def _metrics(worker: Worker) -> Page:
         try:
             body, content_type = exposition.render(accept)
         finally:
-            # The thread ends with the request: its connection would stay open.
+            # The thread ends with the request, but would leave its connection open.
             connections[worker.using].close()
         return Answer(body, content_type=content_type)
 

@@ -1,4 +1,4 @@
-"""Show the progress of a long command: a bar where tqdm is installed, else lines."""
+"""Show the progress of a long command: a bar on a terminal with tqdm installed, else lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Progress:
             self._bar.close()
 
     def show(self, done: int) -> None:
-        """Show that so many are done. A lower number than before is ignored."""
+        """Show that ``done`` are done in total. A lower number than before is ignored."""
         step = max(0, done - self.done)
         self.done += step
         if self._bar is not None:

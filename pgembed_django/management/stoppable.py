@@ -1,4 +1,4 @@
-"""Let a command end without a traceback: by Ctrl-C, a closed pipe or a database's refusal."""
+"""Let a command end without a traceback after Ctrl-C, a closed pipe or a refusal by Postgres."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREAD = 141
 
 
 class StoppableCommand(BaseCommand):
-    """A command that may be stopped by Ctrl-C, or lose its reader as with ``| head``."""
+    """A command that may be stopped by Ctrl-C, or whose output may be cut off by ``| head``."""
 
     stopped = "Stopped."
     """The message after Ctrl-C."""
@@ -32,7 +32,7 @@ class StoppableCommand(BaseCommand):
     """Whether it was run by ``manage.py``, rather than by ``call_command``."""
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Run from the command line. The exit status of a failure is kept if the pipe is closed."""
+        """Run from the command line. A failure's exit status wins over that of a closed pipe."""
         status: int | str | None = None
         self.is_a_program = True
         try:
@@ -44,14 +44,14 @@ class StoppableCommand(BaseCommand):
         try:
             self.stdout.flush()
         except BrokenPipeError:
-            # Python would write what is buffered at exit, and fail with a traceback.
+            # At exit Python would write what is still buffered, and fail with a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             status = status or UNREAD
         if status:
             sys.exit(status)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Run the command. Ctrl-C ends it with a message, not with a traceback.
+        """Run the command. Ctrl-C ends it with a message instead of a traceback.
 
         So do a missing privilege, a missing table of ours and a lost connection.
         """
@@ -74,7 +74,7 @@ class StoppableCommand(BaseCommand):
 
 
 def refused(error: BaseException | None) -> CommandError | None:
-    """Return what to tell of a right or a table of ours that is missing, or None."""
+    """Return the message for a missing privilege or a missing table of ours, else None."""
     if not isinstance(error, ProgrammingError):
         return None
     if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):

@@ -14,11 +14,11 @@ from pgembed_django.status.verdicts import duration
 SAMPLE_CHARACTERS = 100
 SHOWN_KEYS = 20
 EXACT_SECONDS = 9.5
-"""From here on a time is written in whole seconds, then in minutes."""
+"""From this time on, seconds are written without decimals."""
 
 
 def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
-    """Yield the lines, coloured by ``style``, which is that of a command."""
+    """Yield the lines, coloured by ``style``: the ``style`` of a command."""
     colours: dict[str, Callable[[str], str]] = {
         "fresh": style.SUCCESS,
         "indexing": style.NOTICE,
@@ -120,7 +120,7 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
 
 
 def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) -> str:
-    """Return which rows were locked and not queued, and how to go on. Empty: there are none."""
+    """Return in words which rows were locked and not queued, and how to go on. Empty: none."""
     lines = []
     for one in filled:
         if not one.left:

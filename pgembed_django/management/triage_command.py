@@ -1,4 +1,4 @@
-"""The base of ``embed_retry`` and ``embed_dismiss``: choose open failures, act on them, report."""
+"""The base of ``embed_retry`` and ``embed_dismiss``: choose open failures, act, report."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BATCH = 1000
 
 
 class TriageCommand(EmbedCommand):
-    """A command on the open failures that its options choose."""
+    """A command that acts on the open failures that its options choose."""
 
     verb: str
-    """What the command does, as a verb: "retry"."""
+    """What the command does to failures: "retry" or "dismiss"."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -76,11 +76,11 @@ class TriageCommand(EmbedCommand):
         self._tell(counts)
 
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
-        """Act on a batch. Return counts by what happened, in words; locked jobs are "busy"."""
+        """Act on a batch. Return counts, keyed by the result in words. Locked jobs are "busy"."""
         raise NotImplementedError
 
     def specs_of_failures(self, keys: list[str] | None, *, using: str) -> list[str] | None:
-        """Return the chosen specs. A spec that is not declared counts if it has failures."""
+        """Return the chosen specs. Undeclared ones are accepted if they have failures."""
         if not keys:
             return None
         unknown = set(status.overview(specs=[], using=using).unknown)
@@ -99,7 +99,8 @@ class TriageCommand(EmbedCommand):
         )
         try:
             return [job_id for batch in batches for job_id in batch]
-        except (DataError, UnicodeEncodeError) as error:  # NUL, or what the shell did not decode
+        # A NUL, or bytes of the shell that are not valid text.
+        except (DataError, UnicodeEncodeError) as error:
             raise CommandError(
                 f"No failure can have such a --unit or --signature: {faults.said(error)}",
                 returncode=CANNOT_START,
@@ -124,7 +125,7 @@ class TriageCommand(EmbedCommand):
 
 
 def _failing(using: str) -> list[str]:
-    """Return all specs with open failures, declared here or not."""
+    """Return the keys of all specs with open failures, declared here or not."""
     found = status.overview(using=using)
     declared = [spec.key for spec in found.specs if spec.open_failures]
     return sorted({*declared, *found.unknown})

@@ -23,7 +23,7 @@ from pgembed_django.specs import Spec
 LOOK_SECONDS = 0.5
 
 TOGETHER = (
-    # An option, another one, and whether the first needs the other (True) or excludes it.
+    # An option, another one, and whether the first needs (True) or excludes (False) the other.
     ("price", "dry_run", True),
     ("inline", "no_wait", False),
     ("dry_run", "inline", False),
@@ -173,13 +173,13 @@ class Command(EmbedCommand):
                 if step.is_last:
                     break
                 in_vain = in_vain + 1 if step.is_in_vain else 0
-                # Each row was tried once at least.
+                # By then each locked row was tried at least once.
                 if in_vain >= max(TRIES, -(-len(backfill.left) // limit)):
                     break
-                # Most writers commit soon.
+                # After a step in vain wait a little: most writers commit soon.
                 self._rest(LOOK_SECONDS if in_vain else step.enqueued / rate if rate else 0)
             self._warn(backfill, options)
-            # Running jobs too: a worker in this process would be stopped before they end.
+            # Wait for running jobs too: leaving now would stop an inline worker in the middle.
             while not options["no_wait"] and (unfinished := backfill.unfinished):
                 progress.show(looked_at - unfinished)
                 self._rest(LOOK_SECONDS)
@@ -219,7 +219,7 @@ class Command(EmbedCommand):
 
 
 def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
-    """Raise for options that exclude each other, rather than ignore one."""
+    """Raise if options exclude each other, or if one lacks the option that it needs."""
     for name, other, needs in TOGETHER:
         if options[name] and bool(options[other]) != needs:
             one, two = (f"--{word.replace('_', '-')}" for word in (name, other))
@@ -230,5 +230,5 @@ def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
 
 
 def roughly(cost: float) -> str:
-    """Return a sum of money in words, of a currency with cents."""
+    """Return an amount of money as text, in a currency with cents."""
     return "less than 0.01" if 0 < cost < 0.01 else f"about {cost:,.2f}"

@@ -1,4 +1,4 @@
-"""``manage.py embed_forget``: delete what is left of specs that are no longer declared."""
+"""``manage.py embed_forget``: delete the remaining data of specs that are no longer declared."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Command(EmbedCommand):
         return {key: rows for key, rows in left.items() if not keys or key in keys}
 
     def _used_by(self, key: str) -> str:
-        """Return what still writes jobs of a spec, and the remedy. Empty: nothing does."""
+        """Return what still adds or runs jobs of a spec, and the remedy. Empty: nothing does."""
         if tables := triggers.tables_of(key, using=self.using):
             return (
                 f"its triggers are on {', '.join(tables)}. Run makemigrations and migrate, "

@@ -66,7 +66,7 @@ class Command(EmbedCommand):
     def _walk(
         self, spec: specs.Spec, sweep: str, verbosity: int, *, using: str
     ) -> tuple[int, bool]:
-        """Sweep the table once. Return how many rows were queued, and whether it was completed."""
+        """Sweep the table once. Return how many rows were queued, and whether the sweep ended."""
         enqueued = pages = 0
         total = spec.model._base_manager.using(using).count() if verbosity else 0
         with Progress(
@@ -87,7 +87,7 @@ class Command(EmbedCommand):
         return enqueued, False
 
     def _page(self, spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
-        """Return the next page. None: the backlog is full, or somebody has locked the table."""
+        """Return the next page. None: the backlog is full, or the table or the lap is locked."""
         for _ in range(TRIES):
             try:
                 page = reconcile.reconcile_page(spec, sweep, using=using)
@@ -97,6 +97,6 @@ class Command(EmbedCommand):
                 continue  # with fewer rows
             if page or reconcile.is_full(spec, using=using):
                 return page
-            # A worker has locked the same lap for a moment.
+            # A worker has locked this lap for a moment.
             time.sleep(LOOK_SECONDS)
         return None

@@ -148,7 +148,11 @@ class Command(EmbedCommand):
 
 
 def _moves(shown: status.SpaceStatus | None) -> bool:
-    """Return whether a space is being filled. The last gaps are in none of the status's samples."""
+    """Return whether a space is being filled.
+
+    An ETA says so. Without one it may still be, if the status's sample shows no gaps: the last
+    few are in no sample.
+    """
     if shown is None:
         return False
     return shown.eta_seconds is not None or not (shown.coverage and shown.coverage.missing)

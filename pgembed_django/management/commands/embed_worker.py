@@ -35,14 +35,14 @@ INSTEAD = {
     "claim_limit": ("--claim", whole),
     "poll_seconds": ("--poll", seconds),
 }
-"""Settings that an option overrides: the option, and what parses it."""
+"""Settings that an option overrides: setting -> (option, its parser)."""
 
 RECYCLED = 3
 """The exit status of a worker that ends so that its supervisor starts it again."""
 
 GARBAGE_THRESHOLD = 10_000
-"""For ``gc.set_threshold``: each row held is a dozen objects for a second, without cycles, so
-frequent collections would look through them in vain."""
+"""For ``gc.set_threshold``. Each held row means a dozen objects for a second. They have no cycles,
+so frequent collections would find nothing to free."""
 
 
 class Command(EmbedCommand):
@@ -135,7 +135,7 @@ class Command(EmbedCommand):
             with ExitStack() as stack:
                 for watch in self._watches(worker, listen, file):
                     stack.enter_context(watch)
-                # Django and the models stay in memory: collections need not look at them again.
+                # Django and the models stay in memory: collections need not scan them again.
                 gc.collect()
                 gc.freeze()
                 stack.callback(gc.set_threshold, *gc.get_threshold())
@@ -152,7 +152,7 @@ class Command(EmbedCommand):
     def _watches(
         self, worker: Worker, listen: Address | None, file: Path | None
     ) -> list[AbstractContextManager[object]]:
-        """Return the watchdog, tracing and port. Raises where a file or port cannot be used."""
+        """Return the watchdog, tracing and port. Raises if the file or port cannot be used."""
         if file is not None:
             try:
                 file.touch()
@@ -210,7 +210,7 @@ class Command(EmbedCommand):
                     returncode=CANNOT_START,
                 )
         for spec in missing:
-            # In the middle of a deploy: work on the other specs, as workers that run already do.
+            # In the middle of a deploy: work on the other specs, as running workers do too.
             reason = (
                 f"it has no table, and the migration {newer[spec]} is applied, and is not in this "
                 "code. Start a worker with the code that has it"
