@@ -1,7 +1,7 @@
-"""System checks: each finds a user's mistake, and has an id and a remedy.
+"""System checks. Each finds a mistake in a project, and has an id and a remedy.
 
 Checks of settings and declarations query no database. Checks of databases run with ``migrate``
-and ``check --database``. Those with the tag ``pgembed_probe`` send requests to the providers, and
+and ``check --database``. Checks with the tag ``pgembed_probe`` send requests to the providers, and
 run only with ``check --deploy``.
 """
 

@@ -16,7 +16,7 @@ from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
 
 OLDEST_POSTGRES = 15
-# The first version with hnsw.iterative_scan, which a search by an index sets.
+# The first version with hnsw.iterative_scan, which searches by an index set.
 OLDEST_VECTOR = (0, 8)
 
 EXTENSION = """
@@ -48,7 +48,7 @@ TEXT_SEARCH_CONFIGS = """
 
 
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Return the faults of the named databases, of those that have our tables."""
+    """Return the faults of the named databases that are to have our tables."""
     return [
         message
         for alias in databases or ()
@@ -118,7 +118,7 @@ def _extension(connection: Any, cursor: Any) -> Iterator[CheckMessage]:
         )
         return
     installed, is_migrated, may_create = found
-    # Our first migration creates it, where the role may.
+    # If the role may create it, our first migration does.
     if installed is None and (is_migrated or not may_create):
         yield Error(
             f"The extension vector is missing in database {connection.alias!r}.",

@@ -1,4 +1,4 @@
-"""Check of each ``@embeddable`` what could not be checked when its model was loaded."""
+"""Check each ``@embeddable`` for faults that cannot be found while its model is being loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pgembed_django import conditions, conf, postgres, specs
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
-# How Postgres prints these types depends on settings of the writer's session: on DateStyle,
-# TimeZone, bytea_output and the like. inet is printed with a netmask, but by Python without.
+# How Postgres prints these types depends on settings of the writer's session, such as DateStyle,
+# TimeZone and bytea_output. inet is different: Postgres prints a netmask, and Python does not.
 UNSTABLE_KEYS = (
     models.BinaryField,
     models.DateField,
@@ -97,7 +97,7 @@ def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
     if connections[alias].vendor != "postgresql":
         return
     if not router.allow_migrate_model(alias, spec.model):
-        return  # another alias migrates it, to bypass a pooler
+        return  # the model is migrated through another alias, which bypasses a pooler
     needed = [
         model for model in (spec.model._meta.concrete_model, spec.embedding_model, Job) if model
     ]
@@ -146,7 +146,7 @@ def _key_of(spec: Spec) -> Iterator[CheckMessage]:
 def _migrations_of(spec: Spec) -> Iterator[CheckMessage]:
     label = spec.model._meta.app_label
     app = apps.app_configs.get(label)
-    # A package that decorates its own models brings their migrations with it.
+    # A package that decorates its own models also ships their migrations.
     if app is None or not spec.is_from_outside or label in settings.MIGRATION_MODULES:
         return
     if not INSTALLED.isdisjoint(Path(app.path).parts):

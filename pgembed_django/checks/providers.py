@@ -1,4 +1,4 @@
-"""Check that the providers answer. Only with ``check --deploy``, as it sends requests."""
+"""Check that the providers answer. Runs only with ``check --deploy``, as it sends requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the settings. No database is queried, and no provider's server asked."""
+"""Check the settings. Queries no database, and sends no request to a provider."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Return the faults of INSTALLED_APPS, of our settings and those of other apps."""
+    """Return the faults of INSTALLED_APPS, of our settings and of those of other apps."""
     return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger(), *_caches()]
 
 
@@ -49,7 +49,7 @@ def _providers() -> Iterator[CheckMessage]:
         try:
             providers.get(alias)
         except ImproperlyConfigured as error:
-            # The last sentence of our messages says what to do.
+            # The last sentence of such a message says what to do.
             what, _, remedy = str(error).rpartition(". ")
             yield (
                 Error(f"{what}.", hint=remedy, id="pgembed.E003")

@@ -38,7 +38,7 @@ OTHER_KEYS = """
      AND key.attname = wanted.key
     WHERE key.atttypid <> source.atttypid
 """
-# The functions look for an unqualified table in the schema of pgembed_job only.
+# The triggers' functions look for an unqualified table only in the schema of pgembed_job.
 ELSEWHERE = """
     SELECT
         wanted.name,
@@ -50,8 +50,8 @@ ELSEWHERE = """
     WHERE strpos(wanted.name, '.') = 0
       AND vectors.relnamespace <> jobs.relnamespace
 """
-# The functions delete only from tables whose owner may write pgembed_space: triggers on any other
-# table would run with the functions' rights.
+# The triggers' functions delete only from tables whose owner may write pgembed_space. Otherwise
+# anybody could have a table's triggers run with the rights of the functions.
 OF_STRANGERS = """
     SELECT wanted.name, vectors.relowner::regrole::text
     FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -161,7 +161,7 @@ def _keys(connection: Any) -> Iterator[CheckMessage]:
     )
     for table, stored, key in found:
         spec = by_table[table]
-        # A warning: an error would keep the migration from running that mends it.
+        # A warning, as an error would block the migration that fixes it.
         yield Warning(
             f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
             "Nothing of it can be embedded or searched.",

@@ -1,4 +1,4 @@
-"""Check the triggers. Without them a write is found only by the reconciler, hours later."""
+"""Check the triggers. Without them only the reconciler finds a write, hours later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from pgembed_django import specs, triggers
 
 
 def check_triggers(connection: Any) -> Iterator[CheckMessage]:
-    """Yield a warning for each spec whose triggers are not as declared, once all is migrated."""
+    """Yield a warning for each spec whose triggers are not as declared.
+
+    Yields nothing while migrations have yet to run: they may install the triggers.
+    """
     alias = connection.alias
     written = {spec.key: spec for spec in specs.written_to(alias)}
     try:
@@ -25,7 +28,7 @@ def check_triggers(connection: Any) -> Iterator[CheckMessage]:
         return
     for key, states in found.items():
         model = written[key].model._meta
-        # A warning: an error would keep the migration from running that mends it.
+        # A warning, as an error would block the migration that fixes it.
         yield Warning(
             f"{key}: {_told(states)}. What is written to {model.label} may not be embedded until "
             "the reconciler comes by.",
