@@ -77,7 +77,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
     except OperationalError as error:
         yield Error(
             f"The database {alias!r} cannot be reached: {error}".strip(),
-            hint="Start its server, or mend DATABASES in the settings.",
+            hint="Start its server, or correct DATABASES in the settings.",
             id="pgembed.E010",
         )
 

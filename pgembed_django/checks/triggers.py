@@ -48,9 +48,9 @@ def _remedy(states: Mapping[str, int]) -> str:
     remedies = []
     if states.keys() & {"missing", "outdated"}:
         remedies.append(
-            "Run manage.py makemigrations and migrate. Where that does not mend it (a model was "
-            "moved to another app, say, or a column took another's name while its table was "
-            "locked): manage.py pgtrigger install, then pgtrigger prune"
+            "Run manage.py makemigrations and migrate. If that does not help (a model was moved "
+            "to another app, say, or a column took another's name while its table was locked): "
+            "manage.py pgtrigger install, then pgtrigger prune"
         )
     if "disabled" in states:
         remedies.append("Run manage.py pgtrigger enable")

@@ -66,8 +66,8 @@ def port(worker: Worker, listen: Address) -> Server:
         return Server(*listen, pages)
     except OSError as error:
         raise CommandError(
-            f"Cannot listen on {listen}: {error.strerror}. Is another worker there? Give each "
-            "on one machine a port of its own with --listen.",
+            f"Cannot listen on {listen}: {error.strerror}. Does another worker use it? Give each "
+            "worker on one machine its own port with --listen.",
             returncode=CANNOT_START,
         ) from error
 

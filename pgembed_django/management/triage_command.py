@@ -109,7 +109,7 @@ class TriageCommand(EmbedCommand):
     def _ask(self, failures: str) -> None:
         if not sys.stdin.isatty():
             raise CommandError(
-                f"{self.verb.capitalize()} {failures}? Nobody is there to answer: say --yes.",
+                f"{self.verb.capitalize()} {failures}? There is no terminal to ask on: say --yes.",
                 returncode=CANNOT_START,
             )
         answer = input(f"{self.verb.capitalize()} {failures}? [y/N] ")

@@ -45,8 +45,8 @@ class Command(EmbedCommand):
         "(--rate), with progress, or to embed rows anew whose text is the same (--force). "
         "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
         "first what it would embed and what that costs: --dry-run. "
-        "Exit status: 0 done; 1 not done, or with --force not for rows that an open write has "
-        "locked, the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
+        "Exit status: 0 done; 1 not done, or with --force not all, because open writes lock some "
+        "rows: the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -85,7 +85,7 @@ class Command(EmbedCommand):
             "--price",
             type=above_zero,
             metavar="N",
-            help="With --dry-run: what a million tokens cost. It tells what all of them do.",
+            help="With --dry-run: the price of a million tokens. Shows what all tokens would cost.",
         )
 
     def handle(self, **options: Any) -> None:

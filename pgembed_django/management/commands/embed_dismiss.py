@@ -12,9 +12,9 @@ from pgembed_django.management.triage_command import TriageCommand
 class Command(TriageCommand):
     verb = "dismiss"
     help = (
-        "Puts failures aside that need no mending: those of some specs, of some rows, of one "
-        "kind of error, or all. Their rows are not tried again until they are written, or for a "
-        "week. What is stored of them is found as before. "
+        "Dismisses failures that need no fix: those of some specs, of some rows, of one kind of "
+        "error, or all. Their rows are not tried again for a week, unless they are written. "
+        "Searches still find what is stored of them. "
         "Exit status: 0 done, or nothing to do; 1 some are locked by an open write, run it "
         "again; 2 called wrongly."
     )

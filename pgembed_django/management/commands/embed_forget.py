@@ -30,8 +30,8 @@ class Command(EmbedCommand):
         self.using = self.chosen_database(options["database"], writes=options["yes"])
         if options["yes"] and not renaming.follow(using=self.using):
             raise CommandError(
-                "A renamed model may have yet to be given what its former name had: a job is "
-                "locked by an open transaction, or another process is at it. Run it once more."
+                "The jobs and spaces of a renamed model may still have its former name: an open "
+                "transaction has locked a job, or another process is moving them. Run it once more."
             )
         left = self._chosen(options["specs"])
         if not left:

@@ -11,11 +11,11 @@ from pgembed_django.management.triage_command import TriageCommand
 class Command(TriageCommand):
     verb = "retry"
     help = (
-        "Starts failed rows afresh, once what they failed of is mended: those of some specs, of "
+        "Retries failed rows, once the cause of the failure is fixed: those of some specs, of "
         "some rows, of one kind of error, or all. Says what happened to them: 'superseded by "
         "newer work' are rows that have been written since, and have a job already; 'gone' are "
-        "those that were settled otherwise meanwhile. Failures that come up while it runs are "
-        "left alone. "
+        "failures that were settled in another way meanwhile. Failures that come up while it "
+        "runs are left alone. "
         "Exit status: 0 done, or nothing to do; 1 some are locked by an open write, run it "
         "again; 2 called wrongly."
     )

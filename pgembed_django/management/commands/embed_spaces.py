@@ -141,8 +141,8 @@ class Command(EmbedCommand):
             if space.spec in chosen:
                 if not retired.prune(chosen[space.spec], space, using=self.using):
                     raise CommandError(
-                        f"Not pruned {space}: a worker builds an index, or somebody has reopened "
-                        "it. 'embed_spaces' lists it; try again when it is retired."
+                        f"{space} is not pruned: a worker is building an index, or somebody has "
+                        "reopened it. 'embed_spaces' lists it; try again when it is retired."
                     )
                 self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 

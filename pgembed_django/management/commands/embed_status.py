@@ -30,7 +30,7 @@ class Command(EmbedCommand):
         "what waits and since when, how fast it goes, what fails; then workers and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
         "and 'about' is a sample. With --fail-if its exit status is an answer for scripts and "
-        "probes. Exit status: 0; 1 what --fail-if says is so; 2 could not look."
+        "probes. Exit status: 0; 1 the condition of --fail-if holds; 2 could not read the status."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
