@@ -1,4 +1,4 @@
-"""Read the roll-ups: of some hours for charts, of the last minutes for the present rate."""
+"""Read roll-ups: of the last hours for charts, of the last minutes for the present rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pgembed_django.models import Rollup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Counts of the ``seconds`` from ``at`` on: of chunks in embedded and reused, else of units."""
+    """Counts for the ``seconds`` from ``at`` on.
+
+    ``embedded`` and ``reused`` count chunks, the others units.
+    """
 
     at: datetime
     seconds: int
@@ -26,21 +29,21 @@ class Point:
     retried: int = 0
     p50_seconds: float | None = None
     p99_seconds: float | None = None
-    """Both: the time from write to vector. None: no write was completed."""
+    """p50 and p99 of the time from write to vector. None: no write was completed."""
 
 
 def series(
     *, using: str, specs: Sequence[str] | None = None, hours: int = 1, now: datetime
 ) -> list[Point]:
-    """Return a point for each minute of the last hour, or each quarter of several hours.
+    """Return a point for each minute of one hour, or each quarter of an hour of several hours.
 
-    Oldest first, without gaps, for all these specs together, in one query. ``now`` is the
+    Oldest first, without gaps, summed over all these specs, in one query. ``now`` is the
     database's time: ``Overview.at``.
     """
     seconds = (Rollup.Width.MINUTE if hours <= 1 else Rollup.Width.QUARTER).value
     end = datetime.fromtimestamp(now.timestamp() // seconds * seconds, UTC)
     start = end - timedelta(hours=hours)
-    # By timestamp: without USE_TZ the rows' times are naive, and never equal an aware one.
+    # Compare timestamps: with USE_TZ off the rows' times are naive, and never equal an aware one.
     found = defaultdict(list)
     for row in _rows(using, specs, seconds, start):
         found[row.starts_at.timestamp()].append(row)
@@ -50,7 +53,10 @@ def series(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recent:
-    """What was completed of one spec in the last ``RECENT_MINUTES``."""
+    """What was completed for one spec in the last ``RECENT_MINUTES``.
+
+    ``waits`` counts writes by their time from write to vector, in the bounds of ``rollups``.
+    """
 
     units_per_second: float = 0.0
     completed: int = 0
@@ -61,7 +67,7 @@ RECENT_MINUTES = 5
 
 
 def recent(*, using: str, now: datetime) -> dict[str, Recent]:
-    """Return the last minutes by spec, in one query."""
+    """Return what was completed in the last minutes, by spec, in one query."""
     minute = datetime.fromtimestamp(now.timestamp() // 60 * 60, UTC)
     start = minute - timedelta(minutes=RECENT_MINUTES)
     by_spec = defaultdict(list)
@@ -69,7 +75,7 @@ def recent(*, using: str, now: datetime) -> dict[str, Recent]:
         by_spec[row.spec].append(row)
     found = {}
     for spec, rows in by_spec.items():
-        # Since the first minute that has a roll-up: work that has just begun is not slow.
+        # Count from the first minute that has a roll-up: work that has just begun is not slow.
         elapsed = (now - min(row.starts_at for row in rows)).total_seconds()
         completed = sum(row.completed for row in rows)
         found[spec] = Recent(

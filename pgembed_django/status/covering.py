@@ -1,4 +1,4 @@
-"""Count how much of each spec its live spaces cover: small tables exactly, large ones sampled."""
+"""Count how many rows of each spec its live spaces cover. Large tables are sampled."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pgembed_django.spaces import Coverage, covering_chunk
 from pgembed_django.specs import Spec
 
 BUDGET = 20_000
-"""How many source rows one page looks at, divided among the spaces."""
+"""How many source rows one overview reads, divided among the spaces."""
 
 MAX_SAMPLE = 5000
 MIN_SAMPLE = 500
 ROWS_PER_PAGE = 40
 """Assumed for a table that was never analyzed."""
 
-# pg_relation_size waits for a writer that holds the whole table, so locked ones are left out.
+# pg_relation_size waits while the whole table is locked, so it is not called for locked tables.
 TABLES = """
     SELECT
         spec,
@@ -75,14 +75,15 @@ TABLES = """
     ) AS locks
 """
 
-# REPEATABLE: the same sample each time, so that the number does not vary by chance.
+# REPEATABLE: the same sample each time, so that the count does not vary by chance.
 SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
 
 
 class Table(NamedTuple):
-    """A spec's source table. ``is_there`` is false where its tables are not migrated.
+    """A spec's source table. ``is_there`` is false if the spec's tables are not migrated.
 
-    ``rows`` is by the statistics. ``silent_triggers`` counts those missing or disabled.
+    ``rows`` is an estimate by the planner's statistics. ``silent_triggers`` counts the triggers
+    that are missing or disabled.
     """
 
     is_there: bool
@@ -92,11 +93,11 @@ class Table(NamedTuple):
 
 
 Counts = QuerySet[Any, dict[str, Any]]
-"""A query that counts one spec's rows: one row, with a column for each of its spaces."""
+"""A query that counts one spec's rows. It returns one row, with a column per space."""
 
 
 def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
-    """Return the database's time, and each spec's table by its key, without reading the tables."""
+    """Return the database's time, and the specs' tables by spec key. Reads only the catalogue."""
     declared = triggers.names([spec.key for spec in specs])
     found = database.rows(
         using,
@@ -126,7 +127,7 @@ def coverage(
     using: str,
     is_exact: bool = False,
 ) -> dict[int, Coverage]:
-    """Return the coverage of spaces by id, in one query if possible.
+    """Return the coverage of the live spaces by their ids, in one query if possible.
 
     Spaces whose tables are missing or locked are left out.
     """
@@ -162,7 +163,7 @@ def coverage(
 
 
 COLUMNS = ("pgembed_first", "pgembed_second")
-"""One for the active space, and one for the building space."""
+"""One column for the active space, and one for the space that is being built."""
 
 
 def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> Counts:
@@ -187,7 +188,7 @@ def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> 
 
 
 def _sample(spec: Spec, share: float) -> RawSQL:
-    """Return a subquery of the keys in this share of the table's pages."""
+    """Return a subquery of the keys on a sample of the table's pages, ``share`` of them."""
     meta: Any = spec.model._meta
     statement = sql.SQL(SAMPLE).format(
         key=sql.Identifier(meta.pk.column),

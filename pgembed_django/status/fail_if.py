@@ -22,7 +22,7 @@ OPERATORS: dict[str, Callable[[float, float], bool]] = {
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 PERCENT = {"%": 0.01}
 
-# Name -> units that its number may have. Without a unit: seconds, or a share from 0 to 1.
+# Name -> unit -> factor. A number without a unit is in seconds, or a share from 0 to 1.
 NAMES: dict[str, dict[str, float]] = {
     "oldest": SECONDS,
     "p50": SECONDS,
@@ -38,12 +38,12 @@ COMPARISON = re.compile(r"\s*(\w+)\s*([<>]=?)\s*(\d+(?:\.\d+)?)\s*([a-z%]*)\s*")
 
 
 class BadCondition(ValueError):
-    """The text is no condition. The message says what to write."""
+    """The text is not a valid condition. The message says what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of a named value with a number, which is in seconds where it is a time."""
+    """A comparison of a named value with a number. Times are in seconds."""
 
     text: str
     name: str
@@ -53,7 +53,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Alternatives, of which one has to hold: each is a list of comparisons that all have to."""
+    """A condition: it holds if in any of ``alternatives`` all comparisons hold."""
 
     alternatives: tuple[tuple[Comparison, ...], ...]
 
@@ -65,7 +65,7 @@ class Condition:
         return self._holding(lambda name: value(status, name))
 
     def reasons_of_undeclared(self, failures: Count) -> list[str]:
-        """Return those that hold for a spec that is not declared: only its failures are known."""
+        """Return those that hold for an undeclared spec, of which only the failures are known."""
         return self._holding(lambda name: failures.value if name == "failures" else None)
 
     def _holding(self, look: Callable[[str], float | None]) -> list[str]:
@@ -84,7 +84,7 @@ def parse(text: str) -> Condition:
     """Parse a condition.
 
     Raises:
-        BadCondition: the text is no condition.
+        BadCondition: the text is not a valid condition.
     """
     return Condition(
         tuple(
@@ -95,7 +95,7 @@ def parse(text: str) -> Condition:
 
 
 def value(status: SpecStatus, name: str) -> float | None:
-    """Return a value of a spec by its name in a condition. None: it is unknown."""
+    """Return the value that a condition calls ``name``, or None if it is unknown."""
     match name:
         case "oldest":
             return status.oldest_change_seconds or 0.0

@@ -14,7 +14,7 @@ from pgembed_django.status.shapes import Count, FailureKind, FailureKinds
 
 MAX_COUNT = 10_000
 MAX_KINDS = 200
-"""How many kinds of each spec are looked at. Of more, the most recent ones are among them."""
+"""How many kinds per spec are looked for. Kinds of the ``RECENT`` latest failures are added."""
 
 RECENT = 1000
 
@@ -184,7 +184,8 @@ def failure_kinds(
 ) -> FailureKinds:
     """Return the most recent kinds of open failures, the largest first, in one query.
 
-    ``limit`` bounds the number of kinds: to count each one, up to ``max_count``, takes the time.
+    ``limit`` bounds the number of kinds. Counting each of them, up to ``max_count``, takes most of
+    the time.
     """
     rows = database.rows(
         using,
@@ -221,10 +222,10 @@ def failure_batches(
     source_pks: Sequence[str] | None = None,
     size: int = 1000,
 ) -> Iterator[list[int]]:
-    """Yield the ids of open failures in batches, the latest first. None: do not filter by it.
+    """Yield the ids of open failures in batches, the latest first. None means any.
 
-    The caller may retry a batch before it asks for the next one: failures that happen
-    meanwhile are not included. ``signature`` needs ``specs``.
+    The caller may retry a batch before it asks for the next one: failures that happen after the
+    first call are left out. ``signature`` needs ``specs``.
     """
     pks = None if source_pks is None else list(source_pks)
     [[now]] = database.rows(using, NOW)

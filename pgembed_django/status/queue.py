@@ -15,9 +15,9 @@ from pgembed_django.status.shapes import CHANGES, NONE, Backlog, Count, HeldJobs
 MAX_COUNT = 10_000
 MIN_COUNT = 1000
 BUDGET = 60_000
-"""How many jobs one page reads at most, divided among the specs."""
+"""How many jobs one overview reads at most, divided among the specs."""
 
-# The first column: P(ending), R(unning), F(ailed), D(ismissed). Counts stop at the limit.
+# The first column is P(ending), R(unning), F(ailed) or D(ismissed). Counts stop at the limit.
 COUNTS = """
     SELECT
         'P' AS what,
@@ -92,7 +92,7 @@ COUNT = EVERY_LANE + "," + FAILING + COUNTS
 
 @dataclass(slots=True)
 class Queue:
-    """Counts of the queue at one moment, by spec, and in ``held`` by worker id."""
+    """Counts of the queue at one moment. Keyed by spec, and ``held`` by worker id."""
 
     backlog: dict[str, tuple[Backlog, ...]] = field(default_factory=dict)
     running: dict[str, Count] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Queue:
 
 
 def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
-    """Count in one statement. Failures are counted of all specs, not only of those given."""
+    """Count jobs in one statement. Failures and dismissals are counted for all specs."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for what, *row in database.rows(
@@ -115,7 +115,7 @@ def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> 
     _add_running(queue, found["R"])
     queue.failures = {spec: Count(number, number >= limit) for spec, *_, number, _, _ in found["F"]}
     dismissed = {spec: number for spec, *_, number, _, _ in found["D"]}
-    # They are counted together: where there are more, any spec may have some.
+    # The limit is on all specs together: once it is reached, any spec may have more.
     is_capped = sum(dismissed.values()) >= limit
     queue.dismissed = {
         spec: Count(dismissed.get(spec, 0), is_capped) for spec in {*specs, *dismissed}

@@ -1,4 +1,4 @@
-"""Read the whole overview, in a handful of queries."""
+"""Read the whole overview in a handful of queries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from pgembed_django.status.shapes import (
 )
 
 MAX_UNKNOWN = 100
-"""The most undeclared specs to report: any name can be enqueued, and each becomes a metric."""
+"""How many undeclared specs to report at most: anyone can enqueue jobs of any name, and each name
+becomes a metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +52,15 @@ def overview(
 ) -> Overview:
     """Return the status of specs, workers and providers.
 
-    It takes the same few queries however many there are. Where a table is locked, it takes more.
+    It takes the same few queries however many there are, and a few more if a table is locked.
 
-    ``is_exact``: do not sample large tables, but read them wholly to count their coverage.
-    ``max_count``: up to how many jobs of a spec's priority are counted, instead of the default.
+    ``is_exact``: count the coverage of large tables by reading all of them, not a sample.
+    ``max_count``: count at most so many jobs per spec and priority, instead of the default.
     """
     chosen = declared.on(using) if specs is None else list(specs)
     keys = [spec.key for spec in chosen]
-    # Before the queue: a row that is not covered yet still has its job then, or is covered.
+    # Coverage before the queue: a row that is not covered at the first look still has its job at
+    # the second, or was embedded in between. The other way round both could miss it.
     now, tables = covering.tables(chosen, using=using)
     live = live_of(chosen, using=using)
     coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
@@ -95,13 +97,13 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     aside = tuple(worker.aside[key] for worker in workers if key in worker.aside)
     paused_by = seen.paused.specs.get(key, "")
     rate = recent.units_per_second
-    # Where no worker may work on it now, the rate of the last minutes means nothing.
+    # If no worker may work on the spec now, the rate of the last minutes says nothing.
     pace = 0.0 if paused_by or len(workers) == len(aside) else rate
     backlog = seen.queue.backlog.get(key, ())
     running = seen.queue.running.get(key, NONE)
     waiting = sum((one.waiting for one in backlog), NONE)
     searched = by_state.get(Space.State.ACTIVE)
-    # Without jobs, rows that it lacks have failed or are yet to be found: no ETA.
+    # Without jobs, the rows that the space lacks have failed or are yet to be found: no ETA.
     active = _space(searched, seen, pace if waiting or running else 0.0)
     building = _space(by_state.get(Space.State.BUILDING), seen, pace)
     provider = seen.providers.get(working.name_of(searched)) if searched else None

@@ -1,4 +1,4 @@
-"""The values that a status consists of. Pure."""
+"""The values that make up a status. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgembed_django.models import Job
 from pgembed_django.spaces import Coverage
 
 CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
-"""The kinds of jobs that somebody waits for: changes."""
+"""The kinds of jobs that somebody waits for. A status calls such jobs changes."""
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -19,7 +19,7 @@ STATES: tuple[State, ...] = get_args(State)
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number of rows, counted up to a bound: ``is_capped`` where there are more."""
+    """A number of rows, counted up to a bound. ``is_capped``: there may be more."""
 
     value: int
     is_capped: bool = False
@@ -39,7 +39,7 @@ NONE = Count(0)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of a spec, and the reason in a sentence for a person who is on call."""
+    """The state of a spec, with the reason in sentences for a person who is on call."""
 
     state: State
     reason: str
@@ -52,8 +52,8 @@ NOT_JUDGED = Verdict("fresh", "")
 class Backlog:
     """The pending jobs of one kind. ``later`` counts those of them that are not due yet.
 
-    ``oldest_seconds`` is the age of the oldest one: where the count is capped, of those counted,
-    which are the next ones.
+    ``oldest_seconds`` is the age of the oldest counted job. If the count is capped, the jobs that
+    are due first were counted.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceStatus:
-    """The status of a live space. ``coverage`` is None where it could not be read."""
+    """The status of a live space. ``coverage`` is None if it could not be read."""
 
     id: int
     provider: str
@@ -74,7 +74,7 @@ class SpaceStatus:
     created_at: datetime
     coverage: Coverage | None
     eta_seconds: float | None
-    """Time until it is full, at the present rate. None: unknown, full, or nothing is completed."""
+    """Time until it is full at the present rate. None: full, unknown, or nothing is being done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +94,12 @@ class SpecStatus:
     dismissed: Count
     """Dismissed failures whose rows have not been embedded since."""
     units_per_second: float
-    """Units completed per second, mean of the last minutes."""
+    """Units completed per second, the mean of the last minutes."""
     p50_seconds: float | None
     p99_seconds: float | None
-    """Both: the time from write to vector, in the last minutes."""
+    """p50 and p99 of the time from write to vector in the last minutes."""
     eta_seconds: float | None
-    """Time until nothing is pending, at the present rate. None: nothing is completed."""
+    """Time until nothing is pending at the present rate. None: nothing is being completed."""
     workers: int
     """How many live workers work on it."""
     paused_by: str
@@ -112,7 +112,7 @@ class SpecStatus:
 
     @property
     def changes(self) -> Count:
-        """The number of the changes among them."""
+        """How many of the pending jobs are changes."""
         return sum((one.waiting for one in self.backlog if one.kind in CHANGES), NONE)
 
 
@@ -128,9 +128,9 @@ class HeldJobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker. One that is silent for a minute is believed dead.
+    """The status of a worker. It is believed dead after a minute of silence.
 
-    The defaults are for a worker whose row is gone, of which only the held jobs are known.
+    The defaults are for a worker whose row is gone: only the jobs that it holds are known.
     """
 
     id: int
@@ -164,7 +164,7 @@ class ProviderStatus:
     """
 
     name: str
-    """Its alias, with its model where the settings declare another one under the alias by now."""
+    """Its alias. With its model if the settings declare another model under the alias by now."""
     alias: str
     model: str
     specs: tuple[str, ...]
@@ -175,13 +175,13 @@ class ProviderStatus:
     is_down: bool
     reason: str
     retries_at: datetime | None
-    """When the first of the workers tries it again."""
+    """When the first of these workers tries it again."""
     paused_by: str
     """Who has paused it by hand. Empty: nobody."""
 
     @property
     def is_away(self) -> bool:
-        """Whether no worker may ask it."""
+        """Whether no worker asks it now: it is down, or paused by hand."""
         return self.is_down or bool(self.paused_by)
 
 
@@ -196,7 +196,7 @@ class FailureKind:
     last_at: datetime
     sample: str
     sample_id: int
-    """The id of the job that the sample is from."""
+    """The id of the job with this error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,11 +216,11 @@ class Overview:
     workers: tuple[WorkerStatus, ...]
     providers: tuple[ProviderStatus, ...]
     unknown: dict[str, Count]
-    """Open failures by the keys of specs that are not declared here, a hundred of them at most."""
+    """Spec that is not declared here -> its open failures. At most a hundred specs."""
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all specs."""
+        """The worst verdict among all specs."""
         worst = max(self.specs, key=lambda spec: STATES.index(spec.verdict.state), default=None)
         if worst is None:
             return Verdict("fresh", "No model is embeddable.")

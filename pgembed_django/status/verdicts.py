@@ -1,6 +1,6 @@
 """Judge the state of a spec, with reasons that a person on call can act on. Pure.
 
-The reasons are not translated, also not in the admin: `embed_status` has the same words.
+The reasons are not translated, not even in the admin, so that they match `embed_status`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pgembed_django.spaces import Coverage
 from pgembed_django.status.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 
 LATE_SECONDS = 60.0
-"""After this time a change is late. Usually it takes a second."""
+"""A change that is older than this is late. Usually it takes a second."""
 
 STUCK_SECONDS = 300.0
-"""A spec is stalled if a change waits so long while nothing is completed."""
+"""A spec is stalled if a change waits this long while nothing is completed."""
 
 WORKER = "Start manage.py embed_worker."
 DRIFT = "for its tables are not as the code declares them"
@@ -26,22 +26,22 @@ class Facts:
     """All that a verdict depends on."""
 
     spec: SpecStatus
-    """Not judged yet."""
+    """The spec's status, not judged yet."""
     provider: ProviderStatus | None
-    """The active space's. None: nothing has been embedded yet."""
+    """The provider of the active space. None: nothing has been embedded yet."""
     database: str
-    """The alias of its database."""
+    """The alias of the spec's database."""
     has_tables: bool
     silent_triggers: int
-    """How many of its triggers are missing or disabled."""
+    """How many of the spec's triggers are missing or disabled."""
     aside: tuple[str, ...]
-    """The reason of each worker that has set it aside."""
+    """The reasons of the workers that have set the spec aside, one each."""
     completed: int
     """How many units were completed in the last minutes."""
 
     @property
     def paused(self) -> str:
-        """What is paused, the spec or else its provider, and by whom. Empty: neither is."""
+        """Who paused the spec, or else its provider, in words. Empty: neither is paused."""
         if self.spec.paused_by:
             return f"Paused by {self.spec.paused_by}"
         by = self.provider.paused_by if self.provider else ""
@@ -59,22 +59,22 @@ class Facts:
 
     @property
     def is_aside(self) -> bool:
-        """Whether all live workers have set it aside."""
+        """Whether all live workers have set the spec aside."""
         return 0 < self.spec.workers == len(self.aside)
 
     @property
     def coverage(self) -> Coverage | None:
-        """That of the active space."""
+        """The coverage of the active space."""
         return self.spec.active.coverage if self.spec.active else None
 
     @property
     def is_short(self) -> bool:
-        """Whether a search misses rows whose failures were not dismissed."""
+        """Whether a search misses more rows than have a dismissed failure."""
         return self.coverage is not None and self.coverage.missing > self.spec.dismissed.value
 
 
 def judge(facts: Facts) -> Verdict:
-    """Return the worst state that holds, with all the reasons for it."""
+    """Return the worst state that applies, with all reasons for it."""
     reasons: tuple[tuple[State, Iterator[str]], ...] = (
         ("stalled", _stalled(facts)),
         ("degraded", _degraded(facts)),
@@ -149,7 +149,7 @@ def _indexing(facts: Facts) -> Iterator[str]:
     if spec.waiting.value > spec.changes.value:
         yield f"{spec.waiting} jobs wait{_eta(spec)}. Changes go first."
     elif facts.is_short and not spec.changes:
-        # Not with changes: then the rows may be missing only because these wait.
+        # Not if changes wait: the rows may be missing only because of these.
         yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
     if spec.building:
         coverage = spec.building.coverage

@@ -1,4 +1,4 @@
-"""The status of workers, and of the providers that they ask."""
+"""Read the status of workers, and of the providers that they ask."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import ProviderStatus, WorkerStatus
 
 SILENT_SECONDS = 60.0
-"""A worker reports every ten seconds. One that is silent for so long is believed dead."""
+"""A worker reports every ten seconds. After so long a silence it is believed dead."""
 
 
 def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
-    """Return the workers that have a row, and those without one that still hold jobs."""
+    """Return the workers that have a row or still hold jobs."""
     found = []
     held = dict(counted.held)
     for row in Worker.objects.using(using).order_by("host", "pid"):
@@ -42,7 +42,7 @@ def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
                 aside=dict(row.aside),
             )
         )
-    # Jobs whose worker's row is gone: their leases expire, or a person releases them.
+    # Workers without a row: the leases of their jobs will expire, or a person releases the jobs.
     gone = (WorkerStatus(id=one, held=tuple(left)) for one, left in sorted(held.items()))
     return [*found, *gone]
 
@@ -61,7 +61,7 @@ def providers(
     for name, (alias, model) in sorted(models.items()):
         specs = needed_by[name]
         asking = [one for one in workers if one.is_live and not specs.isdisjoint(one.specs)]
-        # A provider that is only paused by hand has no time at which it is tried again.
+        # Only an unreachable provider has a time of its next try: one paused by hand has none.
         pausing = [worker for worker in asking if name in worker.retries_at]
         times = [worker.retries_at[name] for worker in pausing]
         found[name] = ProviderStatus(
@@ -80,5 +80,5 @@ def providers(
 
 
 def name_of(space: Space) -> str:
-    """Return the name of a space's provider in a status."""
+    """Return the name that a status gives to a space's provider."""
     return conf.current().provider_name(space.provider, space.model)
