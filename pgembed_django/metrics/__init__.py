@@ -1,7 +1,7 @@
-"""Prometheus metrics: of the queue, read by SQL at each scrape, and of one worker.
+"""Prometheus metrics of the queue, read by SQL when it is scraped, and of one worker.
 
-They need the extra ``[metrics]``. Without it this module can still be imported, and raises
-``ImproperlyConfigured`` when it is asked for metrics.
+They need the extra ``[metrics]``. Without it this module can still be imported. Its functions
+then raise ``ImproperlyConfigured``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["queue_collector", "view"]
 def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
     """Answer a scrape with the queue's gauges.
 
-    It asks for no password: do not expose it to the internet, or wrap it.
+    It has no access control: do not expose it to the internet, or wrap it.
     """
     exposition = _exposition().of_queue(using or shown_database())
     body, content_type = exposition.render(request.headers.get("Accept", ""))

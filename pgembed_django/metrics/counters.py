@@ -1,4 +1,4 @@
-"""Count what one worker has done since it started, from its events."""
+"""Count what one worker has done since it started, by receiving its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 
 
 class Counters:
-    """Counts events as long as somebody references it: signals hold it weakly."""
+    """Counts events for as long as something references it: signals hold receivers weakly."""
 
     def __init__(self, registry: CollectorRegistry, specs: Iterable[str]) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -55,7 +55,7 @@ class Counters:
             "store_seconds", "How long storing and completing took", STATEMENT_BUCKETS
         )
         for spec in specs:
-            # Begin at zero, so that the first increase is seen as one.
+            # Create the series at zero, so that Prometheus sees the first increase.
             for of_spec in (
                 self._claimed,
                 self._completed,

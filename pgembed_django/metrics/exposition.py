@@ -1,4 +1,4 @@
-"""Render the metrics of a scrape, from a registry without those of the application."""
+"""Render the metrics for a scrape, from a registry that the application's metrics are not in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Exposition:
-    """A registry, and the counters that have to be referenced."""
+    """A registry, and a reference that keeps its counters from being garbage-collected."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -27,7 +27,7 @@ class Exposition:
 
     @classmethod
     def of_queue(cls, using: str) -> Exposition:
-        """Return the queue's gauges alone: a web process is one of many, and counts nothing."""
+        """Return the queue's gauges only: a web process is one of many, and counts nothing."""
         exposition = cls()
         exposition._registry.register(cls.queue_collector(using))
         return exposition
@@ -36,7 +36,7 @@ class Exposition:
     def of_worker(cls, worker: Worker) -> Exposition:
         """Return a worker's counters from now on, and the queue's gauges."""
         exposition = cls()
-        # Referenced here, as signals hold their receivers weakly.
+        # Keep a reference: signals hold their receivers weakly.
         exposition._counters = Counters(exposition._registry, worker.specs)
         exposition._registry.register(StateCollector(worker))
         exposition._registry.register(cls.queue_collector(worker.using))
@@ -56,5 +56,8 @@ class Exposition:
 
 @functools.cache
 def _queue_collector(using: str, schema: str | None) -> QueueCollector:
-    """Return the one collector per schema: django-tenants sets the tenant's on the connection."""
+    """Return the collector of a schema, always the same one.
+
+    django-tenants sets the tenant's schema on the connection.
+    """
     return QueueCollector(using=using)

@@ -1,7 +1,7 @@
-"""The queue's gauges, read from the database at a scrape.
+"""The queue's gauges, read from the database when they are scraped.
 
 The cost is bounded, however large the tables are: counts stop at a limit, coverage is sampled,
-statements have a time-out, and scrapes at the same time share one reading.
+statements have a time-out, and simultaneous scrapes share one reading.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pgembed_django import database, status
 from pgembed_django.status import Overview
 
 MAX_COUNT = 100_000
-"""Up to how many jobs of one spec and priority are counted. Gauges do not rise above it."""
+"""How many jobs per spec and priority are counted at most. Gauges do not rise above it."""
 
 REMEMBER_SECONDS = 5.0
 STATEMENT_SECONDS = 2.0
 LOOK_SECONDS = 10.0
-"""After how long a reading counts as failed: a frozen server ends no statement."""
+"""A reading that takes longer counts as failed: a frozen server does not even time out."""
 
 TIME_OUT = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
 
@@ -31,7 +31,7 @@ Samples = Iterator[tuple[Sequence[str], float | None]]
 
 
 class QueueCollector(Collector):
-    """Reads the queue every ``REMEMBER_SECONDS`` at most. Raises nothing if the database fails."""
+    """Reads the queue at most every ``REMEMBER_SECONDS``. Raises nothing if the database fails."""
 
     def __init__(self, *, using: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._using = using
@@ -45,7 +45,7 @@ class QueueCollector(Collector):
         return []
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return all gauges: those of the last reading while another scrape reads them."""
+        """Return all gauges. While another scrape reads them, return those of the last reading."""
         if self._lock.acquire(timeout=STATEMENT_SECONDS):
             try:
                 if self._clock() >= self._read_at + REMEMBER_SECONDS:
@@ -174,7 +174,7 @@ def _oldest(seen: Overview) -> Samples:
 
 
 def _kinds(found: dict[str, int] | dict[str, float]) -> list[str]:
-    """Return the kinds to report. Two always are, as zero: an alert cannot use an absent sample."""
+    """Return the kinds to report. Two always are: an alert cannot use an absent sample."""
     return list(dict.fromkeys(["write", "reconciler", *found]))
 
 

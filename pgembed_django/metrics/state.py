@@ -1,4 +1,4 @@
-"""The present state of one worker. Another thread asks for it, so it only reads."""
+"""Gauges of one worker's present state. They are read in another thread, so change nothing."""
 
 from __future__ import annotations
 
