@@ -1,6 +1,6 @@
-"""Helpers for the tests of your project: they need no worker, no server and no commit.
+"""Helpers for the tests of your project. They need no worker, no server and no commit.
 
-Import it in test modules and in fixtures, not in settings, for it imports models.
+Import this in test modules and fixtures, not in settings, because it imports models.
 """
 
 from __future__ import annotations

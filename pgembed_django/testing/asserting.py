@@ -1,4 +1,4 @@
-"""Assert that a row's embeddings are pending or fresh. Failures say what state they are in."""
+"""Assert that a row's embeddings are pending or fresh. A failure's message tells their state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assert_embedding_pending(
 
     Raises:
         AssertionError: there is none. The message says what there is instead.
-        ImproperlyConfigured: the model is not embeddable, or not by that name.
+        ImproperlyConfigured: the model is not embeddable, or has no spec of that name.
     """
     for unit in _look(instance, name, using):
         if not unit.is_pending:
@@ -34,14 +34,14 @@ def assert_embedding_pending(
 
 
 def assert_fresh(instance: Model, *, name: str | None = None, using: str | None = None) -> None:
-    """Assert that the row's vectors are those of the text that it has in the database now.
+    """Assert that the row's vectors are those of its present text in the database.
 
     ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
 
     Raises:
         AssertionError: its vectors are missing, or those of another text. The message says
             what there is instead.
-        ImproperlyConfigured: the model is not embeddable, or not by that name.
+        ImproperlyConfigured: the model is not embeddable, or has no spec of that name.
     """
     for unit in _look(instance, name, using):
         if not unit.is_fresh:
@@ -50,7 +50,7 @@ def assert_fresh(instance: Model, *, name: str | None = None, using: str | None 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A row as one spec sees it: its text, its chunks in the searched space, its jobs."""
+    """A row in the view of one spec: its text, its chunks in the active space, its jobs."""
 
     spec: Spec
     source_pk: str
@@ -81,7 +81,7 @@ class _Unit:
         return all(chunk.text_digest == digest for chunk in self.chunks)
 
     def told(self) -> str:
-        """Return a description of the row's state, and what to do about it if that is known."""
+        """Return a description of the row's state, with a remedy if one is known."""
         return " ".join((*self._row(), *self._stored(), *self._waiting()))
 
     def _row(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
 
 def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     rows = spec.model._base_manager.using(using).filter(pk=instance.pk)
-    # The key as Postgres prints it, which is the source_pk of jobs.
+    # Jobs have the key as Postgres prints it.
     found = rows.annotate(pgembed_source_pk=Cast("pk", TextField())).order_by()
     source_pk = found.values_list("pgembed_source_pk", flat=True).first()
     unit = str(instance.pk) if source_pk is None else source_pk

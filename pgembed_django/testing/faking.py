@@ -1,4 +1,4 @@
-"""Replace every provider by one that makes vectors of hashes, without a network."""
+"""Replace every provider by one that makes vectors from hashes of the texts, without a network."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KEPT = ("MODEL", "DIMENSIONS")
 
 
 class fake_providers(override_settings):  # noqa: N801 - used like override_settings
-    """Embeds with ``DeterministicProvider``, whatever the BACKEND in PGEMBED_PROVIDERS.
+    """Embeds with ``DeterministicProvider`` instead of each BACKEND in PGEMBED_PROVIDERS.
 
-    A context manager, and a decorator of functions and of Django's test classes. It keeps
-    aliases, models and dimensions, but drops OPTIONS and quotas, which are the real provider's.
+    A context manager, and a decorator for functions and Django's test classes. It keeps aliases,
+    models and dimensions, and drops OPTIONS and quotas, which are made for the real provider.
     """
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from pgembed_django.pipeline import Pipeline
 
 
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
-    """Embed everything that is due, here and now. Returns how many units were stored.
+    """Embed everything that is due, in this process. Returns how many units were stored.
 
-    It runs the worker's own pipeline, without threads or a second connection, so it works
+    This runs the worker's own pipeline, without threads or a second connection, so it works
     inside ``TestCase``, where nothing ever commits. If a provider's quota is used up, it waits
-    for a few seconds; where that is not enough, the jobs are put off.
+    for a few seconds. If that is not enough, it puts the jobs off.
 
     Raises:
         ImproperlyConfigured: the database is not PostgreSQL.

@@ -1,4 +1,4 @@
-"""Turn the triggers off for a block, on the connection that the test has."""
+"""Turn the triggers off for a block, on the test's own connection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pgembed_django.triggers import SpecTrigger
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The setting that the triggers check. It belongs to the session, not to the thread, so it also
-# works for raw SQL, COPY, and another thread that is given the connection.
+# The setting that the triggers check. It belongs to the database session, not to a thread, so it
+# also works for raw SQL, COPY, and another thread that shares the connection.
 CURRENT = "SELECT coalesce(current_setting('pgtrigger.ignore', true), '')"
 SET = "SELECT set_config('pgtrigger.ignore', %(names)s, false)"
 
@@ -29,9 +29,9 @@ SET = "SELECT set_config('pgtrigger.ignore', %(names)s, false)"
 class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
     """Turns the triggers off: writes add no jobs, and deleted rows leave their vectors behind.
 
-    For fixtures that would add thousands of jobs, and to imitate what a restore or
-    ``session_replication_role`` do. It is for the given models, by default for all. A context
-    manager for ``with`` and ``async with``, and a decorator of both kinds of functions.
+    Use it for fixtures that would add thousands of jobs, and to imitate a restore or
+    ``session_replication_role``. It turns off the triggers of the given models, by default of all.
+    A context manager for ``with`` and ``async with``, and a decorator for functions of both kinds.
 
     It only affects this connection, not those of other processes, like a server or a worker.
     """
@@ -57,13 +57,13 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         traceback: TracebackType | None,
     ) -> None:
         before = self._before.pop()
-        # The rollback of a failed transaction restores the setting.
+        # A failed transaction accepts no statement. Its rollback will restore the setting.
         if not connections[self._using].needs_rollback:
             with suppress(DatabaseError) if kind else nullcontext():
                 self._set(before)
 
     async def __aenter__(self) -> None:
-        # In the thread whose connection the ORM's async methods use.
+        # Runs in the thread whose connection the ORM's async methods use.
         await sync_to_async(self.__enter__)()
 
     async def __aexit__(self, *raised: Any) -> None:
