@@ -1,8 +1,8 @@
-"""OpenTelemetry: continue the trace of a write in the worker that makes its vectors.
+"""OpenTelemetry: continue the trace of a write in the worker that embeds the row.
 
 Off unless ``PGEMBED_TRACING`` is set, which needs the extra ``[opentelemetry]``. A write
-within a recording span stores the span's context in its job, and the worker that claims the
-job adds a span for it to that trace.
+within a recording span stores the span's context in its job. The worker that claims the job
+then adds a span to that trace.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ REMEDY = "Install it: pip install 'pgembed-django[opentelemetry]'."
 def is_installed() -> bool:
     """Return whether the extra is installed."""
     try:
-        # Not just "opentelemetry", a namespace that other packages share.
+        # Not just "opentelemetry", which is a namespace that other packages share.
         return importlib.util.find_spec("opentelemetry.trace") is not None
     except ModuleNotFoundError:
         return False
 
 
 def install() -> None:
-    """Let all connections from now on carry traces, if the settings say so."""
+    """Make all connections that are opened from now on carry traces, if the settings say so."""
     if conf.current().tracing and is_installed():
         connection_created.connect(_wrap, dispatch_uid="pgembed-tracing")
 
 
 def of_worker() -> AbstractContextManager[object]:
-    """Return a context manager that makes spans of this process's events.
+    """Return a context manager that turns this process's events into spans.
 
     Raises:
         ImproperlyConfigured: the extra is not installed.

@@ -1,7 +1,7 @@
-"""Store the trace of a write in its job, by a setting that lasts for the transaction.
+"""Store the trace of a write in its job, through a setting that lasts for the transaction.
 
-The trigger's function reads the setting. It costs a further round trip, but only for statements
-that may write a watched row, and within a recording span.
+The trigger's function reads the setting. Setting it costs another round trip, but only within a
+recording span, and for statements that may write a watched row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITES = r"\s*(?:/\*.*?\*/\s*)*(?:insert|update|merge|with)\b"
 def carry(
     execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
 ) -> Any:
-    """Run a statement. If it may enqueue jobs, first set the trace that they belong to.
+    """Run a statement. If it may enqueue jobs, first set the trace for these.
 
     A wrapper for Django's ``connection.execute_wrapper``.
     """
@@ -35,7 +35,7 @@ def carry(
     if not connection.get_autocommit():
         _set(connection, traceparent)
         return execute(sql, params, many, context)
-    # Without a transaction the setting would be gone before the statement.
+    # Without a transaction the setting would be gone before the statement runs.
     with transaction.atomic(using=connection.alias):
         _set(connection, traceparent)
         return execute(sql, params, many, context)

@@ -1,7 +1,7 @@
-"""Make a worker's spans of its events: for each claim, batch, storing, and job.
+"""Turn a worker's events into spans: one per claim, batch, store transaction and job.
 
-A job's span is in the trace of the write that enqueued it. The others stand for many jobs,
-so each is a trace of its own, with links to their spans.
+A job's span is in the trace of the write that enqueued it. The other spans are about many jobs,
+so each begins a trace of its own, with links to the spans of its jobs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
 
 MAX_LINKS = 128
-"""How many links of a span the SDK keeps by default."""
+"""How many links per span the SDK keeps by default."""
 
 
 class Spans:
-    """Makes spans within ``with``. At its end it ends the spans of jobs that are still held."""
+    """Makes spans inside a ``with`` block, at whose end it ends the spans of jobs still held."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("pgembed_django", __version__, provider)
@@ -64,7 +64,7 @@ class Spans:
         self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
     ) -> None:
         if not about.requests or (sender is events.BATCH_FAILED and _is_partly(fields)):
-            return  # a probe, or one with a BATCH_EMBEDDED of its own
+            return  # a probe, or a partly refused batch, whose span BATCH_EMBEDDED makes
         claims = {request.unit.claim for request in about.requests}
         values = {
             "provider": fields["provider"],
@@ -119,7 +119,7 @@ class Spans:
         carrier = {"traceparent": claim.traceparent or ""}
         span = self._tracer.start_span(
             "pgembed.job",
-            # A bad traceparent counts as none: then the span begins a trace of its own.
+            # An invalid traceparent counts as none: the span then begins a trace of its own.
             context=TraceContextTextMapPropagator().extract(carrier, Context()),
             kind=SpanKind.CONSUMER,
             attributes={
@@ -149,7 +149,7 @@ class Spans:
         *,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        """Return a span that began so many milliseconds ago, linked to the spans of its jobs."""
+        """Return a span that began ``milliseconds`` ago, linked to the spans of its jobs."""
         spans = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
         return self._tracer.start_span(
             name,
