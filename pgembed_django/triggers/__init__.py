@@ -1,6 +1,6 @@
-"""The triggers of one spec: what the users' migrations install.
+"""The triggers of a spec, which the users' migrations install.
 
-Each body is one call of a function in our own migrations: a fault in a longer body could
+Each body is one call of a function that our own migrations create: a fault in a longer body could
 only be fixed by a migration in every user's project.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def triggers(watch: Watch) -> Iterator[SpecTrigger]:
-    """Yield all triggers that keep a spec's vectors in step with its table."""
+    """Yield the triggers that keep a spec's vectors in step with its table."""
     inserted = InsertedTogether if watch.is_by_statement else Inserted
     for kind in (inserted, Updated, Left, Deleted, Truncated):
         yield kind(watch)

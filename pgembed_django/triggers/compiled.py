@@ -1,4 +1,4 @@
-"""The trigger class that users' migrations contain: its SQL to install and to drop it."""
+"""The trigger class in users' migrations, with the SQL to install and to drop the trigger."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pgembed_django import postgres, sql
 class CompiledTrigger(compiler.Trigger):
     """A trigger as a migration contains it.
 
-    pgtrigger drops a trigger by its table's old name, so it would survive RenameModel, and use
-    a spec and a table that are gone. This class finds it by its function, whatever the name of
-    its table. When such a migration is undone, or a db_table changes, pgtrigger installs the
-    trigger before the table has its name: the SQL can only raise an error that says what to do.
+    pgtrigger drops a trigger by its table's old name. So a trigger would survive RenameModel, and
+    use a spec and a table that are gone. This class finds the trigger by its function, whatever
+    its table is called now. When such a migration is undone, or a db_table changes, pgtrigger
+    installs the trigger before the table has its new name. Then the SQL can only raise an error
+    that says what to do.
     """
 
     MISSING: ClassVar[str] = """
@@ -34,7 +35,7 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
-    # Postgres would name the column, too, but not say which migration has to create it.
+    # Postgres's own error would name the column, but not say which migration has to create it.
     MISSING_COLUMNS: ClassVar[str] = """
         DO $$
         DECLARE
@@ -81,8 +82,8 @@ class CompiledTrigger(compiler.Trigger):
 
         DROP FUNCTION IF EXISTS {pgid}();
     """
-    # A row that is written directly into a partition fires no statement trigger of the parent
-    # table, and one that is written into the parent none of the partition.
+    # A statement trigger fires only on the table that the statement names: one on the parent misses
+    # rows written directly into a partition, and one on a partition those written into the parent.
     PARTITIONED: ClassVar[str] = """
         DO $$
         BEGIN
@@ -98,12 +99,12 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
-    # With a schema per tenant, a row may be written under another tenant's search_path, or an
-    # empty one: its job must go into the row's own schema all the same.
+    # With a schema per tenant, a row may be written under another tenant's search_path or an empty
+    # one. Its job must still go into the row's own schema.
     PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
 
-    # When nothing is ignored, pgtrigger's check catches an error for each row, which takes time.
-    # So it is skipped while the setting is empty.
+    # When nothing is ignored, pgtrigger's check raises and catches an error for each row, which
+    # takes time. So it is skipped while the setting is empty.
     ASKED: ClassVar[re.Pattern[str]] = re.compile(
         r"IF \((\S*_pgtrigger_should_ignore\(TG_NAME\)) IS TRUE\)"
     )
@@ -123,7 +124,7 @@ class CompiledTrigger(compiler.Trigger):
         return refuse + install + pin
 
     def _columns(self) -> str:
-        """Return the columns that its WHEN names, as an SQL array."""
+        """Return the columns that the trigger's WHEN names, as an SQL array."""
         condition = self.TEXT.sub("''", self.sql.kwargs.get("condition") or "")
         quoted = dict.fromkeys(self.WATCHED.findall(condition))
         names = (literal(name.replace('""', '"')) for name in quoted)
@@ -135,7 +136,7 @@ class CompiledTrigger(compiler.Trigger):
         return self.DROP.format(pgid=self.sql.pgid)
 
     def deconstruct(self) -> tuple[str, Sequence[Any], dict[str, Any]]:
-        """Return what a migration writes: an import path that stays valid, and the arguments."""
+        """Return what a migration writes: a stable import path, and the arguments."""
         _, args, kwargs = super().deconstruct()
         return "pgembed_django.triggers.CompiledTrigger", args, kwargs
 

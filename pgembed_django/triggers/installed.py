@@ -1,4 +1,4 @@
-"""Check that the triggers are in the database as declared, and fire."""
+"""Check that the triggers are in the database as declared and enabled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pgembed_django import conditions, database, postgres
 from pgembed_django.triggers.compiled import CompiledTrigger
 from pgembed_django.triggers.kinds import SpecTrigger
 
-# A trigger's comment is the hash of its definition. After a migration has changed a column's type
-# it has none: pgtrigger drops the trigger meanwhile, and restores all but the comment.
+# A trigger's comment is the hash of its definition. If a migration changed a column's type, the
+# comment is missing: pgtrigger drops the trigger meanwhile, and restores all but the comment.
 INSTALLED = """
     SELECT
         trigger.tgenabled,
@@ -28,7 +28,7 @@ INSTALLED = """
      AND trigger.tgrelid = to_regclass(wanted.rows)
     ORDER BY place
 """
-# With ALWAYS a trigger fires for replicated rows, too.
+# With ALWAYS a trigger also fires for replicated rows.
 ALWAYS = "A"
 FIRES = ("O", ALWAYS)
 ENABLE_ALWAYS = "ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
@@ -45,7 +45,7 @@ TABLES_OF = r"""
 
 
 def tables_of(key: str, *, using: str) -> list[str]:
-    """Return the tables that have triggers of a spec, declared or not."""
+    """Return the tables that have triggers of a spec, even if it is no longer declared."""
     return [table for [table] in database.rows(using, TABLES_OF, key=key)]
 
 
@@ -63,7 +63,7 @@ class Installed:
 
     @property
     def state(self) -> str | None:
-        """What is wrong with it: missing, outdated or disabled. None: nothing."""
+        """The fault: missing, outdated or disabled. None: as declared."""
         if self.definition is None:
             return "missing"
         if self._is_another() or self.is_astray:
@@ -72,22 +72,22 @@ class Installed:
 
     @property
     def is_astray(self) -> bool:
-        """Whether its definition is as declared, but it reads other columns than it names.
+        """Whether its definition is as declared, but reads columns with other names by now.
 
-        Postgres binds a condition to column numbers. If a column was renamed and another one
-        has its old name by now, the trigger still reads the renamed one.
+        Postgres binds a condition to column numbers. If a column was renamed and another column
+        took its old name, the trigger still reads the renamed one.
         """
         if self.definition is None or self._is_another():
             return False
         named = self.declared.sql.kwargs["condition"]
-        # Only from WHEN on, because a schema may be called "old".
+        # Look only after WHEN, because a schema may be called "old".
         _, _, condition = self.definition.partition(" WHEN (")
         return conditions.columns_read(
             condition.rpartition(" EXECUTE ")[0]
         ) != conditions.columns_read(named)
 
     def renew(self, *, using: str) -> None:
-        """Install it again, so that it reads the columns that have the names now."""
+        """Install the trigger again, so that it reads the columns that have the names now."""
         self.trigger.install(self.model, database=using)
         if self.enabled == ALWAYS:
             statement = sql.SQL(ENABLE_ALWAYS).format(
@@ -113,7 +113,7 @@ def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int
 
 
 def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]]:
-    """Return the triggers that read columns of other names, by spec key.
+    """Return the triggers that read columns with other names by now, by spec key.
 
     Leaves out triggers that are disabled, or that no migration would install in this database.
     """
@@ -126,7 +126,7 @@ def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]
 
 
 def names(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Return the spec's key and the name in a database of each trigger of the given specs."""
+    """Return (spec key, name in the database) of each trigger of the given specs."""
     return [(trigger.watch.key, trigger.get_pgid(model)) for model, trigger in _declared(keys)]
 
 

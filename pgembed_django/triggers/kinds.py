@@ -1,4 +1,4 @@
-"""The five triggers of a spec. Each says when it fires, and which function it calls."""
+"""The five triggers of a spec. Each class says when it fires, and which function it calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME_LENGTH = pgtrigger.core.MAX_NAME_LENGTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What the triggers of one spec are made of."""
+    """All that the triggers of one spec are made from."""
 
     key: str
     name: str
@@ -27,11 +27,14 @@ class Watch:
     priority: int
     embedding_table: str
     is_by_statement: bool = False
-    """Whether the rows of an INSERT are enqueued together."""
+    """Whether one trigger per INSERT statement enqueues its rows together."""
 
 
 class SpecTrigger(pgtrigger.Trigger):
-    """One of a spec's triggers. ``model`` is the migration's model, with its names then."""
+    """One of a spec's triggers.
+
+    Methods get ``model`` as it is in the migration, with its names of that time.
+    """
 
     when = pgtrigger.After
     verb: ClassVar[str]
@@ -58,9 +61,9 @@ class SpecTrigger(pgtrigger.Trigger):
     def render_func(self, model: Any) -> str:
         """Return the trigger's body, with a digest of the columns that its condition reads.
 
-        Postgres does not alter or drop a column that a trigger reads: the migration has to drop
-        the trigger first. The digest changes with the columns, so that makemigrations sees a
-        changed trigger, and does that.
+        Postgres refuses to alter or drop a column that a trigger reads: the migration has to drop
+        the trigger first. The digest changes with the columns. So makemigrations sees a changed
+        trigger, drops it before the column changes, and installs the new one afterwards.
         """
         body: str = super().render_func(model)
         read = conditions.declared(self.render_condition(model), model=model)
@@ -106,13 +109,13 @@ class Inserted(SpecTrigger):
 class InsertedTogether(Inserted):
     """Fires once for each INSERT statement, and enqueues many rows with one call.
 
-    A row trigger runs an INSERT into the job table for each row. This one has the same name as
-    ``Inserted``, so a migration replaces that one by it.
+    ``Inserted``, a row trigger, runs an INSERT into the job table for each row. This trigger has
+    the same name, so that a migration replaces one by the other.
     """
 
     level = pgtrigger.Statement
     referencing = pgtrigger.Referencing(new="inserted")  # type: ignore[no-untyped-call]
-    # Rows per call: an array of all keys may exceed the size limit of a value.
+    # Rows per call: an array of all keys might exceed the size limit of a value.
     PAGE: ClassVar[int] = 10_000
 
     def render_condition(self, model: Any) -> str:
