@@ -1,6 +1,6 @@
 """Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
 
-Two exceptions: ``maintenance`` writes laps, and a worker its own row.
+There are two exceptions: ``maintenance`` writes laps, and a worker writes its own row.
 """
 
 from pgembed_django.models.attempt import Attempt

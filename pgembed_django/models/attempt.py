@@ -1,4 +1,4 @@
-"""Attempts that did not succeed: a unit's history, for a person who triages failures."""
+"""Attempts that ended in an error: a unit's history, for people who triage failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Attempt(NotFromFixtures):
     outcome = models.TextField(choices=Outcome)
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField(db_default=Now())
-    # Host and process, as text: the worker's row is deleted when it ends.
+    # Host and process id as text, because a worker's row is deleted when it ends.
     worker = models.TextField()
     error = models.TextField()
 

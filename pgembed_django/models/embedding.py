@@ -1,7 +1,7 @@
 """The columns of every generated ``<Model>Embedding`` table.
 
-They are in the users' own migrations, so they are fixed from the first release on. They have no
-help texts, as rewording one would mean a migration in every project.
+The users' own migrations create them, so they are fixed from the first release on. They have no
+help texts, because rewording one would mean a migration in every project.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AbstractEmbedding(NotFromFixtures):
     # SHA-256, of the passage and of the whole text with its recipe.
     chunk_digest = models.BinaryField()
     text_digest = models.BinaryField()
-    # No fixed width: a change of the model's width is a setting, not a migration.
+    # No fixed width: a model with other dimensions then needs a setting, not a migration.
     embedding = VectorField(null=True)
     fulltext = SearchVectorField(null=True)
     was_cut = models.BooleanField(db_default=False)

@@ -1,7 +1,7 @@
 """The job table: what is to be embedded, which worker holds it, and how often it failed.
 
-Each partial index keeps one rule or serves one query. The lease's time is in none of them, and
-pages are left half empty, so that a heartbeat is a HOT update.
+Each partial index enforces one rule or serves one query. No index has the lease's time, and pages
+are left half empty, so that a heartbeat is a HOT update.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 PENDING = Q(status="pending")
 READY = PENDING & Q(id__gt=0)
-"""Pending jobs, as the index of lanes has them. Every id is above zero.
+"""Pending jobs, with the condition of the index of lanes. It is always true: ids are above zero.
 
-Only a query that walks a lane says so. One for a unit's pending job leaves it out, so that
-Postgres cannot choose this index, and then read a whole lane for one unit, where it believes the
-queue to be nearly empty.
+Only queries that walk a lane have it. A query for one unit's pending job leaves it out. Else
+Postgres might choose this index when it believes the queue to be nearly empty, and read a whole
+lane for one unit.
 """
 RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
@@ -31,7 +31,7 @@ UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
 
 
 class Ending(enum.StrEnum):
-    """What became of a running job that did not succeed."""
+    """What became of a running job that has not succeeded."""
 
     REQUEUED = enum.auto()
     """It is pending again."""
@@ -40,13 +40,13 @@ class Ending(enum.StrEnum):
     SUPERSEDED = enum.auto()
     """A newer job of its unit was pending, and goes on in its place."""
     LOST = enum.auto()
-    """Another worker holds it by now, it is gone, or its lease was renewed before it was reaped."""
+    """Not done: another worker holds it, it is gone, or its lease was renewed just before."""
     BUSY = enum.auto()
-    """Nothing yet: an open transaction has locked it, or its unit's pending job. Try again."""
+    """Not done yet: an open transaction has locked it or its unit's pending job. Try again."""
 
 
 class Job(NotFromFixtures):
-    """A job to embed one unit, ``(spec, source_pk)``. It is kept for a while when it has ended."""
+    """A job to embed one unit, ``(spec, source_pk)``. It is kept for a while after it has ended."""
 
     class Kind(models.TextChoices):
         WRITE = "write", _("write")
@@ -90,7 +90,7 @@ class Job(NotFromFixtures):
     run_at = models.DateTimeField(
         db_default=Now(), help_text=_("Not before this time. Of a failure: parked until.")
     )
-    # No foreign key: a worker row comes and goes without a lock on any job.
+    # No foreign key, so that worker rows can be added and deleted without locking any job.
     worker_id = models.BigIntegerField(null=True, blank=True)
     lease_expires_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
@@ -139,13 +139,13 @@ class Job(NotFromFixtures):
                 condition=READY,
                 name="pgembed_job_ready",
             ),
-            # Suspect jobs, which were held when a worker died, are claimed alone.
+            # Suspect jobs (held when a worker died) are claimed alone.
             models.Index(
                 fields=["spec", "run_at"],
                 condition=PENDING & Q(crashes__gt=0),
                 name="pgembed_job_suspect",
             ),
-            # Jobs whose text was sent when a provider went down are claimed one at a time.
+            # Doubtful jobs (their text was sent when a provider went down) are claimed one by one.
             models.Index(
                 fields=["spec", "run_at"],
                 condition=PENDING & Q(outages__gt=0),

@@ -1,4 +1,4 @@
-"""What processes share beside jobs: live workers, reconcile cursors, quotas, pauses."""
+"""What processes share apart from jobs: live workers, cursors of laps, quotas, pauses."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Worker(NotFromFixtures):
 
 
 class Lap(NotFromFixtures):
-    """How far a reconciler's sweep over a table has come, shared by all workers.
+    """How far a sweep of the reconciler over a table has come, shared by all workers.
 
-    Or how far a backfill has come: there is one lap for each ``selection``.
+    Also how far a backfill has come: there is one lap per ``selection`` of rows.
     """
 
     class Sweep(models.TextChoices):
@@ -95,7 +95,10 @@ class Quota(NotFromFixtures):
 
 
 class Pause(NotFromFixtures):
-    """A spec or provider that a person has paused. Workers leave it alone until it is resumed."""
+    """A spec or provider that a person has paused. Workers leave it alone until it is resumed.
+
+    A provider that is down has no row here: each worker pauses it for itself.
+    """
 
     class What(models.TextChoices):
         SPEC = "spec", _("spec")

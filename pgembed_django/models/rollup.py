@@ -1,4 +1,4 @@
-"""Counts of completed and failed units by spec and time, for charts: jobs are not kept as long."""
+"""Counts of completed and failed units by spec and time. Charts need them longer than jobs last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 
 class Rollup(NotFromFixtures):
-    """One spec's sums over one minute, or over a quarter of an hour."""
+    """One spec's sums over a minute, or over a quarter of an hour."""
 
     class Width(models.IntegerChoices):
         MINUTE = 60, _("minute")

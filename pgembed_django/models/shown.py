@@ -9,9 +9,9 @@ from pgembed_django.models.job import Job
 
 
 def shown_database() -> str:
-    """Return the alias that a router names for writes to our tables, if it is PostgreSQL.
+    """Return the alias to which routers send writes to our tables, if it is PostgreSQL.
 
-    Else the one that workers use.
+    Otherwise return the alias that workers use.
     """
     alias = router.db_for_write(Job)
     if connections[alias].vendor == "postgresql":

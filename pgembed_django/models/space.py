@@ -1,4 +1,4 @@
-"""Spaces: what makes vectors comparable. Vectors are compared inside one space only."""
+"""Vector spaces. Only vectors of the same space are comparable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pgembed_django.models.fixtures import NotFromFixtures
 class Space(NotFromFixtures):
     """One spec's backend, model, dimensions and prefixes, as a fingerprint.
 
-    It has all that is needed to build its provider after the settings have changed. Of secrets it
-    has only the names of environment variables.
+    It holds all that is needed to build its provider after the settings have changed. Of secrets
+    it holds only the names of environment variables.
     """
 
     class State(models.TextChoices):
@@ -67,7 +67,7 @@ class Space(NotFromFixtures):
 
 
 class StagedVector(NotFromFixtures):
-    """A vector of a unit that is not complete yet. Completing the unit moves its vectors."""
+    """A vector of a unit that is not complete yet. Completing the unit moves it to its table."""
 
     id = models.BigAutoField(primary_key=True)
     spec = models.TextField()
