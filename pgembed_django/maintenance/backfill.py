@@ -1,7 +1,7 @@
-"""Queue many rows at the request of a person: at the lowest priority, up to a bound.
+"""Enqueue many rows at a person's request: at the lowest priority, and up to a bound.
 
-A backfill walks a table in the order of its key. The database keeps how far it has come, so
-the same backfill resumes there, even after a kill.
+A backfill walks a table in key order. The database keeps its cursor, so the same backfill resumes
+there, even after a kill.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pgembed_django.specs import Spec
 PAGE_ROWS = 500
 
 MAX_LEFT = 10_000
-"""How many locked rows ``force`` skips at most. Then it comes back to them before it goes on."""
+"""How many locked rows ``force`` skips at most before it comes back to them."""
 
 TRIES = 20
-"""How often a run retries rows that open writers have locked, before it leaves them."""
+"""How often in a row a run retries locked rows in vain before it gives up on them."""
 
 KEPT_FOR = timedelta(days=1)
-"""How long the time at which a backfill ended is kept."""
+"""How long the lap of a backfill is kept after its end."""
 
 
 class Step(NamedTuple):
     """The result of one page: rows looked at, jobs added, and whether it was the last page.
 
-    With no rows, the step came back to rows that were skipped before.
+    With no rows, the step was a retry of rows that were skipped before.
     """
 
     rows: int
@@ -45,12 +45,15 @@ class Step(NamedTuple):
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether it came back to skipped rows, and writers still have all of them locked."""
+        """Whether it retried skipped rows, and all of them are still locked by writers."""
         return not (self.rows or self.enqueued or self.is_last)
 
 
 class Estimate(NamedTuple):
-    """What a backfill would embed in one space. ``errors`` counts texts that cannot be made."""
+    """What a backfill would embed in one space.
+
+    ``errors`` counts the rows whose text method raises.
+    """
 
     model: str
     rows: int
@@ -62,8 +65,8 @@ class Estimate(NamedTuple):
 class Backfill:
     """One spec's backfill of the rows without vectors, or with ``force`` of all rows.
 
-    ``where``: lookups and their values, as ``filter`` takes them; all of them have to match.
-    ``resumed_from`` is the key after which it goes on, or None.
+    ``where``: (lookup, value) pairs as for ``filter``. All of them must match.
+    ``resumed_from``: the key after which it goes on, or None if it starts from the beginning.
     """
 
     def __init__(
@@ -71,13 +74,13 @@ class Backfill:
     ) -> None:
         self.spec = spec
         self.using = using
-        # One Q, so that lookups across a relation have to match in the same related row.
+        # One Q, so that lookups across a relation must match in the same related row.
         self._where = Q(*where)
         self.force = force
         self._is: dict[str, Any] = {
             "spec": spec.key,
             "sweep": Lap.Sweep.BACKFILL,
-            # Other lookups are another backfill; the same ones in another order are not.
+            # Other lookups make it another backfill, but another order of the same ones does not.
             "selection": json.dumps({"force": force, "where": sorted(where, key=str)}, default=str),
         }
         self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
@@ -85,26 +88,26 @@ class Backfill:
 
     @property
     def left(self) -> Sequence[str]:
-        """The keys that ``force`` has skipped and comes back to: an open writer had them locked."""
+        """The keys that ``force`` skipped because open writers had locked their rows."""
         passed: list[str] = self._lap.passed
         return passed
 
     @property
     def ended(self) -> str:
-        """When its last run ended. Empty: a run is under way, or there was none."""
+        """When the last run ended, as text. Empty: a run is under way, or there was none."""
         return str(self._lap.finished_at or "")
 
     @property
     def rows(self) -> QuerySet[Model]:
-        """All rows that it goes over, from the start."""
+        """All rows that the backfill goes over, from the start."""
         rows: QuerySet[Model] = self.spec.rows(using=self.using).filter(self._where)
         return rows
 
     @property
     def keys_left(self) -> QuerySet[Model, Any]:
-        """The keys of the rows that it has yet to look at, in their order."""
+        """The keys of the rows behind the cursor, in order."""
         keys = self.rows.filter(self._after()).order_by("pk").values_list("pk", flat=True)
-        # Lookups across a relation find a row once for each related one.
+        # Lookups across a relation return a row once per related row.
         return keys.distinct() if self._where else keys
 
     @property
@@ -119,8 +122,8 @@ class Backfill:
             spec=self.spec.key,
             priority=jobs.priority_of(Job.Kind.BACKFILL, self.spec.priority),
         )
-        # One statement, so that a job that is claimed meanwhile is not missed. A union, as each
-        # status has an index of its own.
+        # One statement, so as not to miss a job that is claimed meanwhile. A union, because each
+        # status has its own index.
         return (
             mine.filter(READY)
             .values("pk")
@@ -129,13 +132,16 @@ class Backfill:
         )
 
     def restart(self) -> None:
-        """Begin anew. Stored at once: another process may do the first step, and only later."""
+        """Begin again from the first row.
+
+        Stored at once, because the first step may be done later, by another process.
+        """
         self._lap.cursor = self.resumed_from = None
         self._lap.passed = []
         Lap.objects.using(self.using).filter(**self._is).update(cursor=None, passed=[])
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
-        """Queue the next page. Return None where the backlog is full for now."""
+        """Enqueue the next page. Return None while the backlog is full."""
         room = reconcile.MAX_BACKLOG - self.waiting
         if room <= 0:
             return None
@@ -149,7 +155,7 @@ class Backfill:
         is_last = not self.left and not self.keys_left.exists()
         if is_last:
             self._lap.cursor = None
-        # Stored last: after a kill before this, the page is queued again, which changes nothing.
+        # Stored last: after a kill before this, the page is enqueued again, which changes nothing.
         state = {
             "cursor": self._lap.cursor,
             "passed": self._lap.passed,
@@ -161,10 +167,10 @@ class Backfill:
         return Step(len(page), enqueued, is_last)
 
     def _step_back(self, limit: int) -> int:
-        """Queue some of the skipped rows, unless they are still locked. Returns how many."""
+        """Enqueue some of the skipped rows, unless they are still locked. Return how many."""
         first, others = self.left[:limit], self.left[limit:]
         done = self._reembed(first)
-        # Those go to the end of the list: the others are tried first.
+        # Rows that are still locked go to the end of the list.
         self._lap.passed = [*others, *done.busy]
         return done.enqueued
 
@@ -195,12 +201,12 @@ class Backfill:
         )
 
     def estimates(self) -> Iterator[Estimate]:
-        """Yield what it would embed, for each live space. Reads every text, writes nothing.
+        """Yield what it would embed in each live space. Reads every text, and writes nothing.
 
-        Tokens are counted where the provider can, else estimated as one for three bytes.
+        Tokens are counted if the provider can, or else estimated as one per three bytes.
 
         Raises:
-            ProviderError: the model that counts them cannot be loaded.
+            ProviderError: the model that counts tokens cannot be loaded.
         """
         live: list[Space | None] = [*spaces.live(self.spec, using=self.using)]
         for space in live or [None]:

@@ -1,4 +1,4 @@
-"""Threads that run chores on timers, each with a database connection of its own."""
+"""Threads that run chores on timers. Each thread has its own database connection."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pgembed_django.specs import Spec
 STOP_SECONDS = 30.0
 
 _told = Told()
-"""Keyed by chore, spec and database."""
+"""Which errors were logged already. Keyed by chore, spec and database."""
 
 
 @dataclass(slots=True)
 class Chore:
-    """A function ``once`` that is called every ``seconds``, or never where that is zero.
+    """A function ``once`` that is called every ``seconds``, or never if that is zero.
 
-    It returns how many jobs became ready. ``put_off_seconds`` is the current backoff after
-    the server was unwell. Zero: the last call succeeded.
+    It returns how many jobs became ready. ``put_off_seconds`` is the current backoff while the
+    server is out of room or read-only. Zero: the last call succeeded.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class Chore:
 
 
 def attempt(once: Callable[[], int]) -> int:
-    """Run a chore. An error that fewer rows may avoid is logged, and ends this turn only."""
+    """Run a chore once. An error that fewer rows might avoid is logged, not raised."""
     try:
         return once()
     except DatabaseError as error:
@@ -49,10 +49,10 @@ def attempt(once: Callable[[], int]) -> int:
 
 @contextmanager
 def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
-    """Keep a chore's error in one spec from stopping the other specs. It is logged once.
+    """Keep a chore's error in one spec from stopping the other specs. Log it once.
 
-    During a deploy a spec's tables may differ from the code: a migration has run before this
-    process was restarted, or has yet to run.
+    During a deploy a spec's tables may differ from the code: a migration ran before this process
+    was restarted, or has yet to run.
     """
     what = chore, spec.key, using
     try:
@@ -85,20 +85,20 @@ class Chores:
         self._thread = threading.Thread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Every chore is due at once."""
+        """Start the thread. Every chore is due immediately."""
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error that ended the thread: the worker must not go on without it."""
+        """Raise the error that ended the thread, if one did: a worker must not go on without it."""
         if self._error is not None:
             raise MaintenanceDied(f"{self._thread.name} died: {self._error}") from self._error
 
     def stop(self) -> None:
-        """Ask the thread to end after the chore at hand."""
+        """Ask the thread to end after the chore that it is running."""
         self.stopping.set()
 
     def join(self) -> None:
-        """Wait for its end, up to ``STOP_SECONDS``: a longer statement is left to the server."""
+        """Wait up to ``STOP_SECONDS`` for the thread's end. A longer statement is left running."""
         if self._thread.is_alive():
             self._thread.join(timeout=STOP_SECONDS)
 
@@ -147,7 +147,7 @@ class Chores:
                 chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)
 
     def _put_off(self, chore: Chore, error: DatabaseError) -> None:
-        """Back off from a chore while the server is unwell. Logged once; other chores go on."""
+        """Back off while the server is out of room or read-only. Logged once. Others go on."""
         if not chore.put_off_seconds:
             events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
         chore.put_off_seconds = faults.longer(chore.put_off_seconds)

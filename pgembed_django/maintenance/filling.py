@@ -1,7 +1,7 @@
-"""Spaces that are being filled: find their gaps, build their indexes, switch to them.
+"""Fill spaces: find their gaps, build their indexes, and switch to them when they are full.
 
-A look is cheap enough for every second. It first checks the row that lacked its vectors at
-the last look, then the end of the table, which is filled last. The whole space is only read
+A look at a space is cheap enough for every second. It first checks the row that lacked its vectors
+at the last look, then the end of the table, which is filled last. The whole space is only read
 when it may be full, and by one worker at a time.
 """
 
@@ -24,23 +24,26 @@ from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
 
 FIRST_LAP_SECONDS = 5.0
-"""How soon one lap over the rows may follow another. Each further wait is twice as long."""
+"""How soon a second lap over the rows may follow the first. Each wait is twice the one before."""
 
 FIRST_FILL = timedelta(minutes=15)
-"""How long an active space may still have gaps before its indexes are built all the same."""
+"""How long gaps in an active space may put off the building of its indexes."""
 
 PROBES_BEFORE_SWITCH = 3
 
 INDEXED_SECONDS = 20.0
-"""How long to wait before an active space that lacks no index is looked at again."""
+"""How long to wait before looking again at an active space that needs no index."""
 
 RESTS = 10
-"""After a look, the next one waits for this many times as long as that look took."""
+"""After a look, wait this many times as long as it took."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the last looks at a space found, and when the next ones are due."""
+    """What the last looks at a space found, and when the next ones are due.
+
+    ``gap``: the key of a row that lacked vectors, or None. Times are by the monotonic clock.
+    """
 
     gap: Any = None
     look_at: float = float("-inf")
@@ -48,11 +51,11 @@ class Seen:
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
     failed_probes: int = 0
-    """Failed probes of the active model in a row."""
+    """How many probes of the active space's model failed in a row."""
 
 
 class Filling:
-    """What one worker has seen of the spaces that are being filled."""
+    """Watches the spaces that are being filled, and remembers what one worker has seen of them."""
 
     def __init__(
         self,
@@ -67,7 +70,10 @@ class Filling:
         self._seen: defaultdict[int, Seen] = defaultdict(Seen)
 
     def look(self, spec: Spec, space: Space) -> int:
-        """Switch to a space once it is full and indexed. Returns how many jobs were added."""
+        """Switch to the space if it is full and indexed, or else enqueue its gaps.
+
+        Returns how many jobs were added.
+        """
         seen = self._seen[space.pk]
         if self._clock() < seen.look_at:
             return 0
@@ -80,10 +86,10 @@ class Filling:
                     return 0
                 return self._find_more(spec, space, seen)
             except database.Busy:
-                return 0  # a writer holds the whole table
+                return 0  # a writer has locked the whole table
 
     def switch_early(self, spec: Spec, space: Space) -> None:
-        """Switch to a space before it is full, if the active space's model stays unreachable."""
+        """Switch to a space before it is full, if the model of the active one stays unreachable."""
         seen = self._seen[space.pk]
         active = spaces.active(spec, using=self.using)
         if active is None or spaces.provider_of_texts(active).probe().ok:
@@ -103,8 +109,8 @@ class Filling:
     def index(self, spec: Spec, space: Space) -> None:
         """Build the indexes of the active space.
 
-        Not during its first fill: rows that are stored during a build make it take many times
-        as long. But a slow fill takes days, so this waits for ``FIRST_FILL`` at most.
+        Wait until its first fill is over, because rows that are stored during a build make it take
+        many times as long. But a fill may take days, so wait at most for ``FIRST_FILL``.
         """
         seen = self._seen[space.pk]
         if self._clock() < seen.index_at:
@@ -117,7 +123,8 @@ class Filling:
         ):
             started = self._clock()
             if not indexes.build(spec, space, using=self.using):
-                # Until there are enough rows for an index, each look counts them.
+                # Nothing was built. Rest for longer than the look took: until there are enough rows
+                # for an index, each look counts them.
                 ended = self._clock()
                 seen.index_at = ended + max(INDEXED_SECONDS, RESTS * (ended - started))
 
@@ -138,8 +145,8 @@ class Filling:
         return seen.gap is None
 
     def _switch(self, spec: Spec, space: Space, seen: Seen) -> None:
-        # Indexes come last: rows are inserted many times faster without them. Building them
-        # takes time, so the rows are checked for gaps once more.
+        # Indexes are built last, because inserts are many times faster without them. As that takes
+        # time, check for gaps again afterwards.
         if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
             return
         if indexes.is_complete(spec, space, using=self.using) and spaces.activate(
@@ -148,10 +155,10 @@ class Filling:
             events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
-        """Go over the rows now, if no job covers the gap. Returns how many jobs were added.
+        """Go over the rows now, if no job covers the gap. Return how many jobs were added.
 
-        Then the last lap came too early, or one is under way: that one is only continued here
-        when none of the jobs that it has added is waiting.
+        A gap without a job means that the last lap passed the row too early, or that a lap is under
+        way. This continues such a lap only if none of the jobs that it has added is waiting.
         """
         if self.reconcile_seconds <= 0:
             return 0

@@ -1,4 +1,4 @@
-"""Delete what is left in our tables of specs whose model or @embeddable is gone."""
+"""Delete the remaining rows in our tables of specs whose model or @embeddable is gone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def left(*, using: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def forget(spec: str, *, using: str) -> None:
-    """Delete what is left of a spec in our tables. Its vectors go with the generated table."""
+    """Delete a spec's rows in our tables. Its vectors are deleted with the generated table."""
     jobs.forget(spec, using=using)
     store.unstage_all(spec, using=using)
     laps.forget(spec, using=using)

@@ -1,7 +1,7 @@
 """Find gaps: source rows whose stored vectors do not match them in a live space.
 
-Each function looks at one page of keys, ``(after, up to]``, and returns units. It looks up
-stored chunks and jobs by index, so a page costs the same however large the tables are.
+Each function examines one page of keys, ``(after, up to]``, and returns the keys of units. It
+looks up stored chunks and jobs by index, so a page costs the same however large the tables are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
 TEXTS_SECONDS = 1.0
-"""How long texts are made in one transaction: TRUNCATE and ALTER TABLE wait for its end."""
+"""How long one transaction makes texts at most: TRUNCATE and ALTER TABLE wait for its end."""
 
 PARKED = UNSETTLED & Q(run_at__gt=Now())
 
@@ -27,7 +27,8 @@ PARKED = UNSETTLED & Q(run_at__gt=Now())
 def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list[str]:
     """Return rows that lack vectors in a space, have no unfinished job, and are not parked.
 
-    Also those with an open failure in a space that is not live any more: only a job settles it.
+    Also returns rows that lack nothing but have an open failure: it may be of a space that is no
+    longer live, and only a job settles it.
     """
     fresh = Q()
     for space in spaces:
@@ -40,7 +41,7 @@ def missing(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> list
 
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
-    """Return units with stored chunks whose row is gone or no longer in the condition."""
+    """Return units with stored chunks whose row is gone or no longer matches the condition."""
     rows = spec.rows(using=using).filter(pk=OuterRef("source_id"))
     return (
         spec.embedding_model._base_manager.using(using)
@@ -54,10 +55,11 @@ def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
 def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[list[str], Any]:
     """Return rows whose text differs from the stored digest. Reads every text.
 
-    Also returns the key at which it stopped early, if text methods took too long.
+    The second value is the key after which it stopped early because text methods took too long,
+    or None.
     """
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
-    # Rows whose text cannot be made are left out: their jobs fail when they are written.
+    # Rows whose text method raises are left out: jobs fail of that when such rows are written.
     texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
     stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
     units = {

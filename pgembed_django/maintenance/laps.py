@@ -1,4 +1,4 @@
-"""How far the reconciler's laps have come, and which of them are to go on."""
+"""Read and change the reconciler's laps: which have yet to end, and where each goes on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 
 def open_sweeps(spec: Spec, *, using: str) -> list[str]:
-    """Return the sweeps that are to go on at once.
+    """Return the sweeps that have to go on without waiting for their next turn.
 
-    These are the ones in the middle of the table, and the one that reads texts as long as not
-    all rows are compared with a changed recipe.
+    These are the sweeps in the middle of a table, and ``stale`` until it has compared all rows
+    with a changed recipe.
     """
     return under_way([spec], using=using).get(spec, [])
 
 
 def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
-    """Return ``open_sweeps`` of the specs that have some. One statement, as it runs each second."""
+    """Return the ``open_sweeps`` of all specs that have any.
+
+    In one statement, because this runs every second.
+    """
     by_key = {spec.key: spec for spec in specs}
     may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
     laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
@@ -48,5 +51,5 @@ def forget(spec: str, *, using: str) -> None:
 
 
 def restart(spec: Spec, sweep: str, *, using: str) -> None:
-    """Let the next page be the first of a new lap."""
+    """Begin a new lap with the next page."""
     Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)

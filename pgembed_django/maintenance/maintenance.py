@@ -1,4 +1,4 @@
-"""The chores of a worker. One thread reaps, reconciles and prunes, another one does spaces."""
+"""The chores of a worker. One thread reaps, reconciles and prunes jobs, another tends spaces."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pgembed_django.specs import Spec
 REFILL_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
 STALE_SECONDS = 5.0
-"""How long a spec goes on with pages that end early because their texts take long to make."""
+"""How long a spec goes on to the next page if pages end early because their texts are slow."""
 PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
 
 QUIET_SECONDS = 0.2
-"""How much of each second goes to pages without a gap, so that saved rows need not wait."""
+"""How much of each second may go to pages without a gap, so that saved rows need not wait."""
 
 
 class Maintenance:
-    """Runs all chores in two threads. Locks keep workers from doing the same thing at once.
+    """Runs all chores in two threads. Locks keep workers from doing the same chore at once.
 
     There are two threads because an index takes minutes to build, and expired leases must not
     wait for that.
@@ -91,7 +91,7 @@ class Maintenance:
         self._builder.join()
 
     def once(self) -> int:
-        """Do a drain's chores once, in the caller's thread. Returns how many jobs became ready.
+        """Do the chores of a drain once, in the caller's thread. Return how many jobs became ready.
 
         Reaps, looks for gaps, prunes, builds indexes and switches.
         """
@@ -103,7 +103,7 @@ class Maintenance:
         return ready
 
     def reap(self) -> int:
-        """Take the jobs with expired leases back. Returns how many are pending again."""
+        """Take back jobs whose lease has expired. Return how many are pending again."""
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
         tally = rollups.Tally()
         for claim, ending in reaped:
@@ -132,7 +132,7 @@ class Maintenance:
         )
 
     def refill(self) -> int:
-        """Continue laps that have not ended: they stop often so as to take turns with the work.
+        """Continue unfinished laps. They stop often, to take turns with the worker's own work.
 
         A lap also stops while the backlog is full.
         """
@@ -140,7 +140,7 @@ class Maintenance:
         return self._go_over(under_way, chore="refill")
 
     def look_for_stale_rows(self) -> int:
-        """Compare the next page of texts of each spec with what is stored, in an endless cycle."""
+        """Compare each spec's next page of texts with the stored digests, lap after lap."""
         enqueued = 0
         for spec in self._in_turn(self.specs.values()):
             with apart(spec, chore="look_for_stale_rows", using=self.using):
@@ -148,7 +148,7 @@ class Maintenance:
         return enqueued
 
     def prune_jobs(self) -> int:
-        """Delete old finished jobs, in small batches, other old records, and dead workers' rows."""
+        """Delete old finished jobs in small batches, other old records, and dead workers' rows."""
         while jobs.prune(keep_seconds=self.settings.keep_succeeded_seconds, using=self.using):
             if self._keeper.stopping.is_set():
                 break
@@ -159,7 +159,7 @@ class Maintenance:
         return 0
 
     def open_spaces(self) -> int:
-        """Ask the providers for their current models, and open spaces: a tag may have moved."""
+        """Open missing spaces. Ask the servers for their models' digests: a tag may have moved."""
         live: list[Space] = []
         for spec in self.specs.values():
             with apart(spec, chore="open_spaces", using=self.using):
@@ -168,18 +168,18 @@ class Maintenance:
         return 0
 
     def build(self) -> int:
-        """Build missing indexes. Switch to full and indexed spaces. Open one where none is live."""
+        """Build missing indexes, switch to full spaces, and open a space for specs without one."""
         enqueued = 0
         for spec in self.specs.values():
             with apart(spec, chore="build", using=self.using):
                 live = spaces.live(spec, using=self.using)
-                # None is live after a ``flush``: its jobs would wait for the next open_spaces.
+                # After a ``flush`` none is live: jobs would wait for the next open_spaces.
                 live = live or spaces.ensure(spec, using=self.using)
                 enqueued += sum(self._build(spec, space) for space in live)
         return enqueued
 
     def fill(self) -> int:
-        """Look at the spaces that are being built more often than ``build`` does."""
+        """Look at the spaces that are being built, more often than ``build`` does."""
         building = Space.objects.using(self.using).filter(
             spec__in=self.specs, state=Space.State.BUILDING
         )
@@ -202,7 +202,7 @@ class Maintenance:
         return 0
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
-        """Read the next page, and further ones for a while if pages end early."""
+        """Compare the next page, and for a while further ones if pages end early."""
         enqueued = 0
         until = time.monotonic() + STALE_SECONDS
         while page := reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using):

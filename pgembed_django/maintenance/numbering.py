@@ -1,7 +1,7 @@
 """Set the sequences of our tables past the highest ids in use.
 
-Rows that bring their own ids do not advance the sequence: by logical replication, which does
-not copy sequences, or by a restore of single tables. The next row would then get an id that
+Rows that come with their ids do not advance the sequence. Logical replication, which does not copy
+sequences, and a restore of single tables bring such rows. The next row would then get an id that
 is taken. As triggers add jobs in the writer's transaction, the application's own write would
 fail.
 """
@@ -61,12 +61,12 @@ CATCH_UP = """
 
 
 def behind(*, using: str) -> list[str]:
-    """Return our tables whose sequence is behind, so that the next row would get a taken id."""
+    """Return our tables whose sequence is behind: the next row would get an id that is taken."""
     return _asked(BEHIND, using=using)
 
 
 def catch_up(*, using: str) -> None:
-    """Advance the sequences that are behind. Those that this role may not alter are left out."""
+    """Advance the sequences that are behind, except those that this role may not alter."""
     if tables := _asked(CATCH_UP, using=using):
         events.tell(events.NUMBERS_CAUGHT_UP, tables=", ".join(tables))
 
@@ -86,7 +86,7 @@ def _asked(statement: str, *, using: str) -> list[str]:
         sql.SQL(TABLE).format(relation=sql.Literal(name), table=sql.SQL(name)) for name in here
     ]
     numbered = sql.SQL(NUMBERED).format(tables=sql.SQL(" UNION ALL ").join(tables))
-    # As text, because execute wrappers and query caches of other packages read it.
+    # As a str, because execute wrappers and query caches of other packages read it.
     asked = (numbered + sql.SQL(statement)).as_string(None)
     return [row[0] for row in database.rows(using, asked)]
 

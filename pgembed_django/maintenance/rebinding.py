@@ -1,4 +1,4 @@
-"""Rebind triggers after a rename, where a column now has the name of another one."""
+"""Reinstall triggers after renames that gave a column the former name of another one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pgembed_django import database, events, specs, triggers
 
 TRY_SECONDS = 5.0
 LOOK_SECONDS = 0.05
-"""How long, and how often, to try to lock a table that writers have locked."""
+"""For how long and at which intervals to try to lock a table that writers have locked."""
 
 
 def follow(*, using: str) -> None:
-    """Reinstall the triggers that read other columns than they name.
+    """Reinstall the triggers that read other columns than those they name.
 
     A migration that renames columns does not change the triggers' definitions, so it does not
     install them again. Failures are logged here, and at the start of each worker.
@@ -35,7 +35,7 @@ def after_migrate(sender: object, *, using: str, plan: object = None, **_: Any) 
 
 
 def _are_renewed(found: list[triggers.Installed], *, using: str) -> bool:
-    # Writers queue up behind a waiting table lock: so each try is short, and there are many.
+    # Writers queue up behind a waiting table lock, so there are many short tries.
     until = time.monotonic() + TRY_SECONDS
     while True:
         try:

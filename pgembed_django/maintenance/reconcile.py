@@ -1,8 +1,8 @@
 """Walk the tables for gaps, and enqueue these with a lower priority than writes.
 
-A lap goes over one table in pages, in the order of its key. Workers share its cursor: each
-takes the next page, none leads. One short transaction finds the gaps of a page and enqueues
-them, so that no TRUNCATE comes in between.
+A lap goes over one table page by page, in key order. Workers share its cursor without a leader:
+each takes the next page. One short transaction finds the gaps of a page and enqueues them, so that
+no TRUNCATE can come in between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
 
 _fewer_rows: dict[tuple[str, str, str], int] = {}
-"""Smaller page sizes of laps whose pages failed. Zero: a single row fails, and is skipped."""
+"""(spec key, sweep, database) -> page size, after a page failed. Zero: skip a single bad row."""
 
 
 class Page(NamedTuple):
@@ -35,11 +35,14 @@ class Page(NamedTuple):
     enqueued: int
     is_last: bool
     is_cut: bool
-    """Whether it ended early because its texts took long to make."""
+    """Whether the page ended early because its texts took long to make."""
 
 
 class Refreshing(NamedTuple):
-    """How many rows are compared with a changed recipe. ``waiting`` is at most ``MAX_BACKLOG``."""
+    """How far a changed recipe has got: ``compared`` of ``rows`` were compared with it.
+
+    ``waiting`` jobs have yet to embed rows again; they are counted up to ``MAX_BACKLOG``.
+    """
 
     rows: int
     compared: int
@@ -47,7 +50,7 @@ class Refreshing(NamedTuple):
 
     @property
     def left(self) -> int:
-        """How many rows are to be embedded again at most."""
+        """How many rows at most have yet to be embedded again."""
         return self.rows - self.compared + self.waiting
 
 
@@ -58,11 +61,11 @@ def reconcile_once(
     sweeps: Sequence[str] = laps.CHEAP_SWEEPS,
     quiet_seconds: float = math.inf,
 ) -> int:
-    """Go once over the spec's rows. Returns how many jobs were added.
+    """Go over the spec's rows once. Return how many jobs were added.
 
     Stops early when the backlog is full, and after ``quiet_seconds`` on pages without a gap, but
-    does at least one page of each sweep. The next call goes on there. ``laps.ALL_SWEEPS`` also read
-    every text, and find what was written past the triggers.
+    does at least one page of each sweep. The next call goes on there. ``laps.ALL_SWEEPS`` also
+    reads every text, and so finds what was written past the triggers.
     """
     enqueued = 0
     quiet = 0.0
@@ -82,9 +85,11 @@ def reconcile_once(
 
 
 def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
-    """Do the next page of a lap. None: another worker is at it, or the backlog is full.
+    """Do the next page of a lap.
 
-    Raises the error of a time-out or a damaged value; the next page has half as many rows then.
+    None: the lap or the table is locked, the backlog is full, or no space is live.
+    Raises the database's error if the page timed out or met a damaged value. The next call then
+    takes half as many rows.
     """
     live = spaces.live(spec, using=using)
     room = _room(spec, using=using)
@@ -124,7 +129,7 @@ def _next_page(
         if lap is None:
             return None
         if sweep == Lap.Sweep.STALE and lap.recipe != spec.recipe:
-            # The declaration has changed: every row is compared with it from the start.
+            # The declaration has changed: begin a lap that compares every row with it.
             lap.recipe, lap.cursor = spec.recipe, None
         after = spec.parse_cursor(lap.cursor)
         page, end = _page(spec, sweep, after, rows=rows, using=using)
@@ -144,7 +149,7 @@ def _next_page(
             state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
         else:
             state |= {"cursor": str(end), "finished_at": None}
-        # By update(), which sends no signals: an error in a receiver must not end the lap.
+        # update() sends no signals: an error in a receiver must not end the lap.
         Lap.objects.using(using).filter(pk=lap.pk).update(**state)
     return Page(enqueued, is_last=end is None, is_cut=cut_at is not None)
 
@@ -165,18 +170,18 @@ def is_full(spec: Spec, *, using: str) -> bool:
 
 
 def _room(spec: Spec, *, using: str) -> int:
-    """Return how many jobs may be added. Zero where there is no room for a whole page.
+    """Return how many jobs may be added. Zero if there is no room for a whole page.
 
-    Otherwise each claim would be followed by a tiny page of as many rows.
+    Otherwise each claim would be followed by a tiny page with as many rows as it took.
     """
     room = MAX_BACKLOG - backlog(spec, using=using)
     return room if room >= min(PAGE_ROWS, MAX_BACKLOG) else 0
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
-    """Return how many rows are compared with a changed recipe, or None when all are.
+    """Return how many rows were compared with a changed recipe, or None if all were.
 
-    Counts the whole table, so it is only for a person who asks.
+    Counts the whole table, so call it only when a person asks.
     """
     lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
     if lap is None or lap.finished_recipe == spec.recipe:
@@ -190,7 +195,7 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
 
 
 def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple[Q, Any]:
-    """Return the page after a key as a filter, and its last key, or None on the last page."""
+    """Return (filter, last key) of the page after a key. The last key is None on the last page."""
     by_source = sweep == Lap.Sweep.ORPHANED
     model, key = (spec.embedding_model, "source_id") if by_source else (spec.model, "pk")
     if sweep == Lap.Sweep.STALE:
@@ -206,7 +211,7 @@ def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple
 def _gaps(
     spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str
 ) -> tuple[list[str], Any]:
-    """Return the units to enqueue, and the key at which the page ended early, if it did."""
+    """Return the units to enqueue, and the key after which the page ended early, or None."""
     if sweep == Lap.Sweep.ORPHANED:
         return list(gaps.orphaned(spec, page, using=using)), None
     if sweep == Lap.Sweep.STALE:

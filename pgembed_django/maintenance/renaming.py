@@ -1,4 +1,4 @@
-"""After a model was renamed, move what its spec had under the former name to the new one."""
+"""After a model was renamed, move its spec's spaces, jobs and failures to the new name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgembed_django.maintenance import laps
 from pgembed_django.models import Space
 
 IS_MIGRATED = "SELECT to_regclass('pgembed_space') IS NOT NULL"
-# By the table, for schemas of one database are migrated side by side.
+# Keyed by the table, because several schemas of one database may be migrated side by side.
 TRY_LOCK = """
     SELECT pg_try_advisory_xact_lock(
         hashtextextended('pgembed_renaming', 'pgembed_space'::regclass::oid::bigint)
@@ -22,12 +22,12 @@ TRY_LOCK = """
 def follow(*, using: str) -> bool:
     """Move the spaces, jobs and failures of specs whose models were renamed to the new names.
 
-    The migration only renames the tables. A spec whose tables are not as declared is left to
-    the next call. Returns False if it has to be tried again: a job is locked, another
-    process is at it, or it took too long.
+    The migration only renames the tables. A spec whose tables are not as declared is left to the
+    next call. Returns False if it has to be tried again: a job is locked, another process is doing
+    the same, or it took too long.
     """
     if not Space.objects.using(using).exists():
-        return True  # nothing was ever embedded here
+        return True  # nothing has been embedded in this database yet
     try:
         with database.giving_way(using):
             if database.rows(using, TRY_LOCK) != [(True,)]:
@@ -38,7 +38,7 @@ def follow(*, using: str) -> bool:
     except DatabaseError as error:
         if not faults.goes_in_fewer_rows(error):
             raise
-        return False  # it took longer than a time-out allows
+        return False  # a statement timed out
     return True
 
 

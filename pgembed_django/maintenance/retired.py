@@ -1,4 +1,4 @@
-"""Delete what a retired space still has: its indexes, then its vectors, in small batches."""
+"""Delete what is left of a retired space: its indexes, then its vectors in small batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHUNKS = 2000
 def prune(
     spec: Spec, space: Space, *, using: str, is_stopping: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Delete all of a retired space.
+    """Delete the indexes and vectors of a retired space. Return whether all are deleted.
 
-    Returns whether all is deleted: another worker may be building an index, somebody may reopen
-    the space, or this worker ends.
+    They are not if another worker is building an index, somebody has reopened the space, or this
+    worker is stopping.
     """
     if not indexes.drop(spec, space, using=using):
         return False
