@@ -13,7 +13,7 @@ from pgembed_django.cutter import Cutter
 from pgembed_django.text import Count, counted, digest, trim
 
 VERSION = 1
-"""Raise it with every change of what ``split`` returns: it makes all rows stale."""
+"""Increase this with every change of what ``split`` returns, so that all rows become stale."""
 
 TOKEN = re.compile(
     r"""
@@ -28,13 +28,13 @@ TOKEN = re.compile(
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about as many tokens as a model would, without its vocabulary.
+    """Return about how many tokens a model would count, without its vocabulary.
 
-    Four Latin letters are a token, two digits, two letters of another alphabet, any
-    other character, and white space beyond a single space. English prose comes out at
-    1.0 to 1.3 times what a vocabulary of 32,000 makes of it, code at 1.1, German at 0.8;
-    a vocabulary that hardly knows a language needs up to twice the estimate, so give a
-    smaller size there, or a ``count``. Part of a text never counts more than the whole.
+    One token is four Latin letters, two digits, two letters of another alphabet, any other
+    character, or white space beyond a single space. Beside a vocabulary of 32,000, English prose
+    comes out at 1.0 to 1.3 times as many tokens, code at 1.1, German at 0.8. A vocabulary that
+    hardly knows a language needs up to twice the estimate: choose a smaller size for such texts,
+    or a ``count``. A part of a text never counts more than the whole.
     """
     return len(TOKEN.findall(text))
 
@@ -51,15 +51,15 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunker:
-    """Cuts texts into chunks of at most ``size``, which share at most ``overlap``.
+    """Cuts texts into chunks of at most ``size``. Neighbours share at most ``overlap``.
 
-    Both are counted in ``unit``. A model's context is counted in tokens, and one token
-    is about four letters of English, but not even one ideograph: a size in characters
-    that suits one language is too long or too short for the next. So the default is
-    estimated tokens, 400 of them, for the usual context of 512.
+    Both are counted in ``unit``. A model's context is counted in tokens, and a token is about four
+    letters of English, but less than one ideograph: a size in characters that suits one language
+    is too long or too short for the next. So the default is 400 estimated tokens, for the usual
+    context of 512.
 
-    ``count`` is a function of a module, or its dotted path, that counts a text exactly,
-    for instance with the model's own tokenizer. It takes the place of the estimate.
+    ``count`` replaces the estimate: a function defined in a module, or its dotted path, that counts
+    the tokens of a text, for instance with the model's own tokenizer.
     """
 
     size: int = 400
@@ -91,23 +91,23 @@ class Chunker:
 
     @property
     def recipe(self) -> str:
-        """All that decides how a given text is cut. Equal recipes cut alike, now and later.
+        """A text with all that decides how texts are cut. Equal recipes cut alike, now and later.
 
-        Python's Unicode version is left out: it only matters for characters that are new in
-        it, but would make every row stale with each new Python.
+        Python's Unicode version is not in it: it only matters for characters that are new in that
+        version, but would make every row stale with each new Python.
         """
         unit = self.unit if self.count is None else _dotted_path(self.count)
         kind = "chunker" if type(self) is Chunker else _dotted_path(type(self))
         return f"{kind} {VERSION}: size {self.size}, overlap {self.overlap}, {unit}"
 
     def split(self, text: str) -> list[Chunk]:
-        """Return the chunks in order. Offsets count in ``text``, which is ``clean`` already.
+        """Return the chunks in order. Offsets are into ``text``, which is ``clean`` already.
 
-        Every character other than white space is in a chunk. A chunk ends at the best
-        break in its second half: of a paragraph, else a line, a sentence, a word; a word
-        longer than that is cut between graphemes, and only a single grapheme may exceed
-        ``size``. Where there are several equal breaks, the text around them decides, not
-        the distance from the beginning: behind an edit the old breaks are soon found again.
+        Every character except white space is in a chunk. A chunk ends at the best break in its
+        second half: the end of a paragraph, else of a line, a sentence or a word. A longer word is
+        cut between graphemes, and only a single grapheme may exceed ``size``. The text around equal
+        breaks decides between them, not their distance from the beginning, so that soon behind an
+        edit the chunks end where they did before.
         """
         return [
             Chunk(position, start, end, text[start:end], digest(text[start:end]))
@@ -136,10 +136,10 @@ def _dotted_path(named: object) -> str:
 
 
 def _has_lasting_name(count: Count | str) -> bool:
-    """Return whether a dotted path leads to it: not to a lambda, a closure or a bound method."""
+    """Return whether a dotted path leads to it. None does to a lambda, closure or bound method."""
     path = _dotted_path(count)
     if isinstance(count, str):
-        # Not imported here: models are still being loaded, and its module may import them.
+        # Do not import it here: models are still being loaded, and its module may import them.
         return "." in path and all(part.isidentifier() for part in path.split("."))
     try:
         return bool(pkgutil.resolve_name(path) == count)
