@@ -1,7 +1,7 @@
 """The SQL functions that the triggers call, versioned.
 
-A trigger's body is copied into the users' migrations, so it only calls a function, which our
-migrations create. A released version is never changed: a new one is added.
+A trigger's body is copied into the users' migrations, so it only calls a function that our own
+migrations create. A released version of a function is never changed: a new version is added.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FUNCTIONS = {
 }
 
 PARTS = ("enqueue_end_v1",)
-"""SQL that several functions share. Like them, it is never changed once released."""
+"""SQL that several functions have in common. Like them, it is never changed once released."""
 
 
 class OnPostgres(migrations.RunSQL):
     """Statements of a migration that run on PostgreSQL only.
 
-    Without a router, another kind of database gets our tables too. They stay empty there, and its
-    migrations have to succeed, as tests of a project with such a database run them.
+    Without a router, databases of other kinds get our tables too. The tables stay empty there, but
+    the migrations must succeed, as the tests of a project with such a database run them.
     """
 
     def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
@@ -63,32 +63,33 @@ class OnPostgres(migrations.RunSQL):
 
 
 def qualified(function: str) -> str:
-    """Return the name by which a trigger calls ``function``: qualified with pgtrigger's schema.
+    """Return the name by which a trigger calls ``function``, qualified with pgtrigger's schema.
 
-    With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) the search_path finds it.
+    With ``PGTRIGGER_SCHEMA = None`` (a schema per tenant) it is unqualified, and found by the
+    search_path.
     """
     schema = _functions_schema()
     return f'"{schema}".{function}' if schema else function
 
 
 def is_in_one_schema() -> bool:
-    """Return whether the functions are in one schema for all, rather than in each tenant's."""
+    """Return whether the functions are in a single schema, instead of one per tenant."""
     return _functions_schema() is not None
 
 
 def text(name: str) -> str:
-    """Return the SQL of one file of this folder."""
+    """Return the SQL in the file of this name in this folder."""
     return resources.files(__name__).joinpath(f"{name}.sql").read_text()
 
 
 def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None:
     """Create the functions. Called by our migration.
 
-    ``tables``: the schema of our tables, where they are there already. None: they are created in
-    the first one of the ``search_path``.
+    ``tables``: the schema of our tables, if they exist. None: they are being created in the first
+    schema of the ``search_path``.
 
     Raises:
-        ImproperlyConfigured: functions that write to another schema's tables are there already.
+        ImproperlyConfigured: the functions exist, and write to the tables of another schema.
     """
     if not _is_postgres(schema_editor):
         return
@@ -118,10 +119,10 @@ def uninstall(apps: Any, schema_editor: Any) -> None:
 
 
 def schema_of_tables_alone(using: str) -> str | None:
-    """Return the schema of our tables, if no function is where ``PGTRIGGER_SCHEMA`` has them.
+    """Return the schema of our tables, if none of the functions is in ``PGTRIGGER_SCHEMA``.
 
-    The setting has changed then: triggers that are installed from now on would call functions that
-    are not there, and each write would fail. Where only some are missing, a migration brings them.
+    In that case the setting has changed: triggers that are installed from now on would call missing
+    functions, and each write would fail. If only some are missing, a migration will bring them.
     """
     with connections[using].cursor() as cursor:
         found = _written_schemas(cursor)
@@ -130,7 +131,7 @@ def schema_of_tables_alone(using: str) -> str | None:
 
 
 def misplaced(using: str) -> dict[str, str]:
-    """Return the functions that write to another schema than our tables', and to which one.
+    """Return the functions that write to another schema than that of our tables, with that schema.
 
     Missing functions are left out: the next migrate creates them.
     """
@@ -143,9 +144,9 @@ def misplaced(using: str) -> dict[str, str]:
 
 
 def _written_schemas(cursor: Any) -> list[tuple[str, str | None, str | None]]:
-    """Return each function, the schema that it writes to, and the schema of our tables.
+    """Return (function with argument types, schema it writes to, schema of our tables) for each.
 
-    A missing function writes to None, and missing tables are in None.
+    The schema of a missing function or of missing tables is None.
     """
     names = [f"{qualified(name)}({arguments})" for name, arguments in FUNCTIONS.items()]
     cursor.execute(WRITES_TO, {"names": names})

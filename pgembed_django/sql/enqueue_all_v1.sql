@@ -1,8 +1,8 @@
--- One statement brought many source rows: leave one pending job for each of them, as
+-- One statement inserted many source rows: leave one pending job for each of them, as
 -- pgembed_enqueue_v1 does for one, and wake an idle worker.
 --
--- It locks job rows of source rows that the writer has itself locked, and no others, so
--- two such writers never wait for each other here, in whatever order they come.
+-- It only locks job rows of source rows that the writer has locked itself. So two such
+-- writers never wait for each other here, whatever the order of their rows.
 CREATE OR REPLACE FUNCTION {functions}.pgembed_enqueue_all_v1(
     unit_spec text,
     unit_source_pks text[],
@@ -19,10 +19,10 @@ BEGIN
         unit_spec,
         source_pk,
         lane,
-        -- Whoever traces the write has set it. Empty where that was an earlier transaction.
+        -- Set by whoever traces the write. Empty if it was set in an earlier transaction.
         NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
-    -- A key that is there twice (its constraint is deferred) would stop the writer. With its
-    -- schema: an unnest() of a role's own, for just this type, would be preferred.
+    -- DISTINCT: a key that is there twice (if its constraint is deferred) would raise an error.
+    -- pg_catalog: Postgres would prefer an unnest(text[]) that some role has made to its own.
     FROM (SELECT DISTINCT pg_catalog.unnest(unit_source_pks)) AS written(source_pk)
     {enqueue_end_v1}
 END

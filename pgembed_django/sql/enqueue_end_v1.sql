@@ -1,11 +1,11 @@
-    -- As enqueue_v1 and enqueue_all_v1 both have it, in their bodies: a call would cost each save.
+    -- Shared by the bodies of enqueue_v1 and enqueue_all_v1: a call would cost each save time.
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
     -- DO UPDATE, not DO NOTHING: it locks the job until this transaction commits,
-    -- even where its WHERE is false, so no worker can claim the job and read the
+    -- even if its WHERE is false, so no worker can claim the job and read the
     -- text that is being replaced.
     DO UPDATE SET
         kind = 'write',
-        -- The change is waiting since now, however old the gap is that it meets.
+        -- The change waits from now on, however old the gap is whose job it takes over.
         created_at = CASE
             WHEN job.kind IN ('reconciler', 'backfill') THEN excluded.created_at
             ELSE job.created_at
@@ -17,21 +17,22 @@
         outages = 0,
         last_error = '',
         traceparent = COALESCE(excluded.traceparent, job.traceparent)
-    -- Only a job that must come forward or start afresh is written.
+    -- Write the job only if it must come forward or start afresh.
     WHERE job.run_at > excluded.run_at
        OR job.priority < excluded.priority
        OR job.attempts > 0
        OR job.crashes > 0
        OR job.outages > 0;
 
-    -- An idle worker on watch holds this lock exclusively: it wants to be told.
-    -- Otherwise a worker is awake, and holding the lock (shared with other writers)
-    -- until commit keeps it from falling asleep before it has seen this job.
+    -- A sleeping worker holds this lock exclusively, to be notified. If the lock is free,
+    -- the workers are awake. Then holding it until the commit, shared with other writers,
+    -- keeps them from falling asleep before they have seen this job.
     IF NOT pg_try_advisory_xact_lock_shared(
         hashtextextended(unit_spec, 'pgembed_job'::regclass::oid::bigint)
     )
-        -- Somebody who listens, anywhere in the cluster, has had a transaction open for very
-        -- long: once the queue is full, whoever notifies cannot commit. Better to be polled.
+        -- A listener anywhere in the cluster that keeps a transaction open lets the queue of
+        -- notifications fill up. Once it is full, nobody who notifies can commit: rather leave
+        -- the job to a worker's next poll.
         AND pg_notification_queue_usage() < 0.5
     THEN
         PERFORM pg_notify('pgembed', '');

@@ -1,7 +1,7 @@
 -- A source row was written: leave one pending job for it, and wake an idle worker.
 --
 -- Runs in the writer's transaction. It locks one job row, that of a source row
--- which the writer has itself locked, and never waits for longer than one of our
+-- which the writer has locked itself, and never waits for longer than one of our
 -- own short transactions.
 CREATE OR REPLACE FUNCTION {functions}.pgembed_enqueue_v1(
     unit_spec text,
@@ -19,7 +19,7 @@ BEGIN
         unit_spec,
         unit_source_pk,
         lane,
-        -- Whoever traces the write has set it. Empty where that was an earlier transaction.
+        -- Set by whoever traces the write. Empty if it was set in an earlier transaction.
         NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
     )
     {enqueue_end_v1}

@@ -1,5 +1,7 @@
--- The source table was truncated. The writer holds it exclusively until it commits,
--- so no unit of it can be read or enqueued meanwhile: no pending jobs are left here.
+-- The source table was truncated: delete everything that we hold of its rows.
+--
+-- The writer has locked the table exclusively until it commits, so none of its rows can
+-- be read or enqueued meanwhile. So unlike pgembed_forget_v1 this leaves no pending jobs.
 CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_all_v1(
     unit_spec text,
     embedding_table text
@@ -14,7 +16,7 @@ BEGIN
     WHERE spec = unit_spec
       AND status IN ('pending', 'running');
 
-    -- From embedding tables only, as in pgembed_forget_v1, and from none where it is gone.
+    -- Delete from embedding tables only, as in pgembed_forget_v1. It may be gone already.
     IF EXISTS (
         SELECT FROM pg_catalog.pg_attribute
         JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
@@ -24,7 +26,7 @@ BEGIN
           AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
         HAVING count(*) = 5
     ) THEN
-        -- DELETE, not TRUNCATE: a search that holds this table and waits for the source
+        -- DELETE, not TRUNCATE: a search that has locked this table and waits for the source
         -- table must not deadlock with the writer.
         EXECUTE pg_catalog.format('DELETE FROM %s', to_regclass(embedding_table));
     END IF;

@@ -1,5 +1,5 @@
--- A source row was deleted, got another key or left its spec's condition: what is
--- searchable of it goes in the writer's own transaction.
+-- A source row was deleted, got another key or no longer matches its spec's condition:
+-- delete its vectors in the writer's own transaction.
 CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_v1(
     unit_spec text,
     unit_source_pk text,
@@ -10,19 +10,19 @@ RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = {tables}, pg_temp
--- A session keeps its plans until there are new statistics. One that was made for a
--- table of ten jobs would read all of them, and then all of a million.
+-- A session keeps its plans until there are new statistics. A plan that was made for a
+-- table of ten jobs would read the whole table, even once it has a million.
 SET enable_seqscan = off
 AS $$
 DECLARE
     key_type text;
     is_a_key boolean;
 BEGIN
-    -- First the pending job, held until this transaction ends, so that nobody can
-    -- start on the unit meanwhile: not on a job that is there, and not on one that
-    -- the reconciler would add. It outlives the commit; a worker that claims it
-    -- finds the row gone, and clears what a snapshot older than a worker's commit
-    -- (REPEATABLE READ) could not see here.
+    -- First lock the unit's pending job, or add one, until this transaction ends. So
+    -- nobody can start to work on the unit meanwhile, neither by this job nor by one
+    -- that the reconciler would add. The job outlives the commit: a worker claims it,
+    -- finds the row gone, and deletes chunks that this function could not see, because
+    -- the writer's snapshot (REPEATABLE READ) is older than the commit that stored them.
     INSERT INTO pgembed_job AS job (spec, source_pk, priority)
     VALUES (unit_spec, unit_source_pk, lane)
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
@@ -37,19 +37,20 @@ BEGIN
        OR job.crashes > 0
        OR job.outages > 0;
 
-    -- Then the running one: this waits for a worker that is storing vectors at this
+    -- Then delete the running job. This waits for a worker that is storing vectors at this
     -- moment, and takes the lease from one that would store them later.
     DELETE FROM pgembed_job
     WHERE spec = unit_spec
       AND source_pk = unit_source_pk
       AND status = 'running';
 
-    -- A later statement, so with a snapshot that has seen what that worker stored.
-    -- Anyone may call this function, and a table's triggers would run with its rights: so
-    -- it deletes from embedding tables only, of an owner who may open spaces (whoever
-    -- migrated, or a worker's role), and never from a temporary one: that much the
-    -- application's role may have been granted. Where the table is gone, there is nothing
-    -- to forget, and no reason to stop the writer.
+    -- The chunks are deleted by a later statement, whose snapshot sees what that worker stored.
+    --
+    -- Anyone may call this function, and a table's triggers would run with its rights. So
+    -- it deletes only from a table with the columns of an embedding table, whose owner may
+    -- open spaces (the role that migrated, or a worker's role), and which is not temporary,
+    -- as the application's role may be allowed to create temporary tables. If the table is
+    -- gone, there is nothing to delete, and no reason to stop the writer.
     SELECT max(format_type(atttypid, atttypmod)) FILTER (WHERE attname = 'source_id')
     INTO key_type
     FROM pg_catalog.pg_attribute
@@ -60,8 +61,8 @@ BEGIN
       AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
     HAVING count(*) = 5;
 
-    -- Nor where another column has become the key, and the one of the vectors still has
-    -- the old one's type: none of them is this row's.
+    -- Another column may have become the key while source_id still has the former key's
+    -- type. A key that source_id cannot hold has no chunks.
     is_a_key := CASE
         WHEN key_type = 'uuid'
         THEN length(unit_source_pk) = 36 AND unit_source_pk ~ '^[0-9a-f-]+$'
@@ -76,8 +77,8 @@ BEGIN
         ELSE key_type IS NOT NULL
     END;
     IF is_a_key THEN
-        -- With its schema: a role that may create functions beside our tables could make a
-        -- format() for just these types, which Postgres would prefer.
+        -- pg_catalog: a role that may create functions in the schema of our tables could make a
+        -- format() for exactly these types, which Postgres would prefer.
         EXECUTE pg_catalog.format(
             'DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk
         );

@@ -1,6 +1,7 @@
--- What no job can be. One function in PL/pgSQL, not a CHECK in plain SQL for each rule:
--- Postgres reads the expressions of a table's CHECKs anew for every statement, and six of
--- them took most of the time of the trigger's INSERT. A function is read once a session.
+-- Refuse impossible jobs. This is one function in PL/pgSQL instead of a CHECK in plain SQL
+-- per rule: Postgres parses the expressions of a table's CHECKs again for every statement,
+-- and six of them took most of the time of the trigger's INSERT. It parses a function once
+-- per session.
 CREATE OR REPLACE FUNCTION pgembed_job_is_possible_v1(job pgembed_job)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -9,9 +10,10 @@ AS $$
 DECLARE
     broken text;
 BEGIN
-    -- What a trigger inserts. PL/pgSQL prepares an expression anew in each transaction: this
-    -- one costs a single save less than all the rules. Functions that take anything are named
-    -- with their schema: one of a role's own, for just these types, would be preferred.
+    -- Accept at once what a trigger inserts. PL/pgSQL prepares an expression again in each
+    -- transaction, and preparing this one costs a single save less than preparing all rules.
+    -- pg_catalog: Postgres would prefer a function of a role's own for exactly these types to
+    -- one that takes any types.
     IF job.status = 'pending'
        AND job.kind = 'write'
        AND pg_catalog.num_nonnulls(job.worker_id, job.lease_expires_at, job.finished_at, job.settled_at) = 0
