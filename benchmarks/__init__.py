@@ -1,1 +1,1 @@
-"""What the app is for, measured: ``python -m benchmarks NAME``."""
+"""Benchmarks of the app: ``python -m benchmarks NAME``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME``: each name is a module with ``add_arguments`` and ``run``."""
+"""``python -m benchmarks NAME``. Each NAME is a module with ``add_arguments`` and ``run``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _module(name: str) -> ModuleType:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one benchmark. Returns zero where it reached what it is to reach."""
+    """Run one benchmark. Return zero if it reached its bars."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, description in BENCHMARKS.items():

@@ -1,6 +1,7 @@
-"""Run contenders by turns, and tell the medians: a table, JSON, a picture, what was missed.
+"""Run contenders by turns, and report medians as a table, JSON and a picture, with missed bars.
 
-The machine may be noisy: only what ran in turns, in one run, is compared, as a ratio.
+As the machine may be noisy, only figures that were measured by turns in one run are compared, and
+only as ratios.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from pathlib import Path
 RUNS = 5
 
 Figures = dict[str, float]
-"""What one run of one contender measured, by the name of the figure, with its unit."""
+"""The results of one run of one contender. Keys name the figure and its unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What is to be reached: a figure of one contender, as a multiple of another's."""
+    """A ratio to be reached: a figure of one contender, divided by that of another."""
 
     figure: str
     of: str
     beside: Sequence[str]
-    """The best of these (the median, by ``best``) is what the figure is divided by. None: by 1."""
+    """The figure is divided by the best median of these, chosen by ``best``. Without any: by 1."""
     least: float | None = None
     most: float | None = None
     best: Callable[[Sequence[float]], float] = max
@@ -35,14 +36,14 @@ class Bar:
 
 @dataclass(slots=True)
 class Comparison:
-    """The figures of all contenders, run after run."""
+    """The figures of all contenders, run by run, and the bars for them."""
 
     title: str
     found: dict[str, list[Figures]] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
 
     def alternate(self, contenders: Mapping[str, Callable[[], Figures]], *, runs: int) -> None:
-        """Run each once, then all again, in the other direction every second time."""
+        """Run each contender ``runs`` times, by turns. Every second turn is in reverse order."""
         order = list(contenders)
         for number in range(runs):
             for name in order if number % 2 == 0 else reversed(order):
@@ -53,7 +54,7 @@ class Comparison:
         return statistics.median(run[figure] for run in self.found[name])
 
     def ratio(self, bar: Bar) -> float:
-        """Return what a bar is about."""
+        """Return the ratio that a bar is about."""
         beside = [self.median(name, bar.figure) for name in bar.beside]
         return self.median(bar.of, bar.figure) / (bar.best(beside) if beside else 1)
 
@@ -67,7 +68,7 @@ class Comparison:
         ]
 
     def table(self) -> str:
-        """Return medians and spreads, and what is to be reached, as Markdown."""
+        """Return medians, spreads and bars as Markdown."""
         figures = list(dict.fromkeys(name for runs in self.found.values() for name in runs[0]))
         lines = [
             f"### {self.title}",
@@ -83,7 +84,7 @@ class Comparison:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:
-        """Return every run, and what became of the bars."""
+        """Return the figures of every run, and the ratios of the bars."""
         return {
             "title": self.title,
             "runs": self.found,
@@ -112,7 +113,7 @@ class Comparison:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, runs: int = RUNS) -> None:
-    """Take what every comparison takes."""
+    """Add the options that every comparison has."""
     parser.add_argument("--runs", type=int, default=runs, help="The median of so many is told.")
     parser.add_argument("--counts-only", action="store_true", help="Judge no speed.")
     parser.add_argument("--json", type=Path, help="Write every run to this file.")
@@ -120,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, runs: int = RUNS) -> None:
 
 
 def report(comparisons: Sequence[Comparison], options: argparse.Namespace) -> int:
-    """Print, write and draw. Returns zero where every bar was reached."""
+    """Print the tables, write the JSON and the picture. Return zero if all bars were reached."""
     for comparison in comparisons:
         if options.counts_only:
             comparison.bars.clear()

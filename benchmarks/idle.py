@@ -1,8 +1,8 @@
 """What an idle transaction elsewhere (a held xmin) costs the claim.
 
-While one is open, dead rows cannot be vacuumed, and a queue makes many. The same
-20,000 jobs are claimed and completed, by turns with and without such a transaction;
-each run begins with an empty, vacuumed table. To reach: no more than twice as slow.
+While one is open, dead rows cannot be vacuumed, and a queue makes many. 20,000 jobs are claimed
+and completed, by turns with and without such a transaction. Each run begins with an empty,
+vacuumed table. The bar: at most twice as slow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the number of jobs and of runs."""
+    """Add options for the numbers of jobs and runs."""
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--runs", type=int, default=RUNS)
 
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def drain(url: str, count: int) -> float:
-    """Claim and complete that many jobs. Returns the mean seconds of a claim."""
+    """Claim and complete ``count`` jobs. Return the mean seconds per claim."""
     from django.db import transaction
 
     from pgembed_django import jobs

@@ -1,4 +1,4 @@
-"""Draw a comparison's medians as bars, the first figure of each."""
+"""Draw the first figure of each comparison: its medians as bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OURS, OTHERS = "#0c4b33", "#a8b5ae"
 
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write one panel for each comparison, with the spread as a line on each bar."""
+    """Draw one panel per comparison, with the spread as a line on each bar, to a file."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,6 +1,6 @@
-"""The server that a benchmark runs on: DATABASE_URL, or an embedded one of its own.
+"""The Postgres server that a benchmark runs on: that of DATABASE_URL, or an embedded one.
 
-Either way in a database of its own, which goes when the benchmark ends.
+The benchmark gets a database of its own, which is dropped when it ends.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class Postgres:
 
     @property
     def is_own(self) -> bool:
-        """Whether it may be restarted: nobody else is on it."""
+        """Whether the server is only the benchmark's, so that it may be restarted."""
         return self._embedded is not None
 
     def log(self) -> str:
-        """Return what it has told so far. Empty where it is not ours."""
+        """Return the server's log so far. Empty if the server is not ours."""
         text: str = self._embedded.log.read_text(errors="replace") if self.is_own else ""
         return text
 
     def restart(self, *, how: str) -> None:
-        """Stop and start it: ``fast`` ends transactions, ``immediate`` ends like a crash."""
+        """Restart the server: ``fast`` aborts transactions, ``immediate`` is like a crash."""
         server = self._embedded
         subprocess.run(
             [
@@ -54,12 +54,12 @@ class Postgres:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        server.ensure_postgres_running()  # learns the new process's id
+        server.ensure_postgres_running()  # so that it learns the new process's id
 
 
 @contextmanager
 def database() -> Iterator[Postgres]:
-    """Provide an empty database. DATABASE_URL names it for this process and its children."""
+    """Provide an empty database, and set DATABASE_URL to it, also for child processes."""
     given = os.environ.get("DATABASE_URL")
     embedded = None if given else _embedded()
     address = given or embedded.get_uri()
@@ -80,7 +80,7 @@ def database() -> Iterator[Postgres]:
 
 @contextmanager
 def fresh_database() -> Iterator[str]:
-    """Provide a further empty database for a while, on the server that DATABASE_URL names."""
+    """Provide another empty database during the block, on the server that DATABASE_URL names."""
     address = os.environ["DATABASE_URL"]
     name = f"pgembed_benchmark_{os.getpid()}_fresh"
     _run(address, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -98,7 +98,7 @@ def _embedded() -> Any:
 
 
 def with_name(address: str, name: str) -> str:
-    """Return the address of another database of the same server."""
+    """Return the address of the database ``name`` on the same server."""
     parts = urlsplit(address)
     return urlunsplit((parts.scheme, parts.netloc, f"/{name}", parts.query, ""))
 

@@ -1,7 +1,7 @@
-"""An embedding server in a process of its own: Ollama's contract, each answer after a set time.
+"""An embedding server in its own process, with Ollama's API. It answers after a set delay.
 
-The time is slept, so that any number of requests at once take no longer than one. A vector
-comes from its text alone (``soak.server.vector_of``), so that it can be checked.
+It sleeps for the delay, so any number of simultaneous requests take no longer than one. A vector
+depends only on its text (``soak.server.vector_of``), so that it can be checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MODEL = "served"
 
 
 class Server:
-    """The server's process. To be stopped."""
+    """The server's process. Call ``stop`` in the end."""
 
     def __init__(self, *, request_seconds: float = 0, text_seconds: float = 0) -> None:
         self._control, far_end = SPAWN.Pipe()
@@ -32,12 +32,12 @@ class Server:
         self.url = f"http://127.0.0.1:{self._control.recv()}"
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._control.close()
         self._process.join()
 
     def provider(self) -> dict[str, Any]:
-        """Return what PGEMBED_PROVIDERS is told of it."""
+        """Return the server's entry in PGEMBED_PROVIDERS."""
         return {
             "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
             "MODEL": MODEL,
@@ -66,7 +66,7 @@ class _Quiet(ThreadingHTTPServer):
     request_queue_size = 256
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away may have been killed."""
+        """Ignore it: a client that disconnects may have been killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
     text_seconds: float
 
     def log_message(self, *arguments: object) -> None:
-        """Be quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if self.path == "/api/version":

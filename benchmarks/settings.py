@@ -1,6 +1,6 @@
-"""Settings of the benchmarks' project. DATABASE_URL and BENCHMARK_SETTINGS come from outside.
+"""Settings of the benchmarks' project. The environment sets DATABASE_URL and BENCHMARK_SETTINGS.
 
-Without them they do for ``makemigrations``, which needs no database.
+Without these, the settings suffice for ``makemigrations``, which needs no database.
 """
 
 from __future__ import annotations
@@ -38,5 +38,5 @@ PGEMBED_PROVIDERS = {
     }
 }
 
-# What one benchmark sets for itself and the processes that it starts.
+# Settings that a benchmark overrides for itself and for the processes that it starts.
 globals().update(json.loads(os.environ.get("BENCHMARK_SETTINGS", "{}")))

@@ -1,6 +1,6 @@
-"""Workers, batches, time-outs and disk, from the milliseconds per text that embed_probe measures.
+"""Size workers, batches, time-outs and disk from the milliseconds per text that embed_probe shows.
 
-Arithmetic only: it asks no server.
+Arithmetic only: this sends no requests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.storage import heap_bytes, index_bytes
 
 BUSIEST = 0.7
-"""The share of a server's time that changes may take, so that queues stay short."""
+"""The share of a server's time that changes may take at most, so that queues stay short."""
 
 QUERY_SECONDS = 2.0
 """PGEMBED_QUERY_SECONDS. Half of it may pass behind batches that are in flight."""
@@ -21,15 +21,15 @@ LEAST_WORKERS = 2
 LEAST_TIMEOUT_SECONDS = 60
 LEAST_GRACE_SECONDS = 20
 MAINTENANCE_SECONDS = 60
-"""What a stopping worker waits for at the most besides: two threads of maintenance."""
+"""How long a stopping worker also waits for its two maintenance threads at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What was measured, and what is asked for.
+    """What was measured, and what is required.
 
     ``parallel``: how many requests one server answers at once without getting slower.
-    ``rows_per_worker``: how many one worker stores a second, by the benchmark throughput.
+    ``rows_per_worker``: how many rows one worker stores a second, by the benchmark throughput.
     """
 
     milliseconds_per_text: float
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What follows."""
+    """The sizes that follow from a load."""
 
     servers: int
     texts_per_second: float
@@ -64,17 +64,17 @@ class Plan:
 
 
 def plan(load: Load) -> Plan:
-    """Return what the load needs."""
+    """Return the sizes that a load needs."""
     changed_texts = load.changes_per_second * load.chunks_per_row
     one_server = load.parallel * 1000 / load.milliseconds_per_text
     servers = max(1, math.ceil(changed_texts / one_server / BUSIEST))
     texts_per_second = servers * one_server
     rows_per_second = texts_per_second / load.chunks_per_row
-    # One may die. More, where the servers embed more than so many store.
+    # One may die, so two at least. More if the servers embed more than these can store.
     workers = max(LEAST_WORKERS, math.ceil(rows_per_second / load.rows_per_worker))
-    # One request in the works in each of the servers' places, and one more waiting per worker.
+    # As many requests as the servers work on at once, and one more waiting per worker.
     concurrency = math.ceil(servers * load.parallel / workers) + 1
-    # A search that comes now is answered after what is in flight.
+    # A search's request is answered after those that are in flight.
     in_flight = workers * concurrency
     longest = QUERY_SECONDS / 2 * texts_per_second / in_flight
     batch_size = max(1, min(load.batch_size, int(longest)))
@@ -100,7 +100,7 @@ def plan(load: Load) -> Plan:
 
 
 def lines(load: Load) -> list[str]:
-    """Return the plan for a person."""
+    """Return the plan as lines of text."""
     found = plan(load)
     rows = [
         ("embedding servers", f"{found.servers:,}"),
@@ -137,7 +137,7 @@ def size(number: float) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take what was measured, and what is asked for."""
+    """Add options for what was measured, and what is required."""
     add = parser.add_argument
     add("--milliseconds", type=float, required=True, help="Per text, by embed_probe.")
     add("--batch-size", type=int, default=32, help="As embed_probe recommends it.")

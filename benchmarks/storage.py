@@ -1,7 +1,7 @@
-"""Disk of vectors and of their HNSW index, measured beside the formulas that the docs reckon with.
+"""Measure the disk space of vectors and their HNSW index, and compare it with the docs' formulas.
 
-Random vectors in a generated table, the index as a worker builds it. To reach: the formulas are
-off by a tenth at the most. And how long the build takes, with the memory that Postgres has for it.
+Random vectors are stored in a generated table, and indexed as by a worker. The bar: the formulas
+are off by at most a tenth. Also measured: how long the build takes with the given memory.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from benchmarks import postgres
 
 PAGE = 8192
 PAGE_ROOM = PAGE - 24 - 8
-"""Without its header, and what HNSW keeps at its end."""
+"""The room on a page, without its header and what HNSW keeps at its end."""
 
 ITEM_POINTER = 4
 ROW = 150
-"""A row's header, keys, places, digests and time, and its entries in the table's own indexes."""
+"""A row's header, keys, offsets, digests and time, and its entries in the table's own indexes."""
 
 EACH_CHARACTER = 2.5
-"""Of a passage, with its words for full-text search: English prose, by this benchmark."""
+"""Bytes per character of a passage, with its full-text column: English prose, by this benchmark."""
 
 TOASTED = 4 / 3
-"""Vectors stand outside their rows, four pieces of 2,000 bytes to a page."""
+"""Factor for vectors: TOAST stores them outside their rows, in four pieces per page."""
 
 MOST = 1.1
 
@@ -51,9 +51,9 @@ PROSE = Path(__file__).resolve().parents[1] / "docs"
 
 
 def index_bytes(dimensions: int, *, m: int = 16) -> float:
-    """Return the bytes of an HNSW index for each vector of up to 2,000 dimensions.
+    """Return the bytes per vector in an HNSW index, for vectors of up to 2,000 dimensions.
 
-    An element with its neighbours stands on one page where it fits: pgvector, hnswbuild.c.
+    An element and its neighbours are on one page if they fit. Source: pgvector, hnswbuild.c.
     """
     element = 72 + 8 + 4 * dimensions
     neighbours = _aligned(4 + 2 * m * 6)
@@ -64,9 +64,9 @@ def index_bytes(dimensions: int, *, m: int = 16) -> float:
 
 
 def heap_bytes(dimensions: int, characters: int) -> float:
-    """Return the bytes of a chunk, with its passage, its words and its vector.
+    """Return the bytes of a chunk, with its passage, its full-text column and its vector.
 
-    Fitted to what this benchmark measures: long passages are compressed, and take less.
+    Fitted to the results of this benchmark: long passages are compressed, and take less.
     """
     return ROW + EACH_CHARACTER * characters + TOASTED * (8 + 4 * dimensions)
 
@@ -76,7 +76,7 @@ def _aligned(size: int) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the number of vectors, their widths, and the memory for the build."""
+    """Add options for the number of vectors, their dimensions, and the memory for the build."""
     parser.add_argument("--vectors", type=int, default=5000)
     parser.add_argument("--dimensions", type=int, nargs="+", default=[256, 768, 1536])
     parser.add_argument("--characters", type=int, default=800)
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each width takes."""
+    """Print the disk space for each number of dimensions."""
     worst = 1.0
     with postgres.database():
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(dimensions: int, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Return the bytes of a row and of the index for each vector, and the seconds of the build."""
+    """Return the bytes of a row and of the index per vector, and the seconds of the build."""
     from django.db import connection
     from django.test import override_settings
 
@@ -148,7 +148,7 @@ def measure(dimensions: int, options: argparse.Namespace) -> tuple[float, float,
 
 
 def passages(number: int, characters: int) -> Iterator[str]:
-    """Yield texts of so many characters, in the words of these docs."""
+    """Yield ``number`` texts of ``characters`` characters, in the words of our docs."""
     words = " ".join(page.read_text() for page in PROSE.rglob("*.md")).split()
     chance = random.Random(1)
     for _ in range(number):

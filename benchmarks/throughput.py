@@ -1,7 +1,7 @@
-"""How many rows workers store a second when embedding costs nothing: what the database allows.
+"""How many rows a second workers store if embedding costs nothing: what the database allows.
 
-A provider of constant vectors; everything else is as it runs: claims, texts, plans, vectors,
-completions. First one worker, then two at once. Each is a process of its own.
+The provider returns a constant vector. Everything else is real: claims, texts, plans, vectors,
+completions. First one worker runs, then two at once. Each has its own process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORDS = "Reading the whole table is cheaper when most of its rows match the cond
 
 
 class ConstantProvider(Provider):
-    """Says the same of every text, at once."""
+    """Returns the same vector for every text, without delay."""
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         return np.full((len(texts), self.dimensions), self.dimensions**-0.5, dtype=np.float32)
@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the number of rows and the numbers of workers."""
+    """Add options for the numbers of rows and of workers."""
     parser.add_argument("--rows", type=int, default=5000)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(workers: int, rows: int) -> float:
-    """Return the rows that so many workers store a second, from the first one on."""
+    """Return how many rows a second ``workers`` workers store, from the first stored row on."""
     from benchmarks.app.models import Article, ArticleEmbedding
     from pgembed_django.models import Job
 

@@ -1,9 +1,10 @@
-"""How much more two and four workers embed than one while the provider is the limit.
+"""How much more two and four workers embed than one if the provider is the limit.
 
-A server in a process of its own sleeps 250 ms a request, so that it answers any number at once.
-Each worker is a real ``embed_worker`` with batches of 16, two at once: 128 rows a second at the
-most. As many rows for each worker; the time is that from the first vector to the last, so the
-end, when some have run out of work, counts. To reach: 0.9 of so many times one worker.
+A server in its own process sleeps 250 ms per request, so that it answers any number at once. Each
+worker is a real ``embed_worker`` with batches of 16, two at once: 128 rows a second at most. The
+number of rows is proportional to that of workers. The time runs from the first vector to the last,
+so the end, when some workers have run out of work, counts too. The bar: N workers reach 0.9 * N
+times the rate of one.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ STALL_SECONDS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take how many rows and workers."""
+    """Add options for the numbers of rows and of workers."""
     compare.add_arguments(parser)
     parser.add_argument("--rows", type=int, default=640, help="for each worker")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure. Returns zero where every bar was reached."""
+    """Measure. Return zero if every bar was reached."""
     limit = BATCH * AT_ONCE / REQUEST_SECONDS
     comparison = Comparison(f"{options.rows} rows a worker, at most {limit:.0f}/s each")
     provider = served.Server(request_seconds=REQUEST_SECONDS)
@@ -92,8 +93,8 @@ def _measuring(count: int, rows: int, folder: Path) -> Callable[[], Figures]:
 
 
 def _measure(workers: Workers, rows: int) -> Figures:
-    """Let all start, write the rows, and wait for the last vector."""
-    # Our models load only where Django is set up.
+    """Wait until all workers have started, write the rows, and wait for the last vector."""
+    # Import late: our models need Django to be set up.
     from benchmarks.app.models import Article, ArticleEmbedding
     from pgembed_django.models import Job, Worker
 

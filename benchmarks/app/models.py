@@ -1,4 +1,4 @@
-"""What the benchmarks write: a model with a condition, one without, one with text keys."""
+"""The models of the benchmarks: one with a condition, one without, one with text keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django import Chunker, embeddable
 
 @embeddable(fields=["title", "contents"], when=Q(is_public=True))
 class Article(models.Model):
-    """The everyday shape: an integer key, two fields, a condition."""
+    """A typical model: an integer key, two fields, a condition."""
 
     title = models.TextField()
     contents = models.TextField(default="")
@@ -36,7 +36,7 @@ class Note(models.Model):
 
 @embeddable(fields=["body"], priority=10)
 class Page(models.Model):
-    """A text key, which is used again after its row has gone."""
+    """A text key, which is used again after its row was deleted."""
 
     slug = models.CharField(max_length=100, primary_key=True)
     body = models.TextField()

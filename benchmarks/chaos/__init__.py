@@ -1,18 +1,19 @@
-"""Kills and races, beside queues that a handler was written for by hand, and pgai.
+"""Kills and races, compared with pgai and with queues that run a hand-written handler.
 
-First 2,000 rows are embedded by two worker processes of which 20 are killed with SIGKILL on the
-way, each followed by another. Then rows are updated, deleted and added for 25 s while the server
-takes 150 ms an answer. After each the queue drains; then is counted, over all rows:
+In the first round two worker processes embed 2,000 rows. On the way 20 workers are killed with
+SIGKILL, and each is replaced by another. In the second round rows are updated, deleted and added
+for 25 s, while the server takes 150 ms per answer. After each round the queue drains. Then this
+counts, over all rows:
 
 - lost: rows without a vector;
-- stale: rows whose vector is that of another text;
+- stale: rows with the vector of another text;
 - orphaned: vectors without a row;
-- stuck: jobs that never end, or were given up.
+- stuck: jobs that never ended, or were given up.
 
-All contenders run at once, each in a database of its own: these are counts, not speeds. The peers'
-handlers do what their users' would: read the row, embed its text, store the vector by its key, with
-a foreign key that cascades; jobs are added in the writer's transaction. Their settings are in
-``contenders``: retries are on, and dead workers are found within seconds.
+All contenders run at once, each in its own database: this compares counts, not speeds. The peers'
+handlers do what their users would write: read the row, embed its text, and store the vector under
+its key, with a foreign key that cascades. Jobs are added in the writer's transaction. The peers'
+settings are in ``contenders``: retries are on, and dead workers are found within seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ OURS = "ours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take how rough it is to be."""
+    """Add options for how rough the rounds are."""
     compare.add_arguments(parser, runs=1)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=20)
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Count. Returns zero where all of ours is zero."""
+    """Run all contenders, and print what is wrong with each. Return zero if ours has no faults."""
     names = [name for name in options.contenders if is_installed(name)]
     titles = (f"{options.kills} kills in {options.rows:,} jobs", f"{options.seconds:g} s of races")
     comparisons = [Comparison(title) for title in titles]
@@ -84,7 +85,7 @@ def _run(
     provider: served.Server,
     logs: Path,
 ) -> dict[str, list[Figures]]:
-    """Let all run at once, and return what each has counted."""
+    """Run all contenders at once, and return what was counted for each."""
     running = {}
     with databases(url, [f"chaos_{number}_{place}" for place, _ in enumerate(names)]) as urls:
         for name, own in zip(names, urls, strict=True):
@@ -104,7 +105,7 @@ def _run(
 
 @contextmanager
 def databases(url: str, names: Sequence[str]) -> Iterator[list[str]]:
-    """Create empty databases, and drop them in the end."""
+    """Create empty databases, and drop them at the end."""
     with psycopg.connect(url, autocommit=True) as connection:
         for name in names:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.chaos NAME [ROWS KILLS SECONDS LOGS]``: be a worker, or run the rounds."""
+"""``python -m benchmarks.chaos NAME [ROWS KILLS SECONDS LOGS]``: run a worker, or the rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.chaos.contenders import contender
 
 
 def main(name: str, *sizes: str) -> None:
-    """Do it, on the database that DATABASE_URL names."""
+    """Run a worker, or with sizes the rounds, on the database that DATABASE_URL names."""
     found = contender(name)
     found.name = name
     if not sizes:

@@ -1,4 +1,4 @@
-"""The two rounds of one contender, and what is counted after each."""
+"""The two rounds of one contender, and the counts after each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.compare import Figures
 
 WORKERS = 2
 STALL_SECONDS = 60.0
-"""The queue stands still when no job has ended for so long. Not before the first: workers load."""
+"""The queue is stalled if no job ends for this long, counted from the first: workers load first."""
 
 START_SECONDS = 120.0
 
 RACED_ROWS = 200
 HOT_ROWS = 10
-"""Half of the writes go to these: they are written again while they are embedded."""
+"""Half of the writes go to these rows, so that they are written again while being embedded."""
 
 BREATH_SECONDS = 0.01
 
 
 class Workers:
-    """So many worker processes: whoever ends is followed by another."""
+    """A fixed number of worker processes. One that ends is replaced by another."""
 
     def __init__(self, contender: Contender, folder: Path) -> None:
         self._contender = contender
@@ -37,7 +37,7 @@ class Workers:
         self._started = 0
 
     def tend(self) -> None:
-        """Start the missing ones."""
+        """Replace the workers that have ended."""
         self._alive = [worker for worker in self._alive if worker.poll() is None]
         while len(self._alive) < WORKERS:
             self._started += 1
@@ -51,19 +51,19 @@ class Workers:
             self._alive.append(worker)
 
     def kill(self) -> None:
-        """Kill the one that is alive for longest."""
+        """Kill the oldest worker."""
         worker = self._alive.pop(0)
         worker.send_signal(signal.SIGKILL)
         worker.wait()
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all workers."""
         while self._alive:
             self.kill()
 
 
 def run(contender: Contender, rows: int, kills: int, seconds: float, folder: Path) -> list[Figures]:
-    """Prepare, kill, race."""
+    """Prepare the tables, run both rounds, and return the counts of each."""
     contender.prepare()
     workers = Workers(contender, folder)
     try:
@@ -73,7 +73,7 @@ def run(contender: Contender, rows: int, kills: int, seconds: float, folder: Pat
 
 
 def killed(contender: Contender, workers: Workers, rows: int, kills: int) -> Figures:
-    """Drain so many jobs while workers are killed at equal steps of the way."""
+    """Drain ``rows`` jobs while workers are killed at equal intervals of progress."""
     with contender.transaction():
         for key in range(1, rows + 1):
             contender.write(key, f"row {key}")
@@ -94,7 +94,7 @@ def killed(contender: Contender, workers: Workers, rows: int, kills: int) -> Fig
 
 
 def raced(contender: Contender, workers: Workers, seconds: float) -> Figures:
-    """Update, delete and add rows for a while, then let the queue drain."""
+    """Update, delete and add rows for ``seconds``, then let the queue drain."""
     draw = random.Random(1)
     keys = list(range(1, RACED_ROWS + 1))
     fresh = 1_000_000
@@ -119,7 +119,7 @@ def raced(contender: Contender, workers: Workers, seconds: float) -> Figures:
 
 
 def drain(contender: Contender, meanwhile: Callable[[], object]) -> None:
-    """Wait until no job is left, or nothing moves any more."""
+    """Wait until no job is left, or the queue is stalled."""
     fewest = contender.number(contender.OPEN)
     gives_up_at = time.monotonic() + START_SECONDS
     while True:
@@ -134,7 +134,7 @@ def drain(contender: Contender, meanwhile: Callable[[], object]) -> None:
 
 
 def counted(contender: Contender) -> Figures:
-    """Return what is wrong with rows, vectors and jobs."""
+    """Count what is wrong with rows, vectors and jobs."""
     source = dict(contender.connection.execute(contender.SOURCE).fetchall())
     rows = contender.connection.execute(contender.STORED).fetchall()
     stored = {key: json.loads(vector) for key, vector in rows if vector}

@@ -1,4 +1,4 @@
-"""Questions with known answers, and what a ranking is worth against them. Pure."""
+"""Questions with known answers, and measures of a ranking's quality against them. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEST, HELPFUL = 2, 1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, and how much each entry that answers it is worth."""
+    """A question, with a grade for each entry that answers it."""
 
     part: Part
     text: str
@@ -25,14 +25,14 @@ class Question:
 
 
 class Everything(frozenset[str]):
-    """Contains any name: for where the questions matter, not their answers."""
+    """A set that contains any name, for callers to whom only the questions matter."""
 
     def __contains__(self, name: object) -> bool:
         return True
 
 
 def questions(*, existing: Collection[str]) -> Iterator[Question]:
-    """Yield the questions. Answers that this Python's library does not have do not count."""
+    """Yield the questions, without answers that this Python's library does not have."""
     for line in FILE.read_text().splitlines():
         if line.startswith("#"):
             continue
@@ -51,13 +51,13 @@ def ndcg(ranking: Sequence[str], answers: Mapping[str, int]) -> float:
 
 
 def reciprocal_rank(ranking: Sequence[str], answers: Collection[str]) -> float:
-    """Return one by the rank of the first answer among the first ten, or zero."""
+    """Return 1 / rank of the first answer among the first ten, or zero if there is none."""
     ranks = (rank for rank, name in enumerate(ranking[:AT], start=1) if name in answers)
     return 1 / next(ranks, math.inf)
 
 
 def recall(ranking: Sequence[str], answers: Collection[str]) -> float:
-    """Return the share of the answers among the first ten, of those that fit there."""
+    """Return recall@10: the share found among the first ten, of as many answers as fit there."""
     return len(set(ranking[:AT]) & set(answers)) / min(AT, len(answers))
 
 

@@ -1,8 +1,8 @@
 """How long a committed row waits until another connection sees its vector.
 
-One row at a time to an idle worker, then 20, 200 and 500 saves a second, with an embedding
-server that answers at once. Peers: a loop by hand (LISTEN, claim, ask, store) with nothing
-else in it, and pgai's vectorizer worker, which looks once a second.
+First one row at a time with an idle worker, then 20, 200 and 500 saves a second, with an embedding
+server that answers at once. Peers: a minimal hand-written loop (LISTEN, claim, embed, store), and
+pgai's vectorizer worker, which polls once a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.pipeline.server import Delay, Server
 WIDTH = 256
 SECONDS = 5.0
 IDLE_EVERY_SECONDS = 0.4
-"""A worker goes to sleep well within this."""
+"""The time between saves for an idle worker: long enough for it to go to sleep."""
 
 IDLE_SAVES = 20
 RATES = {"idle": 0, "20/s": 20, "200/s": 200, "500/s": 500}
@@ -37,7 +37,7 @@ CONTENDERS = {
     LOOP: ("benchmarks.latency", "loop", "article (title, contents, is_public, views)"),
     PGAI: ("benchmarks.pipeline", "pgai", "article (title, contents, is_public, views)"),
 }
-"""Where each is made and run, and what its rows are inserted into."""
+"""Contender -> package, module, and the table and columns that its rows are inserted into."""
 
 WARM_UP_SAVES = 40
 LOST_SECONDS = 20.0
@@ -45,7 +45,7 @@ TEXT = "a row of about three hundred characters that says nothing of note, again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the rates, and whom to leave out."""
+    """Add options for the rates, and for contenders to leave out."""
     compare.add_arguments(parser)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="How long each rate lasts.")
     parser.add_argument("--rates", nargs="+", choices=RATES, default=[*RATES])
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure by turns. Returns zero where every bar was reached."""
+    """Measure by turns. Return zero if every bar was reached."""
     names = list(options.only)
     if PGAI in names and not importlib.util.find_spec("pgai"):
         print("pgai is left out: it is not installed (dependency group: peers).")
@@ -77,7 +77,7 @@ def _bars(names: list[str]) -> list[Bar]:
 
 
 def _measure(name: str, server: Server, options: argparse.Namespace) -> dict[str, Figures]:
-    """Start one contender's worker, and save at each rate in turn."""
+    """Start one contender's worker, and save rows at each rate in turn."""
     package, module, table = CONTENDERS[name]
     with postgres.fresh_database() as url:
         asked = [sys.executable, "-m", package, module, server.url, str(WIDTH), "0"]
@@ -100,7 +100,7 @@ def _pace(per_second: int, seconds: float) -> dict[str, float | int]:
 
 
 def save(url: str, table: str, *, pause: float, count: int) -> Figures:
-    """Save rows, one a transaction, so far apart, and wait for the vector of each."""
+    """Save ``count`` rows, one per transaction, ``pause`` seconds apart, and await each vector."""
     committed: dict[int, float] = {}
     thread = threading.Thread(target=_write, args=(url, table, pause, count, committed))
     thread.start()
@@ -125,7 +125,7 @@ def _write(url: str, table: str, pause: float, count: int, committed: dict[int, 
 
 
 def _watch(url: str, committed: dict[int, float], count: int) -> list[float]:
-    """Return how long each row has waited, in the order in which their vectors came."""
+    """Return how many seconds each row waited for its vector, in the order of arrival."""
     waits: list[float] = []
     seen: set[int] = set()
     give_up = time.monotonic() + LOST_SECONDS

@@ -1,6 +1,6 @@
-"""By hand: a trigger that adds a job and notifies, a loop that claims, asks and stores.
+"""Written by hand: a trigger that adds a job and notifies, and a loop that claims, embeds, stores.
 
-No lease, no retry, no reuse, no full text, no second worker's share: nothing else in it.
+It does nothing else: no leases, retries, reuse, full text, or sharing with a second worker.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ CLAIM = """
 
 
 def fill(database: str, url: str, width: int, rows: int) -> None:
-    """Make the tables."""
+    """Create the tables."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(TABLES)
 
 
 def embed(database: str, url: str, width: int, rows: int) -> None:
-    """Embed whatever comes."""
+    """Embed rows as they come."""
     session = requests.Session()
     with (
         psycopg.connect(database, autocommit=True) as listening,

@@ -1,4 +1,4 @@
-"""No queue worth the name: claim 50 with one statement, delete them with the next, no lease."""
+"""A minimal loop: claim 50 jobs with one statement, delete them with the next. No leases."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work: a batch at a time, so the handlers rest while the database works."""
+    """Handle one batch at a time, so the handlers rest while the database works."""
     assert BATCH == 50
     with (
         psycopg.connect(url, autocommit=True) as connection,

@@ -1,4 +1,4 @@
-"""Ours: ``embed_worker``'s loop, with the handler in place of the pipeline."""
+"""Ours: the loop of ``embed_worker``, with the handler in place of embedding."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     spec = _set_up()
     from benchmarks.queue.stub import HandlingPipeline
     from pgembed_django.management.commands import embed_worker
     from pgembed_django.worker import worker
 
-    # As the command does.
+    # Like the command embed_worker.
     gc.collect()
     gc.freeze()
     gc.set_threshold(embed_worker.GARBAGE_THRESHOLD)

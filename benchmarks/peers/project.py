@@ -32,7 +32,7 @@ def migrate() -> None:
 
 
 def analyse() -> None:
-    """Let the planner know them."""
+    """Update the planner's statistics on the tables."""
     from django.db import connection
 
     connection.cursor().execute("VACUUM ANALYZE")

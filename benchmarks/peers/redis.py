@@ -15,7 +15,7 @@ from pathlib import Path
 
 @contextmanager
 def running() -> Iterator[bool]:
-    """Start one (append-only, fsync each second). Return whether there is one to start."""
+    """Run a Redis (append-only, fsync every second). Yield False if none is installed."""
     binary = shutil.which("redis-server")
     if binary is None:
         yield False

@@ -1,4 +1,4 @@
-"""The handler in 32 threads, with no queue at all: what there is to lose."""
+"""The handler in 32 threads without any queue: the upper limit for all queues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROUND = 10_000
 
 
 def fill(url: str, count: int) -> None:
-    """Nothing to add."""
+    """Do nothing: there is no queue."""
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Call the handler."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         while True:
             list(threads.map(handler, range(ROUND)))

@@ -1,4 +1,4 @@
-"""Celery with Redis (append-only, fsync each second): 32 threads, late acknowledgements."""
+"""Celery with Redis (append-only, fsync every second): 32 threads, late acknowledgements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     app = _app()
 
     @app.task(name="handle")

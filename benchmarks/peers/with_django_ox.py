@@ -25,7 +25,7 @@ def fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     _set_up(url)
     from django.core.management import call_command
 

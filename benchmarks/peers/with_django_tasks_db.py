@@ -1,4 +1,4 @@
-"""django-tasks' database backend: one task at a time, that is all a worker does."""
+"""django-tasks' database backend, whose worker runs one task at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     _set_up(url)
     from django.core.management import call_command
 

@@ -1,4 +1,4 @@
-"""pgqueuer over asyncpg, with uvloop. Batches of 50, picked ahead of the 32 that run."""
+"""pgqueuer over asyncpg, with uvloop. It picks batches of 50 ahead of the 32 jobs that run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     uvloop.run(_drain(url, handler))
 
 

@@ -1,4 +1,4 @@
-"""procrastinate with async tasks, 32 at once, successful jobs deleted."""
+"""procrastinate with async tasks, 32 at once. It deletes successful jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _fill(url: str, count: int) -> None:
 
 
 def drain(url: str, handler: Handler) -> None:
-    """Work."""
+    """Handle all jobs."""
     asyncio.run(_drain(url, handler))
 
 

@@ -1,11 +1,12 @@
-"""How many rows a second get from the table to their vectors, beside what else does that.
+"""How many rows a second are embedded from a table, compared with others that do that.
 
-20,000 rows of about 300 characters, in batches of 32, with an embedding server that answers
-at once; after 20 ms and 0.5 ms a text; after 200 ms a batch; the latter two four at a time.
-Ours is one worker, and without delay also two: a worker is one interpreter's lock. Peers: pgai's
-vectorizer worker, at its defaults and tuned; a script by hand that reads, asks four at once and
-COPYs, and does nothing else. Timed from the first request until the last
-vector is visible to another connection; who is not done by ``--seconds`` is stopped there.
+There are 20,000 rows of about 300 characters, in batches of 32. The embedding server answers at
+once, or after 20 ms and 0.5 ms per text, or after 200 ms per batch. With a delay it serves four
+requests at a time. Ours is one worker. Without delay it is also two, as each has an interpreter's
+lock of its own. Peers: pgai's vectorizer worker, at its defaults and tuned, and a hand-written
+script that reads, sends four requests at once and COPYs, and does nothing else. The time runs from
+the first request until another connection sees the last vector. A contender that is not done after
+``--seconds`` is stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ START_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the size, and what to leave out."""
+    """Add options for the size, and for contenders to leave out."""
     compare.add_arguments(parser)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure by turns. Returns zero where every bar was reached."""
+    """Measure by turns. Return zero if every bar was reached."""
     names = list(options.only)
     if not importlib.util.find_spec("pgai"):
         print("pgai is left out: it is not installed (dependency group: peers).")
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
                 contenders = {
                     name: functools.partial(embed, name, title, server, options)
                     for name in names
-                    # Without delay is where the peers differ from us by themselves.
+                    # With a delay the server is the limit: compare only with the script.
                     if title == "0 ms" or name in {OURS, SCRIPT}
                 }
                 comparison.alternate(contenders, runs=options.runs)
@@ -85,14 +86,14 @@ def _bars(title: str, width: int, names: list[str]) -> list[Bar]:
 
 
 def embed(name: str, title: str, server: Server, options: argparse.Namespace) -> Figures:
-    """Embed all rows, in a database of its own."""
+    """Let one contender embed all rows in its own database. Return its figures."""
     with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
         command = [sys.executable, "-m", "benchmarks.pipeline", CONTENDERS[name]]
         asked = [*command, server.url, str(server.width), str(options.rows)]
         environment = {**os.environ, "DATABASE_URL": url}
         subprocess.run([*asked, "fill"], env=environment, check=True)
         own.execute("CHECKPOINT")
-        server.first_asked_at()  # forget who asked before
+        server.first_asked_at()  # forget earlier requests
         workers = [
             subprocess.Popen([*asked, "embed"], env=environment, stderr=subprocess.DEVNULL)
             for _ in range(2 if name == TWO else 1)
@@ -114,7 +115,7 @@ def _watch(
     workers: Sequence[subprocess.Popen[bytes]],
     options: argparse.Namespace,
 ) -> tuple[int, float]:
-    """Return how many rows have got their vectors, and in what time from the first request."""
+    """Return how many rows got their vectors, and the seconds since the first request."""
     first = None
     give_up = time.monotonic() + START_SECONDS
     while first is None:
@@ -128,6 +129,6 @@ def _watch(
         now = time.monotonic()
         if done >= options.rows or now - first > options.seconds:
             return done, now - first
-        # Counting costs the database, too: seldom at first, often towards the end.
+        # Counting loads the database too: do it seldom at first, and often towards the end.
         left = (now - first) * (options.rows - done) / max(done, 1)
         time.sleep(min(max(left / 2, 0.02), 0.5))

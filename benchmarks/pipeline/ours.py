@@ -1,7 +1,7 @@
 """Ours: a decorated model, and ``embed_worker`` with twelve requests in flight.
 
-Otherwise at its defaults, with the extra simdjson. The server works on four requests at once;
-those that wait there are why it never does.
+Otherwise at its defaults, with the extra simdjson. The server works on four requests at once. The
+others wait there, so that it is never idle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VIEW = """
 
 
 def fill(database: str, url: str, width: int, rows: int) -> None:
-    """Migrate, and save the rows: their jobs are pending then."""
+    """Migrate, and save the rows. Their jobs are then pending."""
     _set_up(url, width)
     from django.core.management import call_command
 

@@ -1,4 +1,4 @@
-"""pgai's vectorizer worker, at its defaults: a batch of 50 rows, one at a time."""
+"""pgai's vectorizer worker at its defaults: batches of 50 rows, one at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CREATE = """
 
 
 def fill(database: str, url: str, width: int, rows: int, *, processing: str = PROCESSING) -> None:
-    """Install pgai, and make the table, the rows and the vectorizer."""
+    """Install pgai, and create the table, the rows and the vectorizer."""
     import pgai
 
     pgai.install(database)
@@ -47,7 +47,7 @@ def fill(database: str, url: str, width: int, rows: int, *, processing: str = PR
 
 
 def embed(database: str, url: str, width: int, rows: int) -> None:
-    """Run its worker in this process."""
+    """Run pgai's worker in this process."""
     from pgai.cli import vectorizer_worker
 
     vectorizer_worker(["-d", database, "--poll-interval", "1s", "--log-level", "ERROR"])

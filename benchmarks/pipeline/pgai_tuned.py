@@ -8,6 +8,6 @@ embed = pgai.embed
 
 
 def fill(database: str, url: str, width: int, rows: int) -> None:
-    """Make the same with another processing."""
+    """Create the same as ``pgai``, with larger batches."""
     processing = "ai.processing_default(batch_size => 500, concurrency => 4)"
     pgai.fill(database, url, width, rows, processing=processing)

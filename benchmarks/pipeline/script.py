@@ -1,6 +1,6 @@
-"""By hand: read in key order, ask four at once in batches of 32, COPY what comes back.
+"""Written by hand: read in key order, send four batches of 32 at once, COPY what comes back.
 
-No jobs, no leases, no digests, no full text: nothing is found again after a crash.
+It has no jobs, leases, digests or full text, and cannot resume after a crash.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks.pipeline import BATCH, texts
 
 AT_ONCE = 4
 TOGETHER = 8
-"""So many batches are written with one COPY."""
+"""How many batches are written with one COPY."""
 
 
 def fill(database: str, url: str, width: int, rows: int) -> None:
-    """Make the tables and the rows."""
+    """Create the tables and the rows."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("CREATE EXTENSION vector")
         connection.execute("CREATE TABLE article (id bigserial PRIMARY KEY, contents text)")
@@ -38,7 +38,7 @@ def fill(database: str, url: str, width: int, rows: int) -> None:
 
 
 def embed(database: str, url: str, width: int, count: int) -> None:
-    """Embed them all."""
+    """Embed all rows."""
     session = requests.Session()
 
     def ask(batch: tuple[tuple[int, str], ...]) -> list[tuple[int, np.ndarray]]:

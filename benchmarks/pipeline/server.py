@@ -1,7 +1,7 @@
-"""An embedding server in a process of its own that costs as little as one can: Ollama's contract.
+"""A minimal embedding server in its own process, with Ollama's API and as little work as possible.
 
-An answer is put together from vectors that were written out beforehand, and takes the time
-it is told to. It serves a set number of requests at once; others wait.
+It assembles an answer from vectors that were encoded beforehand, and sends it after a set delay.
+It serves a set number of requests at once. Others wait.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from benchmarks.soak.processes import SPAWN
 
 MODEL = "served"
 DIFFERENT = 61
-"""So many different vectors there are: the texts take turns."""
+"""How many different vectors there are. The texts get them by turns."""
 
 
 class Delay(NamedTuple):
-    """How long an answer takes, and how many are worked on at once."""
+    """How long an answer takes, and how many requests are worked on at once."""
 
     batch_seconds: float = 0.0
     text_seconds: float = 0.0
     at_once: int = 64
 
     def texts_per_second(self, batch: int) -> float:
-        """Return what can be answered at the most, in batches of this size."""
+        """Return the most texts a second that can be answered in batches of this size."""
         seconds = self.batch_seconds + self.text_seconds * batch
         return self.at_once * batch / seconds if seconds else float("inf")
 
 
 class Server:
-    """The server's process. To be stopped."""
+    """The server's process. Call ``stop`` in the end."""
 
     def __init__(self, delay: Delay, *, width: int) -> None:
         self.width = width
@@ -45,18 +45,18 @@ class Server:
         self.url = f"http://127.0.0.1:{self._control.recv()}"
 
     def first_asked_at(self) -> float | None:
-        """Return when the first batch came since this was last asked for, by ``time.monotonic``."""
+        """Return when the first batch since the last call came, by ``time.monotonic``."""
         self._control.send("first")
         first: float | None = self._control.recv()
         return first
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._control.close()
         self._process.join()
 
     def provider(self) -> dict[str, Any]:
-        """Return what PGEMBED_PROVIDERS is told of it."""
+        """Return the server's entry in PGEMBED_PROVIDERS."""
         return {
             "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
             "MODEL": MODEL,

@@ -1,4 +1,4 @@
-"""The rows: about 300 characters each, no two the same."""
+"""The texts of the rows: about 300 characters each, all different."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORDS = (
 
 
 def texts(count: int) -> Iterator[str]:
-    """Yield them."""
+    """Yield ``count`` texts."""
     for number in range(count):
         start = number * 7 % 80
         yield f"Row {number}: the worker {WORDS[start:]}{WORDS[:start]}"

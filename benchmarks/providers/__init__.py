@@ -1,4 +1,4 @@
-"""Requests and bytes for 1,000 rows of Ollama, and base64 beside JSON floats."""
+"""Requests and bytes that 1,000 rows take with Ollama, and base64 compared with JSON floats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests import played
 ROWS = 1_000
 BATCH_SIZE = 32
 MAX_EXCESS = 0.05
-"""How far the requests and bytes may be above the least possible."""
+"""By what share requests and bytes may exceed the least possible."""
 
 WORDS = "The worker claims what has changed and asks for the vectors of its passages. "
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print. Returns zero where the traffic is near the least possible."""
+    """Measure and print. Return zero if the traffic is near the least possible."""
     texts = [f"{number}. {WORDS * 8}" for number in range(options.rows)]
     excess = _ollama(texts, dimensions=options.dimensions)
     print()

@@ -1,4 +1,4 @@
-"""A played server whose traffic is counted."""
+"""Count the traffic of a played server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests import played
 
 @dataclass(slots=True)
 class Traffic:
-    """Requests, and the bytes of their bodies."""
+    """The number of requests, and the bytes of their bodies."""
 
     requests: int = 0
     bytes_sent: int = 0
@@ -20,7 +20,7 @@ class Traffic:
 
 @dataclass(slots=True)
 class Counted:
-    """All that a server was asked, and of that what asked for vectors."""
+    """The traffic of all requests, and of those that asked for vectors."""
 
     server: played.Server
     all: Traffic = field(default_factory=Traffic)
@@ -28,10 +28,10 @@ class Counted:
 
 
 class Terse(played.OpenAI):
-    """Writes numbers as Go does: no more digits than tell one float32 from the next."""
+    """Writes numbers as Go does, with only as many digits as distinguish float32 values."""
 
     def encoded(self, text: str, encoding: str) -> object:
-        """Return a vector as the request wants it."""
+        """Return a vector in the encoding that the request asks for."""
         if encoding == "base64":
             return super().encoded(text, encoding)
         return [float(str(number)) for number in played.vector_of(text, self.width)]
@@ -39,7 +39,7 @@ class Terse(played.OpenAI):
 
 @contextmanager
 def counting(server: played.Server) -> Iterator[Counted]:
-    """Serve while the block runs."""
+    """Serve during the block, and count."""
     counted = Counted(server)
     answer = server.answer
 

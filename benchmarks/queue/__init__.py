@@ -1,9 +1,9 @@
-"""How many jobs a second one worker process gets through, beside other queues.
+"""How many jobs a second one worker process handles, compared with other queues.
 
-100,000 jobs wait. The handler sleeps for 2 to 5 ms, 32 at once, or does nothing. Ours goes
-through the worker's own loop, with the handler where texts would be embedded. The peers run
-at their best known settings (``benchmarks/peers``), each in a database of its own on the
-same server. CPU is that of the worker process, WAL that of the whole server.
+100,000 jobs wait. The handler sleeps for 2 to 5 ms, 32 at once, or does nothing. Ours runs the
+worker's own loop, with the handler in place of embedding. The peers run at the best settings we
+know (``benchmarks/peers``), each in its own database on the same server. CPU is that of the worker
+process, WAL that of the whole server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.queue.handler import AT_ONCE, SLEEP_SECONDS
 JOBS = 100_000
 SECONDS = 8.0
 LIMIT = AT_ONCE / (sum(SLEEP_SECONDS) / 2)
-"""Jobs a second that the handlers alone allow."""
+"""Jobs a second that the sleeping handlers allow at most."""
 
 CELERY = "Celery with Redis"
 OURS, BARE, NO_QUEUE = "ours", "bare claim and delete", "no queue: threads alone"
@@ -37,13 +37,13 @@ PEERS = {
     "django-tasks-db": "django_tasks_db",
     CELERY: "celery",
 }
-"""What a peer is called, and the package that it needs."""
+"""Peer -> the package that it needs."""
 
 IN_POSTGRES = tuple(name for name in PEERS if name != CELERY)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the size, and whom to leave out."""
+    """Add options for the size, and for peers to leave out."""
     compare.add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=JOBS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="How long each may take.")
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure by turns. Returns zero where every bar was reached."""
+    """Measure by turns. Return zero if every bar was reached."""
     peers = [name for name in options.only if importlib.util.find_spec(PEERS[name])]
     for name in set(options.only) - set(peers):
         print(f"{name} is left out: it is not installed (dependency group: peers).")
@@ -81,7 +81,7 @@ def _bars(handler: str, peers: list[str]) -> list[Bar]:
 
 
 def drain(name: str, handler: str, options: argparse.Namespace) -> Figures:
-    """Fill a database of its own, and let one worker process at it."""
+    """Fill a new database, let one worker process drain it, and return the figures."""
     with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
         environment = {**os.environ, "DATABASE_URL": url}
         command = [sys.executable, "-m", "benchmarks.peers", name, handler]

@@ -1,4 +1,4 @@
-"""The handler that every contender calls, and the watch on it."""
+"""The handler that every contender calls, and the thread that reports its figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 50
 
 
 class Handler:
-    """Notes when each call has ended. ``sleeps``: for 2 to 5 ms at random, or not at all."""
+    """Notes when each call has ended. ``sleeps``: sleep for 2 to 5 ms, or return at once."""
 
     def __init__(self, *, sleeps: bool) -> None:
         self.sleeps = sleeps
@@ -31,7 +31,7 @@ class Handler:
         self.ended.append(time.perf_counter())
 
     async def later(self, *_: object) -> None:
-        """Do the same in an event loop, for so many at once."""
+        """Do the same in an event loop, for a limited number of calls at once."""
         self._begin()
         if self.sleeps:
             async with self._slots:
@@ -39,7 +39,7 @@ class Handler:
         self.ended.append(time.perf_counter())
 
     def tell_and_exit_after(self, seconds: float, *, jobs: int) -> None:
-        """Watch from a thread: print the figures when all is done or the time is over, and go."""
+        """Start a thread that prints the figures once all jobs or the time are done, and exits."""
         threading.Thread(target=self._watch, args=(seconds, jobs), daemon=True).start()
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Our worker's own loop, with handlers where texts would be read and embedded."""
+"""Our worker's own loop, with handlers in place of reading and embedding texts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.units import Unit
 
 HAND_IN_SECONDS = 0.01
-"""How long a finished job waits at most for others to be ended with."""
+"""How long a finished job waits at most, so that others can be completed with it."""
 
 
 class HandlingPipeline(Pipeline):
-    """Claims as always, and ends jobs as always: held, fenced, completed, by the storing thread."""
+    """Claims, holds, fences and completes jobs like a real pipeline, by the storing thread."""
 
     handler: Handler
 
@@ -31,7 +31,7 @@ class HandlingPipeline(Pipeline):
             Thread(target=self._work, daemon=True).start()
 
     def step(self, *, claim: bool = True) -> bool:
-        """Settle what has been handled, and claim the next."""
+        """Settle the jobs that have been handled, and claim the next ones."""
         self._hand_in()
         moved = self.storing.step()
         if claim and self._todo.qsize() < BATCH:
@@ -41,7 +41,7 @@ class HandlingPipeline(Pipeline):
             now = time.monotonic()
             units = [Unit(one, self.live.specs[one.spec], now) for one in claims]
             self.holding.add(units)
-            # One that does nothing is called at once, as the bare loop does.
+            # A handler that does nothing is called directly, as in the bare loop.
             take_on = self._todo.put if self.handler.sleeps else self._handle
             for unit in units:
                 take_on(unit)
@@ -59,7 +59,7 @@ class HandlingPipeline(Pipeline):
         self._done.append(unit)
 
     def _hand_in(self) -> None:
-        """Let what has been handled be stored: there is nothing of it but the end of its job."""
+        """Hand the jobs over to be completed. They have nothing to store."""
         waited = time.monotonic() - self._handed_in_at
         if not self._done or (len(self._done) < BATCH and waited < HAND_IN_SECONDS):
             return

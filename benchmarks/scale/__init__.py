@@ -1,10 +1,10 @@
 """What grows with the tables: claims, heartbeats, completions, reconciling, memory, locks.
 
-Each world is a database of its own with as many source rows, pending jobs and jobs that are
-done (kept successes). The same statements run by turns in all of them. Then a real worker works
-for a while in a small and in the largest world, and tells its peak of resident memory. In the
-end the decorator's migration runs on the largest table, beside a writer whose longest wait is
-told; it commits asynchronously, so that it waits for locks and not for the disk.
+Each world is a database with a number of source rows, and the same number of pending jobs and of
+finished jobs (kept successes). The same statements run by turns in all worlds. Then a real worker
+works for a while in a small world and in the largest, and its peak of resident memory is measured.
+At the end the decorator's migration runs on the largest table, beside a writer whose longest wait
+is measured. The writer commits asynchronously, so that it waits for locks and not for the disk.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PROVIDER = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the sizes."""
+    """Add options for the sizes."""
     compare.add_arguments(parser)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 1_000_000])
     parser.add_argument("--worked", type=int, default=4_000, help="rows that the worker stores")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure. Returns zero where every bar was reached."""
+    """Measure. Return zero if every bar was reached."""
     with postgres.database() as server:
         settings: dict[str, Any] = {
             "PGEMBED_PROVIDERS": {"default": PROVIDER},
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         import django
 
         django.setup()
-        # Our models load only where Django is set up.
+        # Import late: our models need Django to be set up.
         from benchmarks.scale import worlds
 
         with worlds.created(server.url, names.values()):
@@ -75,7 +75,7 @@ def _measure(
     cost.bars += [
         Bar(figure, f"{largest:,}", [f"{smallest:,}"], most=MOST_COST) for figure in steps.FIGURES
     ]
-    # A world of a thousand rows is done before a worker is warm.
+    # Not the smallest world: a thousand rows are done before a worker is warm.
     small = next((size for size in sorted(names) if size >= 2 * options.worked), largest)
     used = Comparison("Peak resident memory of a worker, MB")
     used.alternate(

@@ -1,4 +1,4 @@
-"""The decorator's migration on a table that is in use, and how long its writer waits."""
+"""Run the decorator's migration on a table in use, and measure how long its writer waits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Writer:
 
 
 def waits(using: str, url: str, *, is_added: bool) -> Callable[[], Figures]:
-    """Return what measures the writer's longest wait, with the migration or without."""
+    """Return a function that measures the writer's longest wait, with or without the migration."""
 
     def measure() -> Figures:
         if is_added:
@@ -66,7 +66,7 @@ def waits(using: str, url: str, *, is_added: bool) -> Callable[[], Figures]:
 
 
 def _remove(using: str) -> None:
-    """Leave the table as it was before it was decorated."""
+    """Restore the table to what it was before it was decorated."""
     with connections[using].schema_editor() as editor:
         for operation in _migration().operations:
             if hasattr(operation, "trigger"):
@@ -85,7 +85,7 @@ def _add(using: str) -> None:
 
 
 def _migration() -> Migration:
-    """Return what the decorator has put into the app's migration, in its order."""
+    """Return the operations that the decorator added to the app's migration, in order."""
     whole = MigrationLoader(None).get_migration(APP, "0001_initial")
     migration = Migration("decorated", APP)
     for operation in whole.operations:

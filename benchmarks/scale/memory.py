@@ -1,4 +1,4 @@
-"""What a real worker's process takes at most while it works."""
+"""Measure the peak memory of a real worker's process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STALL_SECONDS = 120
 
 
 def of(url: str, settings: dict[str, Any], rows: int) -> Callable[[], Figures]:
-    """Return what measures a worker until it has stored so many rows."""
+    """Return a function that measures a worker until it has stored ``rows`` rows."""
 
     def measure() -> Figures:
         told = {**os.environ, "DATABASE_URL": url, "BENCHMARK_SETTINGS": json.dumps(settings)}

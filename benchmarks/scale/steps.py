@@ -1,4 +1,4 @@
-"""One claim, heartbeat, completion and page of the reconciler, timed."""
+"""Time a claim, a heartbeat, a completion and a page of the reconciler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES = tuple(
 )
 KEEP_SECONDS = 3600.0
 
-# As many as were claimed, behind the others, so that all runs find the same.
+# Adds as many jobs as were claimed, behind the others, so that all runs find the same number.
 AGAIN = """
     INSERT INTO pgembed_job (spec, source_pk, run_at)
     SELECT spec, source_pk, now() - interval '1 s'
@@ -30,10 +30,10 @@ AGAIN = """
 
 
 def of(using: str) -> Callable[[], Figures]:
-    """Return what measures one world."""
+    """Return a function that measures one world."""
 
     def measure() -> Figures:
-        """Return the mean milliseconds of each step, after one that warms up."""
+        """Return the mean milliseconds of each step, after a warm-up."""
         taken = [_steps(using) for _ in range(TIMES + 1)][1:]
         return {
             figure: 1000 * sum(seconds) / TIMES

@@ -1,4 +1,4 @@
-"""Databases of several sizes, each filled by statements that do not depend on the app's verbs."""
+"""Databases of several sizes, filled by plain SQL that does not depend on the app's own code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.app.models import Article
 from pgembed_django import spaces, specs
 from pgembed_django.specs import Spec
 
-# Without our triggers. Every text differs, and every row has a vector of another text.
+# Triggers are off. All texts differ, and no row has the vector of its present text.
 FILL = """
     SET session_replication_role = replica;
     INSERT INTO app_article (title, contents, is_public, views)
@@ -39,7 +39,7 @@ TABLES = ("app_article", "app_articleembedding", "pgembed_job")
 
 @contextmanager
 def created(url: str, names: Iterable[str]) -> Iterator[None]:
-    """Create the databases, and drop them in the end."""
+    """Create the databases, and drop them at the end."""
     with psycopg.connect(url, autocommit=True) as connection:
         for name in names:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

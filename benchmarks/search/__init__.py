@@ -1,1 +1,1 @@
-"""How good and how fast searches are."""
+"""Benchmarks of the quality and the speed of searches."""

@@ -1,7 +1,7 @@
-"""The best SQL by hand for what a hybrid search finds: one statement, one table, no checks.
+"""The best hand-written SQL for what a hybrid search finds: one statement, no checks.
 
-It is given what a search has to find out: the space and its width, the words' tsqueries,
-which way is best. It relies on each row having one chunk.
+It is given what a search has to find out: the space and its width, the tsqueries, and the best
+plan. It relies on each row having exactly one chunk.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ BY_READING = "embedding <=> %(vector)s"
 
 
 class Way(NamedTuple):
-    """Whether the index of vectors is read, and whether both arms share what passes."""
+    """Whether the vector index is used, and whether both arms share the filtered rows."""
 
     distance: str
     is_shared: bool = False
@@ -86,14 +86,14 @@ WAYS = {
 
 
 class Prepared(NamedTuple):
-    """A statement with all that it needs."""
+    """A statement with its parameters."""
 
     statement: str
     parameters: dict[str, Any]
 
 
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
-    """Return the statement for a question, with what a search would have to find out."""
+    """Return the statement for a question, with all that a search would have to find out."""
     from benchmarks.app.models import Article
     from pgembed_django.retrieval import queries, statements, surveying, targets
 
@@ -120,7 +120,7 @@ def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepar
 
 
 def run(prepared: Prepared) -> list[int]:
-    """Run it, and return the keys it found."""
+    """Run the statement, and return the keys that it found."""
     with connection.cursor() as cursor:
         cursor.execute(prepared.statement, prepared.parameters)
         return [row[0] for row in cursor.fetchall()]

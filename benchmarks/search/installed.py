@@ -1,4 +1,4 @@
-"""Real text by the hundred thousand: passages of the sources and documents installed here."""
+"""Hundreds of thousands of real texts: passages of the packages that are installed here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psycopg import sql
 LEAST, MOST = 120, 600
 AT_ONCE = 5_000
 
-# The rows are many, and what their triggers would do is not what is measured.
+# Turns triggers off: there are many rows, and the cost of triggers is not measured here.
 QUIET = "SET session_replication_role = replica"
 
 ARTICLES = """
@@ -55,7 +55,7 @@ def passages() -> Iterator[str]:
 
 
 def articles(rows: int) -> int:
-    """Make the table hold that many articles, none of them embedded. Returns how many."""
+    """Make the table hold up to ``rows`` articles, none embedded. Return how many it holds."""
     connection.ensure_connection()
     raw: psycopg.Connection = connection.connection
     with raw.cursor() as cursor:
@@ -70,7 +70,7 @@ def articles(rows: int) -> int:
 
 
 def fill(rows: int, *, provider: Any, space_id: int) -> int:
-    """Make the table hold that many articles, with their vectors. Returns how many it holds."""
+    """Make the table hold up to ``rows`` articles with vectors. Return how many it holds."""
     connection.ensure_connection()
     raw: psycopg.Connection = connection.connection
     with raw.cursor() as cursor:

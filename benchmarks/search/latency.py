@@ -1,10 +1,10 @@
-"""How long hybrid searches take, beside the best SQL by hand for the same answer.
+"""How long hybrid searches take, compared with the best hand-written SQL for the same answer.
 
-Over passages of what is installed here, embedded by WordLlama, with the questions of
-``benchmarks/judged``. Both sides have the query's vector at hand; what it costs is
-printed apart. To reach: p50 of ours at most 1.2 times that of the best of four
-statements by hand (by the index of vectors or by all that pass the filter, with the filter
-once or in each arm), and 98 % of what reading all vectors finds among the first ten.
+They search passages of installed packages, embedded by WordLlama, for the questions of
+``benchmarks/judged``. Both sides get the query's vector for free; its cost is printed separately.
+The bars: our p50 is at most 1.2 times that of the best of four hand-written statements, and the
+index finds 98 % of the first ten that reading all vectors finds. The four statements use the
+vector index or read all rows that pass the filter, and filter once or in each arm.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Figures = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the sizes of the table, and how often each question is asked."""
+    """Add options for the table's sizes, and for how often each question is asked."""
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 200_000])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--questions", type=int, help="only the first so many")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure each size. Returns zero where both bars were reached at all of them."""
+    """Measure each size. Return zero if both bars were reached at all sizes."""
     with postgres.database():
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         from django.conf import settings
@@ -70,13 +70,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def is_missed(figures: Figures, *, counts_only: bool) -> bool:
-    """Return whether one size has not reached what it is to reach."""
+    """Return whether a bar was missed at one size."""
     slow = figures["most times by hand"] > MOST_RATIO and not counts_only
     return slow or figures["recall@10"] < LEAST_RECALL or figures["same answer"] < LEAST_SAME
 
 
 def measure(wanted: int, options: argparse.Namespace) -> Figures:
-    """Fill, build the indexes as a worker does, and measure."""
+    """Fill the table, build the indexes as a worker does, and measure."""
     from benchmarks.app.models import Article
     from pgembed_django import spaces, specs
     from pgembed_django.spaces import indexes
@@ -122,7 +122,7 @@ def measure(wanted: int, options: argparse.Namespace) -> Figures:
 
 
 def _embed(space: Any, provider: Any, questions: list[str]) -> None:
-    """Embed the questions, so that neither side has to."""
+    """Embed the questions beforehand, so that neither side has to."""
     from pgembed_django.retrieval import queries
 
     provider.embed_query("warm up")
@@ -143,7 +143,7 @@ def _compare(
     *,
     with_parts: bool,
 ) -> dict[str, float]:
-    """Ask by turns, print a line, and return it."""
+    """Search on both sides by turns, print a line of figures, and return it."""
     from benchmarks.search.parts import Parts
     from pgembed_django import search
 
@@ -163,7 +163,7 @@ def _compare(
             "theirs": lambda prepared=prepared: by_hand.run(prepared),
         }
         found = {}
-        # Who comes second finds the pages in memory.
+        # Change the order each time: the second side finds the pages in memory.
         for side in sorted(sides, reverse=bool(number % 2)):
             started = time.perf_counter()
             found[side] = sides[side]()
@@ -191,11 +191,11 @@ def _compare(
 
 
 def _better_way(space: Any, below: int | None, questions: list[str]) -> str:
-    """Return the way in which the statement by hand does best."""
+    """Return the fastest way for the hand-written statement."""
     medians = {}
     for way, (_, is_shared) in by_hand.WAYS.items():
         if is_shared and not below:
-            continue  # all pass
+            continue  # without a filter all rows pass
         seconds = []
         for question in questions:
             prepared = by_hand.prepare(question, space=space, below=below, way=way)
@@ -207,7 +207,7 @@ def _better_way(space: Any, below: int | None, questions: list[str]) -> str:
 
 
 def _recall(space: Any, questions: list[str]) -> float:
-    """Return what share of the ten nearest the index finds, at the default parameters."""
+    """Return the share of the ten nearest that the index finds at default parameters."""
     from benchmarks.app.models import Article
     from pgembed_django import search
     from pgembed_django.retrieval import routes

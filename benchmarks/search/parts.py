@@ -1,4 +1,4 @@
-"""Where the time of a search goes: statement by statement, and the rest is Python's."""
+"""Where the time of a search goes: statement by statement. The rest is spent in Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import connection
 
-# What only one of a search's statements has. The first that is found decides.
+# Text that only one of a search's statements contains. The first match decides.
 TELLING = {
     "EXPLAIN": "estimate",
     "query_tree": "space and words",
@@ -23,14 +23,14 @@ TELLING = {
 
 
 class Parts:
-    """The seconds that each kind of statement took, search by search."""
+    """The seconds that each kind of statement took, per search."""
 
     def __init__(self) -> None:
         self._searches: list[dict[str, float]] = []
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Note what one search spends."""
+        """Record the times of one search."""
         spent: dict[str, float] = defaultdict(float)
 
         def note(execute: Callable[..., Any], statement: str, *arguments: Any) -> Any:

@@ -1,7 +1,7 @@
 """How good searches are: judged questions about the standard library, in each mode.
 
-To reach, over the questions held out from any tuning, in nDCG@10: with WordLlama hybrid is
-better than both of its arms; with MiniLM it is not worse than the better one by over 0.01.
+The bars, in nDCG@10 over questions that were held out from all tuning: with WordLlama, hybrid is
+better than both of its arms. With MiniLM, it is at most 0.01 worse than the better arm.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Scores = dict[str, list[float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the model, and whether each question's scores are printed."""
+    """Add options for the model, and for printing each question's scores."""
     parser.add_argument("--model", choices=list(corpus.MODELS), default="wordllama")
     parser.add_argument("--part", choices=["tuning", "held-out"], help="only this one")
     parser.add_argument("--each", action="store_true", help="print each question")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and tell by the exit status whether the bar was reached."""
+    """Measure. Return zero if the bar was reached."""
     with postgres.database():
         corpus.set_up(options.model)
         corpus.fill()
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(part: str, *, each: bool) -> Scores:
-    """Print the means over one part of the questions. Returns the nDCG of each, by mode."""
+    """Print the means over one part of the questions. Return each question's nDCG, by mode."""
     from library.models import Entry
 
     from pgembed_django import search
@@ -74,7 +74,7 @@ def measure(part: str, *, each: bool) -> Scores:
 
 
 def reached(scores: Scores, *, model: str) -> int:
-    """Print what hybrid gains over each arm, and how sure that is. Returns an exit status."""
+    """Print how much hybrid gains over each arm, with its standard error. Return an exit status."""
     slack = 0.01 if model == "minilm" else 0.0
     print()
     for arm in ("lexical", "semantic"):

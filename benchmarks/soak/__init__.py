@@ -1,8 +1,8 @@
-"""The queue under fire: real processes, a real Postgres, and every fault there is.
+"""The soak: real processes, a real Postgres, and every kind of fault at once.
 
-Writers write as roughly as one may, workers are killed, stopped and frozen, backends end,
-Postgres restarts, the embedding server fails in every way. Then all goes quiet, the reconciler
-stays off, and the queue drains: nothing may be lost, stale or stuck.
+Writers write in the most demanding ways, workers are killed, stopped and frozen, backends are
+terminated, Postgres restarts, and the embedding server fails in every way. Then all faults end and
+the queue drains, with the reconciler still off: nothing may be lost, stale or stuck.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks import postgres
 from benchmarks.soak import faults, processes, repeats, server
 
 LOOK_SECONDS = 1.0
-"""How often a snapshot is looked at under fire."""
+"""How often a snapshot is checked while faults happen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the soak can be told."""
+    """Add the options of the soak."""
     parser.add_argument("--seconds", type=float, default=60, help="of fire, before the quiet")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--writers", type=int, default=3)
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Soak, report, and return zero if all that is to be zero is."""
+    """Soak, report, and return zero if all counts that must be zero are."""
     with postgres.database() as database, tempfile.TemporaryDirectory() as temporary:
         served = processes.Server(options.seed)
         logs = options.logs or Path(temporary)
@@ -63,7 +63,7 @@ def _prepare(port: int) -> None:
 
 
 def _settings(port: int) -> dict[str, Any]:
-    """Short times, so that much happens; no limit that random faults could reach."""
+    """Return settings with short times, so that much happens, and limits beyond all faults."""
     return {
         "PGEMBED_PROVIDERS": {
             "default": {
@@ -73,7 +73,7 @@ def _settings(port: int) -> dict[str, Any]:
                 "OPTIONS": {
                     "base_url": f"http://127.0.0.1:{port}",
                     "timeout_seconds": server.TIMEOUT_SECONDS,
-                    # Each worker's own name, outside of what is stored with the space.
+                    # The name of each worker comes from its environment, not from the space.
                     "header_envs": {server.WORKER_HEADER: "SOAK_WORKER"},
                 },
             }
@@ -104,7 +104,7 @@ def _soak(
     writers = processes.Writers(
         options.writers, seed=options.seed, deadline=started + options.seconds
     )
-    # Our models load only where Django is set up.
+    # Import late: our models need Django to be set up.
     from benchmarks.soak import quiet, report, snapshots
 
     seen = snapshots.Snapshots()

@@ -1,8 +1,8 @@
-"""What a transaction does to source rows. Every text is written once in a soak.
+"""What transactions do to source rows. No text is written twice in a soak.
 
-An action returns how many rows it wrote, and the texts it has carried over: those whose
-vectors went although the text stayed (back into the condition, another key). They are
-embedded once more, and rightly so.
+An action returns how many rows it wrote, and the texts that it carried over: texts that stayed
+although their vectors were deleted (back into the condition, another key). These are rightly
+embedded once more.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pgembed_django import specs
 WORDS = ("river", "stone", "copper", "window", "lantern", "garden", "silver", "meadow", "harbour")
 POISONED = 0.02
 BESIDE = "beside"
-"""Stands in the texts of poisoned rows: what of them is embedded is thrown away."""
+"""A word in the good chunks of poisoned rows. Their vectors are discarded when the row fails."""
 
 
 class Done(NamedTuple):
-    """What came of an action."""
+    """The result of an action."""
 
     rows: int
     carried: Sequence[str] = ()
 
 
 class Texts:
-    """Texts that nobody else writes, some of them poisoned."""
+    """Makes texts that nobody else writes, some of them poisoned."""
 
     def __init__(self, writer: str, draw: random.Random) -> None:
         self._writer = writer
@@ -40,16 +40,16 @@ class Texts:
         self._count = 0
 
     def tag(self) -> str:
-        """Return a word that was never written before."""
+        """Return a word that was not written before."""
         self._count += 1
         return f"{self._writer}x{self._count}"
 
     def paragraph(self, mark: str = "") -> str:
-        """Return one chunk of a note."""
+        """Return a paragraph: one chunk of a note."""
         return f"{self.tag()} {mark} {' '.join(self.draw.choices(WORDS, k=14))}."
 
     def body(self) -> str:
-        """Return one to five chunks, or a poisoned one among them."""
+        """Return a text of one to five chunks. One of them may be poisoned."""
         count = self.draw.choice((1, 1, 1, 2, 5))
         if self.draw.random() >= POISONED:
             return "\n\n".join(self.paragraph() for _ in range(count))
@@ -58,7 +58,7 @@ class Texts:
         return "\n\n".join(chunks)
 
     def edited(self, body: str) -> str:
-        """Return the text with one chunk changed: the others are to be reused."""
+        """Return the text with one chunk changed. The vectors of the others are to be reused."""
         chunks = body.split("\n\n")
         if POISON in body or len(chunks) == 1:
             return self.body()
@@ -67,7 +67,7 @@ class Texts:
 
 
 def fresh(model: type[models.Model], texts: Texts) -> models.Model:
-    """Return a row that is new."""
+    """Return a new, unsaved row."""
     if model is Article:
         return Article(
             title=texts.tag(), contents=texts.body(), is_public=texts.draw.random() < 0.8
@@ -110,7 +110,7 @@ def raw_update(rows: Sequence[Any], texts: Texts) -> Done:
 
 
 def look_at(rows: Sequence[Any], texts: Texts) -> Done:
-    """Write what nobody watches."""
+    """Write a column that is not watched."""
     if type(rows[0]) is Article:
         _execute("UPDATE app_article SET views = views + 1 WHERE id = ANY(%s)", _keys(rows))
     return Done(len(rows))
@@ -127,7 +127,7 @@ def raw_delete(rows: Sequence[Any], texts: Texts) -> Done:
 
 
 def flip(rows: Sequence[Any], texts: Texts) -> Done:
-    """In or out of the condition."""
+    """Move rows into or out of the condition."""
     if type(rows[0]) is not Article:
         return save(rows, texts)
     _execute("UPDATE app_article SET is_public = NOT is_public WHERE id = ANY(%s)", _keys(rows))
@@ -135,7 +135,7 @@ def flip(rows: Sequence[Any], texts: Texts) -> Done:
 
 
 def rekey(rows: Sequence[Any], texts: Texts) -> Done:
-    """Other primary keys for the same rows."""
+    """Give rows other primary keys."""
     if type(rows[0]) is Article:
         count = _execute(
             "UPDATE app_article SET id = nextval(pg_get_serial_sequence('app_article', 'id'))"

@@ -1,4 +1,4 @@
-"""What goes wrong and when: all of it drawn from the seed, before anything begins."""
+"""Which faults happen and when. All are drawn from the seed before the soak begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.soak.processes import Server, Workers
 
 LEASE_SECONDS = 4.0
 OUTAGE_SECONDS = 12.0
-"""How long after a restart of Postgres a worker may still pay for it: a lease, and its naps."""
+"""How long a restart of Postgres may have consequences for a worker: a lease, and its backoff."""
 
 WORKER_FAULTS = {
     "SIGKILL": 4,
@@ -38,7 +38,7 @@ OTHERS = """
       AND pid <> pg_backend_pid()
     ORDER BY backend_start
 """
-# What a listener's connection said last.
+# Finds listeners by the last statement on their connection.
 LISTENERS = """
     SELECT pid
     FROM pg_stat_activity
@@ -50,16 +50,16 @@ LISTENERS = """
 
 
 class Event(NamedTuple):
-    """Something to be done, so many seconds after the start."""
+    """A fault, and when it is due in seconds after the start."""
 
     at: float
     what: str
     which: float
-    """From 0 to 1: which worker, or which backend."""
+    """From 0 to 1: chooses the worker or the backend."""
 
 
 def schedule(seed: int, *, seconds: float, restarts: bool) -> list[Event]:
-    """Draw what happens, in order."""
+    """Draw all events, and return them in order."""
     draw = random.Random(f"{seed} faults")
     events = list(_worker_faults(draw, seconds))
     events += _server_faults(draw, seconds)
@@ -104,14 +104,14 @@ class Faults:
         self._workers = workers
 
     def run_due(self, seconds: float) -> None:
-        """Do what is due by then."""
+        """Run the events that are due ``seconds`` after the start."""
         while self._events and self._events[0].at <= seconds:
             event = self._events.pop(0)
             self._do(event)
             self.happened[event.what] += 1
 
     def end(self) -> None:
-        """Everything goes quiet."""
+        """End all faults."""
         self._server.be("well")
         for slot in self._workers.alive:
             self._workers.signal(slot, signal.SIGCONT)

@@ -1,7 +1,7 @@
-"""Write rows with text keys, which come back after they have gone.
+"""Write rows with text keys, which are reused after they were deleted.
 
-Key after key, each once and upward: with reused keys there is no row that could be locked
-beforehand, and a writer that waits must hold nothing above.
+A transaction takes each key once, in ascending order. With reused keys there is no row to lock
+beforehand, and a writer that waits for a key must not hold a higher one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ AT_ONCE = 30
 
 
 def walk(count: int, texts: Texts, draw: random.Random) -> Done:
-    """Write so many pages: insert or update, delete, or move to the next key."""
+    """Write ``count`` pages: insert or update each, delete it, or move it to the next key."""
     keys = iter(sorted(draw.sample(KEYS, min(count, len(KEYS)))))
     rows, carried = 0, []
     for key in keys:
@@ -32,7 +32,7 @@ def walk(count: int, texts: Texts, draw: random.Random) -> Done:
 
 
 def _put(key: str, texts: Texts) -> None:
-    # ON CONFLICT waits for whoever is at this key, and never fails.
+    # ON CONFLICT waits for a writer of the same key, and never fails.
     Page._base_manager.bulk_create(
         [Page(slug=key, body=texts.body())],
         update_conflicts=True,

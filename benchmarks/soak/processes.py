@@ -1,4 +1,4 @@
-"""The processes of a soak: the embedding server, the writers, and workers to be killed."""
+"""The processes of a soak: the embedding server, the writers, and the workers to be killed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from benchmarks.soak.server import Delivery
 START_SECONDS = 30.0
 
 NOTICE_SECONDS = 1.0
-"""A worker that is resumed needs a moment to find out that it has lost its leases."""
+"""How long a resumed worker may take to find out that it has lost its leases."""
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class Blow(NamedTuple):
-    """What befell a worker, in monotonic seconds: its work in flight may be repeated."""
+    """A fault of a worker, in monotonic seconds. Its work in flight may be repeated."""
 
     worker: str
     what: str
@@ -45,16 +45,16 @@ class Server:
         self.port: int = self._control.recv()
 
     def be(self, mode: str) -> None:
-        """Be ``well``, or in one of the modes of trouble."""
+        """Switch to the mode ``well``, or to one of the modes of trouble."""
         self._control.send(mode)
 
     def deliveries(self) -> list[Delivery]:
-        """Return what was embedded, in order."""
+        """Return all texts that were embedded, in order."""
         self._control.send("deliveries")
         return sorted(self._control.recv())
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._control.close()
         self._process.join()
 
@@ -72,10 +72,10 @@ class Writers:
             self._pipes.append(near_end)
 
     def results(self) -> Sequence[Any]:
-        """Wait for the end of all, and return what each has written.
+        """Wait until all writers have ended, and return what each has written.
 
         Raises:
-            EOFError: one has died.
+            EOFError: a writer has died.
         """
         return [pipe.recv() for pipe in self._pipes]
 
@@ -84,7 +84,7 @@ def _write(*arguments: Any) -> None:
     import django
 
     django.setup()
-    # Its models load only now.
+    # Import late: its models need Django to be set up.
     from benchmarks.soak import writers
 
     writers.write(*arguments)
@@ -92,13 +92,13 @@ def _write(*arguments: Any) -> None:
 
 @dataclass(slots=True)
 class Worker:
-    """One real ``embed_worker``."""
+    """The process of a real ``embed_worker``."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
     ending: str = ""
-    """What was done to it that ends it, and when."""
+    """The signals that make it end, and when they were sent."""
     ending_since: float = 0.0
     stops: int = 0
     is_killed: bool = False
@@ -107,7 +107,7 @@ class Worker:
 
 @dataclass(slots=True)
 class Workers:
-    """So many workers at a time: whoever ends is followed by another."""
+    """A fixed number of workers. One that ends is replaced by another."""
 
     count: int
     folder: Path
@@ -115,12 +115,12 @@ class Workers:
     """How far they give way to other processes: 0 to 19."""
     blows: list[Blow] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
-    """Ends that nobody asked for."""
+    """Ends that no signal explains, as text."""
     started: int = 0
     alive: dict[int, Worker] = field(default_factory=dict)
 
     def tend(self, *, replace: bool = True) -> None:
-        """Note who has ended, and start the missing ones."""
+        """Note which workers have ended, and replace them."""
         for slot in range(self.count):
             worker = self.alive.get(slot)
             if worker is not None and worker.process.poll() is not None:
@@ -130,7 +130,7 @@ class Workers:
                 self.alive[slot] = self._start()
 
     def signal(self, slot: int, number: signal.Signals) -> None:
-        """Send a signal, and note what it explains."""
+        """Send a signal to a worker, and note what it explains."""
         worker = self.alive.get(slot)
         if worker is None or worker.process.poll() is not None:
             return
@@ -140,7 +140,7 @@ class Workers:
             worker.stops += number == signal.SIGTERM
             worker.is_killed |= number == signal.SIGKILL
         elif number == signal.SIGSTOP:
-            # Until further notice.
+            # Until it is resumed.
             self.blows.append(Blow(worker.name, "SIGSTOP", now, float("inf")))
         else:
             for index, blow in enumerate(self.blows):
@@ -150,11 +150,11 @@ class Workers:
         worker.process.send_signal(number)
 
     def all_struck(self, what: str, since: float, until: float) -> None:
-        """Note what befell all of them."""
+        """Note a fault of all workers."""
         self.blows += [Blow(worker.name, what, since, until) for worker in self.alive.values()]
 
     def stop(self) -> None:
-        """Stop all with SIGTERM, and see them out."""
+        """Stop all workers with SIGTERM, and wait for their ends."""
         for slot in list(self.alive):
             self.signal(slot, signal.SIGCONT)
             self.signal(slot, signal.SIGTERM)
@@ -186,8 +186,8 @@ class Workers:
         self.blows.append(Blow(worker.name, worker.ending or "died", since, now))
         has_begun = "works on" in worker.log.read_text()
         if not has_begun and now - worker.started < START_SECONDS:
-            return  # killed on its way, or it found no database: a supervisor starts another
-        # One that is told to stop once more, after it has ended its work, ends like any program.
+            return  # killed, or it found no database: a supervisor would start another
+        # A second SIGTERM, after the worker has ended its work, kills it like any program.
         asked_for = {0} if worker.stops else set()
         asked_for |= {-signal.SIGTERM} if worker.stops > 1 else set()
         asked_for |= {-signal.SIGKILL} if worker.is_killed else set()

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pgembed_django.models import Job
 
 STALL_SECONDS = 45.0
-"""It stands still when the number of open jobs has not fallen for so long."""
+"""The queue is stalled if the number of open jobs has not fallen for this long."""
 
 
 def drain(*, meanwhile: Callable[[], object]) -> float:
-    """Return the seconds until nothing is pending or running, or nothing moves any more."""
+    """Wait until no job is pending or running, or the queue is stalled. Return the seconds."""
     started = fell = time.monotonic()
     fewest = None
     while True:

@@ -1,12 +1,13 @@
-"""Texts embedded more often than the faults explain.
+"""Find texts that were embedded more often than the faults explain.
 
-A text may be embedded once, and once more for each time that it was carried over (its
-vectors went, and it stayed: see ``actions``). Every further time needs an earlier one that
-was in vain: a delivery to a worker that was killed, stopped, frozen or lost its database's
-server, in the time from ``IN_HAND_SECONDS`` before the blow, when the vectors may not have
-been stored yet, to its end. Blows to other workers explain nothing, nor does a terminated
-backend, a lost notification or trouble with the embedding server: what was delivered before
-is kept. Deliveries that broke off, or came after the worker's time-out, are not counted.
+A text may be embedded once, and once more for each time that it was carried over (its vectors were
+deleted, and it stayed: see ``actions``). Each further time needs an earlier delivery that was in
+vain: to a worker that suffered a blow, which is being killed, stopped or frozen, or losing the
+database server. The delivery must fall between ``IN_HAND_SECONDS`` before the blow, when its
+vectors may not have been stored yet, and the end of the blow. Blows to other workers explain
+nothing. Nor do a terminated backend, a lost notification or trouble with the embedding server: a
+worker keeps what was delivered before. Deliveries that broke off, or came after the worker's
+time-out, are not counted.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from benchmarks.soak.processes import Blow
 from benchmarks.soak.server import Delivery
 
 IN_HAND_SECONDS = 3.0
-"""How long a delivered vector may wait to be stored: an open writer has locked its job, as
-long as one pauses at the most, or all processors are busy."""
+"""How long a delivered vector may wait to be stored: as long as a writer that has locked its job
+pauses at most. Or all processors are busy."""
 
 PLAIN = "hello"
-"""What a provider asks to tell the server's fault from a text's."""
+"""The text by which a provider finds out whether the server or a text is at fault."""
 
 
 class Repeats(NamedTuple):
-    """How many further times were explained by blows, and the texts with one that was not."""
+    """How many repeats blows explain, and the texts with a repeat that none explains."""
 
     explained: int
     unexplained: Mapping[str, list[Delivery]]
@@ -40,7 +41,7 @@ def count(
     blows: Iterable[Blow],
     ignored: str,
 ) -> Repeats:
-    """Compare what was embedded with what had to be. ``ignored`` marks texts that do not count."""
+    """Compare deliveries with what had to be embedded. Leave out texts that contain ``ignored``."""
     struck = defaultdict(list)
     for blow in blows:
         struck[blow.worker].append(blow)
@@ -65,7 +66,7 @@ def _is_in_vain(delivery: Delivery, blows: Iterable[Blow]) -> bool:
 
 
 def totals(carried: Iterable[Mapping[str, int]]) -> Counter[str]:
-    """Add up what each writer has carried over."""
+    """Add up the texts that the writers have carried over."""
     total: Counter[str] = Counter()
     for one in carried:
         total.update(one)

@@ -1,4 +1,4 @@
-"""What is to be zero after a soak, counted in the database. Each finding names its row."""
+"""Count in the database what must be zero after a soak. Each finding names its row."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pgembed_django.specs import Spec
 
 USING = "default"
 IGNORED = actions.BESIDE
-"""Marks texts of poisoned rows, whose good chunks may be embedded at each attempt."""
+"""A word in texts of poisoned rows, whose good chunks may be embedded at each attempt."""
 
 SHOWN = 20
-"""Findings of one kind that are printed."""
+"""How many findings of one kind are printed."""
 
 CONNECTION_LOST = {None, "57P01", "57P02", "57P03", "08000", "08003", "08006"}
-"""What a writer is told when its backend is terminated, or the server restarts."""
+"""The SQLSTATEs that a writer gets if its backend is terminated, or the server restarts."""
 
 Findings = dict[str, list[str]]
 
 
 def tell(figures: dict[str, Any], found: Findings, *, file: Path | None) -> int:
-    """Print the figures and what is to be zero. Returns one where it is not."""
+    """Print the figures, and the counts that must be zero. Return one if any is not."""
     width = max(map(len, (*figures, *found)))
     for name, figure in figures.items():
         print(f"{name:{width}}  {figure}")
@@ -47,7 +47,7 @@ def tell(figures: dict[str, Any], found: Findings, *, file: Path | None) -> int:
 
 
 def findings() -> Findings:
-    """Return what is wrong with rows, vectors and jobs, by kind."""
+    """Return all faults of rows, vectors and jobs, by kind."""
     found: Findings = {
         name: []
         for name in (
@@ -75,9 +75,9 @@ def of_writers(errors: Iterable[Any]) -> list[str]:
 
 
 def of_transactions(log: str) -> list[str]:
-    """Return Postgres's warnings of a BEGIN within a transaction, or a COMMIT without one.
+    """Return Postgres's warnings about a BEGIN within a transaction, or a COMMIT without one.
 
-    Whatever the transaction had locked was free from then on.
+    Such a transaction did not hold its locks until its end.
     """
     return [line for line in log.splitlines() if line.endswith("transaction in progress")]
 
@@ -86,7 +86,7 @@ def _is_their_own(error: Any) -> bool:
     return (
         error.sqlstate in CONNECTION_LOST
         or (error.sqlstate == "40001" and error.is_repeatable_read)
-        # Two writers move to one key.
+        # Two writers moved rows to the same key.
         or (error.sqlstate == "23505" and "app_page_pkey" in error.message)
     )
 
@@ -112,7 +112,7 @@ def _of_rows(spec: Spec) -> Iterator[tuple[str, str]]:
     for source_pk, row in rows.items():
         text = spec.text_of(row)
         if POISON in text:
-            # The last good vectors may stay.
+            # The last good vectors of a failed row may stay.
             if str(source_pk) not in open_failures:
                 yield "poison rows not failed", str(source_pk)
         else:
@@ -157,7 +157,7 @@ def _failed() -> Iterator[str]:
 
 
 def _staged() -> Iterable[StagedVector]:
-    """Those whose unit has no open failure: that one's next attempt would resume there."""
+    """Return staged vectors of units without an open failure, whose retry would use them."""
     failure = Job.objects.filter(
         spec=OuterRef("spec"), source_pk=OuterRef("source_pk"), status="failed", settled_at=None
     )

@@ -1,7 +1,8 @@
-"""An embedding server in a process of its own: Ollama's /api/embed, with every kind of trouble.
+"""An embedding server in its own process: Ollama's /api/embed, with every kind of trouble.
 
-Speaks over a pipe with the soak: a mode to be in from now on, or "deliveries" for the list
-of what was embedded for whom. A vector comes from its text alone, so that it can be checked.
+The soak sends it messages over a pipe: the mode to be in from now on, or "deliveries" to get the
+list of what was embedded for which worker. A vector depends only on its text, so that it can be
+checked.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ TIMEOUT_SECONDS = 2.0
 """How long the workers wait for an answer."""
 
 USUAL_SECONDS = (0.01, 0.15)
-"""How long an answer takes, drawn: slow enough for a backlog that writers can meet."""
+"""How long an answer takes: drawn from this range, and slow enough for a backlog to form."""
 
 TROUBLES = ("slow", "too slow", "429", "500", "503", "reset", "reset late")
-"""What can come over a single request. ``mixed`` draws one, or none, for each."""
+"""What can go wrong with a single request. The mode ``mixed`` draws one or none for each."""
 
 MODES = (*TROUBLES, "mixed", "down")
 
 
 class Delivery(NamedTuple):
-    """A text that was embedded, and whose vector a worker has been sent in time."""
+    """A text whose vector was sent to a worker in time."""
 
     at: float
     worker: str
@@ -42,7 +43,7 @@ class Delivery(NamedTuple):
 
 
 class State:
-    """What the handlers share."""
+    """The state that the handlers share."""
 
     def __init__(self, seed: int) -> None:
         self.mode = "well"
@@ -52,7 +53,7 @@ class State:
         self.lock = threading.Lock()
 
     def trouble(self) -> str:
-        """Draw what comes over a request."""
+        """Draw what goes wrong with a request."""
         with self.lock:
             if self.mode == "mixed":
                 return self.random.choice((*TROUBLES, "well", "well", "well"))
@@ -60,7 +61,7 @@ class State:
 
 
 def serve(control: Connection, port: int, seed: int) -> None:
-    """Serve until the pipe is closed. The process's whole life."""
+    """Serve until the pipe is closed. This is all that the process does."""
     state = State(seed)
     httpd = _start(port, state)
     control.send(httpd.server_port)
@@ -85,7 +86,7 @@ def serve(control: Connection, port: int, seed: int) -> None:
 
 
 def vector_of(text: str) -> list[float]:
-    """The vector of a text: small whole numbers, so that it looks like no other's."""
+    """Return the vector of a text: small whole numbers that differ from every other text's."""
     numbers = random.Random(zlib.crc32(text.encode()))
     return [float(numbers.randint(1, 9)) for _ in range(WIDTH)]
 
@@ -97,12 +98,12 @@ def _start(port: int, state: State) -> ThreadingHTTPServer:
 
 
 def _reset(client: socket.socket) -> None:
-    """Hang up so that the far side reads "connection reset", also in the middle of an answer."""
+    """Close so that the other side sees "connection reset", even in the middle of an answer."""
     try:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.shutdown(socket.SHUT_RDWR)
     except OSError:
-        """It has gone by itself."""
+        """The client has already disconnected."""
 
 
 class _Quiet(ThreadingHTTPServer):
@@ -111,7 +112,7 @@ class _Quiet(ThreadingHTTPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is part of the play."""
+        """Ignore it: clients that disconnect are part of the soak."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -128,7 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def log_message(self, *arguments: object) -> None:
-        """Be quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         if self.path == "/api/version":
@@ -152,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif trouble == "reset":
             self._hang_up()
         elif any(POISON in text for text in texts):
-            # Of both kinds: a refusal, and the 500 that Ollama gives for a vector with NaN.
+            # Refuse in two ways: plainly, or with Ollama's 500 for a vector with NaN.
             is_plain = zlib.crc32("".join(texts).encode()) % 2
             nan = f"failed to encode response: json: unsupported value: NaN: {REFUSAL}"
             self._give(400 if is_plain else 500, {"error": REFUSAL if is_plain else nan})

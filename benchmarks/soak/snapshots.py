@@ -1,9 +1,9 @@
-"""What holds at every moment, also under fire: looked at in one snapshot of the database.
+"""Check in a snapshot of the database what must hold at every moment, even during faults.
 
-A trigger enqueues in the writer's own transaction, and vectors and completion commit
-together. So whoever looks sees each row fresh, at work or failed, and vectors of other rows
-only where a job is about to clean up. Unlike the state in the end, which later writes to the
-same row have mended, this finds each single write that was lost.
+A trigger enqueues in the writer's own transaction, and vectors commit together with the completion
+of their job. So in each snapshot every row is fresh, at work or failed, and vectors without a row
+have a job that is about to delete them. This finds every single lost write. The state at the end
+does not, as later writes to the same row hide it.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pgembed_django.specs import Spec
 
 
 class Snapshots:
-    """Looks again and again. ``found`` holds what was wrong, once each."""
+    """Checks snapshot after snapshot. ``found`` holds each fault once."""
 
     def __init__(self) -> None:
         self.looks = 0
         self.found: set[str] = set()
 
     def look(self) -> None:
-        """Look once, on a connection of its own: it may be terminated like all others."""
+        """Check once, on a new connection, which may be terminated like all others."""
         try:
             with transaction.atomic():
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     for model in (Article, Note, Page):
-                        # Before there is a snapshot: TRUNCATE takes the rows out of older ones.
+                        # Lock before taking the snapshot: TRUNCATE empties older snapshots too.
                         cursor.execute(f"LOCK TABLE {model._meta.db_table} IN ACCESS SHARE MODE")
                 found = {finding for spec in specs.all() for finding in _wrong(spec)}
             self.found |= found
             self.looks += 1
         except Error:
-            """Under fire. There will be another look."""
+            """A fault has hit this check. There will be another."""
         finally:
             with contextlib.suppress(Error):
                 connection.close()

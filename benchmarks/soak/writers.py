@@ -1,6 +1,6 @@
-"""The application: processes that write source rows as roughly as one may.
+"""The application: processes that write source rows in the most demanding ways.
 
-They take source rows in key order, table after table, so that every deadlock is ours.
+They lock source rows in key order, table after table, so that a deadlock can only be our fault.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks.app.models import Article, Note, Page
 from benchmarks.soak import actions, pages
 
 HOT = -1
-"""The key of a row that everybody writes all the time."""
+"""The key of the hot row, which all writers write all the time."""
 
 WARM_ROWS = 50
 WARM_SHARE = 0.5
-"""So many rows take so much of the writes: they are written again while they are pending."""
+"""So many rows get this share of the writes, so that they are written again while pending."""
 
 ROWS_KEPT = 3000
 HOT_SHARE = 0.4
@@ -32,16 +32,16 @@ SAVEPOINT_ROLLBACK_SHARE = 0.1
 REPEATABLE_READ_SHARE = 0.2
 
 SIZES = ((0.75, 1, 1), (0.92, 2, 10), (0.99, 20, 150), (1.0, 1000, 2000))
-"""How many rows a transaction takes of a table: up to this share, from, to."""
+"""How many rows of a table a transaction takes: (cumulative share of transactions, from, to)."""
 
 PAUSES = ((0.5, 0.0), (0.8, 0.05), (0.98, 0.4), (1.0, 3.0))
-"""How long a transaction stays open in between: up to this share, at most so many seconds."""
+"""How long a transaction pauses: (cumulative share of transactions, at most so many seconds)."""
 
 BREATH_SECONDS = 0.03
 
 
 class WriterError(NamedTuple):
-    """What a transaction died of."""
+    """The error that ended a transaction."""
 
     sqlstate: str | None
     is_repeatable_read: bool
@@ -50,7 +50,7 @@ class WriterError(NamedTuple):
 
 @dataclass(slots=True)
 class Written:
-    """What a writer has done. ``carried``: see ``actions``."""
+    """What one writer has done. ``carried``: see ``actions``."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -60,11 +60,11 @@ class Written:
 
 
 class RolledBack(Exception):
-    """The application has changed its mind."""
+    """The application rolls back on purpose."""
 
 
 def write(pipe: Connection, number: int, seed: int, deadline: float) -> None:
-    """Write until the deadline, then tell what was done."""
+    """Write until the deadline, then send what was done."""
     writer = Writer(number, seed)
     while time.monotonic() < deadline:
         writer.transaction()
@@ -81,7 +81,7 @@ class Writer:
         self.written = Written()
 
     def transaction(self) -> None:
-        """Run one transaction, whatever it dies of."""
+        """Run one transaction. Note its error, if any."""
         is_repeatable_read = self.draw.random() < REPEATABLE_READ_SHARE
         try:
             with transaction.atomic():
@@ -93,7 +93,7 @@ class Writer:
                 )
                 self._pause()
                 self._perhaps_roll_back(ROLLBACK_SHARE)
-                # Before the commit, whose reply may be lost.
+                # Note it before the commit, whose reply may be lost.
                 self.written.carried.update(done.carried)
             self.written.committed += 1
             self.written.rows += done.rows
@@ -115,7 +115,7 @@ class Writer:
 
     def _tables(self, *, is_repeatable_read: bool) -> actions.Done:
         rows, carried = 0, []
-        # With an old snapshot it is the reconciler's part: see docs/guarantees.md.
+        # No TRUNCATE with an old snapshot: that is left to the reconciler, see docs/guarantees.md.
         truncate_share = 0 if is_repeatable_read else TRUNCATE_SHARE
         for model in (Article, Note, Page):
             if self.draw.random() < 0.5:
@@ -131,7 +131,7 @@ class Writer:
         return actions.Done(rows, carried)
 
     def _table(self, model: Any, size: int) -> actions.Done:
-        """Take rows, wait a little, and do one thing and another to them; insert some."""
+        """Lock some rows, pause, do a few actions on them, and insert others."""
         taken = self._take(model, size)
         self._pause()
         rows, carried = len(taken), []
@@ -147,11 +147,11 @@ class Writer:
                     self._perhaps_roll_back(SAVEPOINT_ROLLBACK_SHARE)
                 carried += done.carried
             except RolledBack:
-                """Only this part."""
+                """Roll back to the savepoint only."""
         return actions.Done(rows, carried)
 
     def _take(self, model: Any, size: int) -> list[Any]:
-        """Lock rows that are there, in key order."""
+        """Lock existing rows in key order, and return them."""
         others = model._base_manager.exclude(pk=HOT) if model is Article else model._base_manager
         if self.draw.random() < WARM_SHARE:
             first = list(others.order_by("pk").values_list("pk", flat=True)[:WARM_ROWS])

@@ -1,12 +1,12 @@
-"""A model is swapped for another width under load: writers write, workers are killed.
+"""Swap a model for one of another width under load: writers write, and workers are killed.
 
-Passages of what is installed here, embedded by WordLlama behind a delay of 20 ms a request
-and 0.5 ms a text. First a plain backfill of all rows, then calm, then the swap; a writer
-and searches go on throughout, and as many workers are killed in the swap as in the backfill.
-The workers run with ``nice``, as the deployment's unit does on a machine that serves searches too.
-Every search must return vectors of exactly one space, and the searched space never hold
-fewer rows than it did. To reach: the p99 of searches during the swap within 1.5 times that
-of the calm before, and the swap's time within 1.15 times the backfill's.
+WordLlama, behind a delay of 20 ms per request and 0.5 ms per text, embeds passages of installed
+packages. First comes a plain backfill of all rows, then a calm, then the swap. A writer and
+searches go on throughout, and as many workers are killed in the swap as in the backfill. The
+workers run with ``nice``, as the deployment's unit does on a machine that serves searches too.
+Every search must return vectors of exactly one space, and the searched space must never hold fewer
+rows than before. The bars: the p99 of searches during the swap is at most 1.5 times that in the calm,
+and the swap takes at most 1.15 times as long as the backfill.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from benchmarks import postgres
 from benchmarks.soak.processes import Workers
 
 WIDTHS = (256, 128)
-"""Before the swap, and after it."""
+"""The dimensions before and after the swap."""
 
 MOST_SLOWER = 1.5
 MOST_LONGER = 1.15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the size of the table, and how rough it is to be."""
+    """Add options for the size of the table, and for the load."""
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=5, help="the median of so many is told")
     parser.add_argument("--workers", type=int, default=2)
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure. Returns zero where nothing was wrong, and both bars were reached."""
+    """Measure. Return zero if nothing was wrong and both bars were reached."""
     with postgres.database(), tempfile.TemporaryDirectory() as folder:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         os.environ["BENCHMARK_SETTINGS"] = json.dumps(settings(options.widths[0]))
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
             cursor.execute(
                 statement.format(sql.Identifier(name), sql.Literal(options.memory)).as_string(None)
             )
-        # Our models load only where Django is set up.
+        # Import late: our models need Django to be set up.
         from benchmarks.swap import rounds
 
         workers = Workers(options.workers, Path(folder), nice=options.nice)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def settings(width: int) -> dict[str, Any]:
-    """Return what workers and searches are told: short leases, so that kills are felt."""
+    """Return the settings of workers and searches. Leases are short, so that kills have effects."""
     return {
         "PGEMBED_PROVIDERS": {
             "default": {
@@ -107,7 +107,7 @@ def settings(width: int) -> dict[str, Any]:
 
 
 def tell(measured: Sequence[Any], deaths: Sequence[str], options: argparse.Namespace) -> int:
-    """Print the figures, and what is to be zero. Returns an exit status."""
+    """Print the figures, and the counts that must be zero. Return an exit status."""
     figures = [one.figures for one in measured]
     print(f"\n{options.rows:,} rows, {len(measured)} rounds")
     print(f"{'':34}{'median':>10}{'from':>10}{'to':>10}")

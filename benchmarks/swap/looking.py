@@ -1,4 +1,4 @@
-"""What is looked at while a swap goes on: each search, and how much the searched space holds."""
+"""Check during a swap each search, and how many rows the searched space holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USING = "default"
 LIMIT = 10
 TOLERANCE = 1e-3
 
-# In one snapshot: the space that is searched, and how many rows a search there can find.
+# In one snapshot: the active space, and how many rows a search can find in it.
 COVERED = """
     SELECT space.id, count(DISTINCT chunk.source_id)
     FROM pgembed_space AS space
@@ -43,12 +43,12 @@ SIMILARITIES = """
 
 @dataclass(slots=True)
 class Looks:
-    """Searches at a steady pace, and what was wrong with any of them."""
+    """The searches of a phase, and what was wrong with them."""
 
     questions: Iterator[str] = field(default_factory=lambda: itertools.cycle(_questions()))
     seconds: list[float] = field(default_factory=list)
     checked: int = 0
-    """Vectors that were compared with the space that the search said it used."""
+    """How many vectors were compared with the space that their search reported."""
     mixed: list[str] = field(default_factory=list)
     degraded: list[str] = field(default_factory=list)
     short: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Looks:
     least_covered: int | None = None
 
     def search(self) -> None:
-        """Search once, and hold what is found to the one space that was searched."""
+        """Search once, and check that all results are of the one space that was searched."""
         question = next(self.questions)
         before = active()
         started = time.perf_counter()
@@ -72,13 +72,13 @@ class Looks:
             self.short.append(f"{question!r}: {len(found)} found")
 
     def cover(self) -> None:
-        """Count the rows that can be found in the active space, and keep the least."""
+        """Count the rows that can be found in the active space, and keep the lowest count."""
         [(_, self.covered)] = database.rows(USING, COVERED, spec=spec().key) or [(None, 0)]
         least = self.least_covered
         self.least_covered = self.covered if least is None else min(self.covered, least)
 
     def _check(self, question: str, space: Space, hits: Any) -> None:
-        # Written rows may have another vector by now. The others have the one they had.
+        # Rows that the writer writes may have another vector by now. The others have not.
         told = {
             hit.instance.pk: hit.similarity
             for hit in hits

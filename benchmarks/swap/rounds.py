@@ -28,10 +28,10 @@ from pgembed_django.models import Job, Lap, Space, StagedVector
 from pgembed_django.spaces import indexes
 
 COVER_SECONDS = 0.25
-"""How often the rows that can be found are counted."""
+"""The interval at which the rows that can be found are counted."""
 
 COVER_SHARE = 0.1
-"""But no more of the time than this: counting reads the whole table."""
+"""At most this share of the time goes into counting, which reads the whole table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Swapping:
         self._kills = 0
 
     def round(self, number: int) -> Round:
-        """Backfill, wait, swap. Prints a line."""
+        """Backfill, wait, swap, and print a line of figures."""
         self._kills = 0
         self._empty()
         writer = Writer(rows=self.rows, per_second=self.options.writes, seed=number)
@@ -145,7 +145,7 @@ class Swapping:
         )
 
     def _deploy(self, width: int) -> None:
-        """Let everybody have the setting: workers stop and are started, searches read it."""
+        """Change the setting for all: restart the workers, and let searches read it."""
         told = swap.settings(width)
         os.environ["BENCHMARK_SETTINGS"] = json.dumps(told)
         django_settings.PGEMBED_PROVIDERS = told["PGEMBED_PROVIDERS"]
@@ -153,12 +153,12 @@ class Swapping:
         self.workers.tend()
 
     def _gaps(self, space: Space) -> list[str]:
-        """Return the rows whose vectors in the space are not those of their text."""
+        """Return the rows whose vectors in the space are missing or not those of their text."""
         missing = [f"{pk}: missing" for pk in gaps.missing(spec(), [space], Q(), using=USING)]
         return missing + [f"{pk}: stale" for pk in _stale(space)]
 
     def _empty(self) -> None:
-        """Leave nothing but the rows."""
+        """Delete everything but the source rows."""
         self.workers.stop()
         for space in Space.objects.filter(spec=spec().key):
             indexes.drop(spec(), space, using=USING)
@@ -171,7 +171,7 @@ class Swapping:
 
 
 def _stale(space: Space) -> list[str]:
-    """Return all rows whose text is not the one whose vectors are stored."""
+    """Return all rows whose stored vectors are those of another text."""
     found, end = gaps.stale(spec(), [space], Q(), using=USING)
     while end is not None:
         more, end = gaps.stale(spec(), [space], Q(pk__gt=end), using=USING)
@@ -180,7 +180,7 @@ def _stale(space: Space) -> list[str]:
 
 
 def _now() -> datetime:
-    """Return the time on the clock that spaces are dated by."""
+    """Return the database's time, by which spaces are dated."""
     [(now,)] = database.rows(USING, "SELECT clock_timestamp()")
     return cast(datetime, now)
 

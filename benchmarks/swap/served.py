@@ -1,4 +1,4 @@
-"""WordLlama as a server would have it: each request takes a while."""
+"""WordLlama with the delays of a server."""
 
 from __future__ import annotations
 

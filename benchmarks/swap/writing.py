@@ -1,4 +1,4 @@
-"""The application that goes on writing: one row in ten, again and again, at a steady pace."""
+"""The application's writer: it writes one row in ten again and again, at a steady pace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psycopg
 from benchmarks.soak.processes import SPAWN
 
 ONE_IN = 10
-"""Keys that this divides are written. The texts of all others stay as they are."""
+"""Rows whose key is a multiple of this are written. The texts of all others stay."""
 
 WRITE = """
     UPDATE app_article
@@ -32,7 +32,7 @@ class Writer:
         far_end.close()
 
     def stop(self) -> int:
-        """End it. Returns how many writes it has committed.
+        """End the process. Return how many writes it has committed.
 
         Raises:
             EOFError: it has died.

@@ -1,12 +1,12 @@
-"""What a save costs its writer: rows saved one by one, in bulk, and past the watched fields.
+"""What a save costs its writer: rows saved one by one, in bulk, and in unwatched fields only.
 
-Peers: no trigger; a trigger that does one bare INSERT into our job table, never notifies and
-loses writes (see docs/how-it-works.md); pgai's trigger; ours with a notification at each
-save; and for INSERT what ``trigger_level="statement"`` installs. Single rows are saved by
-``pgbench``, each in a transaction of its own, over a table of 10,000; ours with no worker, with a
-real ``embed_worker`` that sleeps when the saves begin, and with one that is at work; its provider
-takes 200 ms. Every server setting is Postgres's own, so ``fsync`` and ``synchronous_commit`` are
-on.
+Ours is compared with no trigger, with a trigger that does one bare INSERT into our job table, never
+notifies and loses writes (see docs/how-it-works.md), with pgai's trigger, with ours plus a
+notification at each save, and for INSERT with what ``trigger_level="statement"`` installs.
+``pgbench`` saves the single rows of a table of 10,000, each in a transaction of its own. Ours is
+then measured without a worker, with a real ``embed_worker`` that sleeps when the saves begin, and
+with one that is at work, whose provider takes 200 ms. All server settings are Postgres's defaults,
+so ``fsync`` and ``synchronous_commit`` are on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_BARE, MOST_PGAI, MOST_UNWATCHED = 1.5, 1.0, 1.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Take the sizes."""
+    """Add options for the sizes."""
     compare.add_arguments(parser)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=1, help="of single saves, in each run")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure. Returns zero where every bar was reached."""
+    """Measure. Return zero if every bar was reached."""
     provider = served.Server(request_seconds=0.2)
     try:
         with postgres.database() as server, TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def _prepare(provider: served.Server) -> None:
 def _measure(
     options: argparse.Namespace, server: postgres.Postgres, folder: Path
 ) -> list[Comparison]:
-    # Our models load only where Django is set up.
+    # Import late: our models need Django to be set up.
     from benchmarks.write import bulk, single
     from benchmarks.write.table import Table
 

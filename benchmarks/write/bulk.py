@@ -1,4 +1,4 @@
-"""Many rows in one statement, by one writer."""
+"""Write many rows in one statement, by one writer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ UNWATCHED = "UPDATE app_article SET views = views + 1"
 
 
 class Writes:
-    """INSERT and UPDATE, timed."""
+    """Times INSERT and UPDATE."""
 
     def __init__(self, table: Table, rows: int) -> None:
         self._table = table
         self._rows = rows
 
     def of(self, name: str) -> Callable[[], Figures]:
-        """Return what measures one contender."""
+        """Return a function that measures one contender."""
 
         def measure() -> Figures:
             self._table.begin(name)
@@ -37,10 +37,10 @@ class Writes:
                 assert jobs == self._rows, f"{jobs} jobs for {self._rows} rows"
             figures["1,000 INSERTs of a row"] = self._alone()
             self._table.empty()
-            if name == "statement":  # its UPDATE is ours
+            if name == "statement":  # its UPDATE trigger is the same as ours
                 return figures
             figures["UPDATE"] = self._timed(UPDATE)
-            # The bare INSERT and pgai's trigger do not tell one field from another.
+            # The bare INSERT and pgai's trigger do not distinguish fields.
             if name in ("none", "ours"):
                 figures["UPDATE of another field"] = self._timed(UNWATCHED)
             return figures
@@ -48,7 +48,7 @@ class Writes:
         return measure
 
     def _alone(self) -> float:
-        """Insert rows one by one, in one transaction: of a commit others tell."""
+        """Insert rows one by one in one transaction: commits are measured elsewhere."""
         with self._table.connection.transaction():
             started = time.perf_counter()
             for number in range(ALONE):

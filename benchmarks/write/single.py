@@ -1,4 +1,4 @@
-"""Rows saved one by one, by so many clients of ``pgbench``: none in Python is the limit."""
+"""Save rows one by one with clients of ``pgbench``, so that Python is not the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.write.table import Table
 ROWS = 10_000
 WARM_SECONDS = 1
 RUNNING = "SELECT EXISTS (SELECT FROM pgembed_job WHERE status = 'running')"
-# What a trigger asks: could it take the lock that a sleeping worker holds?
+# The question that a trigger asks: can it take the lock that a sleeping worker holds?
 ON_WATCH = """
     SELECT NOT (
         pg_try_advisory_lock_shared(key)
@@ -33,7 +33,7 @@ UPDATE app_article SET title = 'Article :salt' WHERE id = :id;
 
 
 class Saves:
-    """Saves at one number of clients."""
+    """Measures saves with a number of clients."""
 
     def __init__(self, table: Table, folder: Path, clients: int, seconds: float) -> None:
         self.table = table
@@ -46,7 +46,7 @@ class Saves:
         self._script.write_text(script)
 
     def of(self, name: str) -> Callable[[], Figures]:
-        """Return what measures one contender, without a worker."""
+        """Return a function that measures one contender without a worker."""
 
         def measure() -> Figures:
             self.table.begin(name, rows=ROWS)
@@ -55,7 +55,7 @@ class Saves:
         return measure
 
     def beside_worker(self, *, is_busy: bool) -> Figures:
-        """Measure ours beside a worker that sleeps until the first save, or is at work."""
+        """Measure ours beside a worker that sleeps until the first save, or that is at work."""
         self.table.begin("ours", rows=ROWS)
         workers = Workers(1, self._folder)
         if is_busy:
@@ -75,13 +75,13 @@ class Saves:
             time.sleep(0.02)
 
     def _run(self) -> Figures:
-        """Save for so long, after a second in which new connections read the catalogue."""
+        """Save for the set time, after a second in which new connections read the catalogue."""
         seconds = WARM_SECONDS + max(round(self._seconds), 1)
         told = subprocess.run(
             [
                 *(_pgbench(), "--no-vacuum", "--protocol=prepared", "--progress=1"),
                 *(f"--file={self._script}", f"--client={self.clients}"),
-                # A second more: of the last one pgbench may have nothing to say.
+                # A second more, because pgbench may not report on the last one.
                 *(f"--jobs={min(self.clients, 2)}", f"--time={seconds + 1}"),
                 self.table.url,
             ],

@@ -16,8 +16,8 @@ NAMES = """
     WHERE tgrelid = 'app_article'::regclass
       AND NOT tgisinternal
 """
-# With a key of its own each time: single saves meet the same row again before it is embedded,
-# and the job table takes one pending job per unit.
+# Each job gets a new key: single saves write the same row again before it is embedded, and the job
+# table takes only one pending job per unit.
 BARE = """
     CREATE SEQUENCE bare_key;
     CREATE FUNCTION bare() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -49,7 +49,7 @@ VECTORIZER = """
         enqueue_existing => false
     )
 """
-# What ``trigger_level="statement"`` installs, beside the trigger for each row: by another name.
+# The name of the trigger that ``trigger_level="statement"`` installs: the row trigger stays beside.
 STATEMENT = "Together"
 FILL = """
     INSERT INTO app_article (title, contents, is_public, views)
@@ -59,7 +59,7 @@ FILL = """
 
 
 class Table:
-    """``app_article``, with one contender's triggers at a time. To be closed."""
+    """``app_article`` with one contender's triggers at a time. A context manager."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -81,11 +81,11 @@ class Table:
         self.connection.close()
 
     def has(self, name: str) -> bool:
-        """Return whether a contender is installed."""
+        """Return whether a contender's trigger is installed."""
         return name in self._triggers
 
     def begin(self, name: str, *, rows: int = 0) -> None:
-        """Leave so many rows and no jobs, and one contender's triggers."""
+        """Start anew, with ``rows`` rows, no jobs and one contender's triggers."""
         queues = ["pgembed_job", *(["ai._vectorizer_q_1"] if self.has("pgai") else [])]
         self.connection.execute("ALTER TABLE app_article DISABLE TRIGGER USER")
         self.connection.execute("TRUNCATE app_article RESTART IDENTITY")
@@ -100,7 +100,7 @@ class Table:
         self.connection.execute("CHECKPOINT")
 
     def empty(self, queues: list[str] | None = None) -> None:
-        """Leave no jobs."""
+        """Delete all jobs."""
         for queue in queues or ["pgembed_job"]:
             self.connection.execute(f"TRUNCATE {queue}")
 

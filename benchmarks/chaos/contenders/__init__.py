@@ -1,4 +1,4 @@
-"""Who is in the chaos: each module has a ``Contender``."""
+"""The contenders of the chaos benchmark. Each module has a class ``Contender``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULES = {
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a contender can run, and say so where it cannot."""
+    """Return whether a contender can run, and print it if it cannot."""
     package = "pgembed_django" if name == "ours" else name.replace("-", "_")
     if find_spec(package):
         return True
@@ -26,6 +26,6 @@ def is_installed(name: str) -> bool:
 
 
 def contender(name: str) -> Contender:
-    """Return one, on the database that DATABASE_URL names."""
+    """Return a contender, on the database that DATABASE_URL names."""
     found: Contender = import_module(f"{__name__}.{MODULES[name]}").Contender()
     return found

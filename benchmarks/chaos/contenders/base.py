@@ -1,4 +1,4 @@
-"""A table of texts, a table of vectors by their key, and a handler written by hand."""
+"""A table of texts, a table of vectors with the same keys, and a hand-written handler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from benchmarks.served import MODEL
 from benchmarks.soak.server import WIDTH, vector_of
 
 LEASE_SECONDS = 4
-"""After so long without a sign of life a worker's jobs are taken over, where that can be set."""
+"""How long a worker may be silent before its jobs are taken over, if a queue lets one set that."""
 
 AT_ONCE = 16
-"""Texts that a worker has at the server at once, so that all drains take about as long."""
+"""How many texts a worker sends at once: the same for all, so that they drain equally fast."""
 
 TABLES = f"""
     CREATE EXTENSION IF NOT EXISTS vector;
@@ -36,7 +36,7 @@ STORE = """
 
 
 class Contender:
-    """What is the same for all. Rows are written with ``write`` and ``delete``."""
+    """What all contenders have in common. ``write`` and ``delete`` change rows."""
 
     SOURCE = "SELECT id, body FROM source"
     STORED = "SELECT id, embedding::text FROM stored"
@@ -46,7 +46,7 @@ class Contender:
     """
     DELETE = "DELETE FROM source WHERE id = %s"
     OPEN: str
-    """How many jobs have not ended."""
+    """The query for how many jobs have not ended."""
     GIVEN_UP: str
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Contender:
         self.connection = psycopg.connect(self.url, autocommit=True)
 
     def prepare(self) -> None:
-        """Create the tables, of the queue too."""
+        """Create all tables, including those of the queue."""
         self.connection.execute(TABLES)
 
     def work(self) -> None:
-        """Be a worker, until killed."""
+        """Work until killed."""
         raise NotImplementedError
 
     def command(self) -> list[str]:
@@ -67,12 +67,12 @@ class Contender:
         return [sys.executable, "-m", "benchmarks.chaos", self.name]
 
     def environment(self) -> dict[str, str]:
-        """Return what a worker process is told."""
+        """Return the environment of a worker process."""
         return {}
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what is written and enqueued within."""
+        """Run a transaction that commits the rows and jobs written in it."""
         with self.connection.transaction():
             yield
 
@@ -91,21 +91,21 @@ class Contender:
             self.execute(self.DELETE, key)
 
     def execute(self, statement: str, *parameters: object) -> None:
-        """Run a statement of the writer's."""
+        """Run a statement on the writer's connection."""
         self.connection.execute(statement, parameters)
 
     def number(self, statement: str) -> int:
-        """Return what a statement counts."""
+        """Return the number that a statement selects."""
         [number] = self.connection.execute(statement).fetchone() or (0,)
         return int(number)
 
     def text_of(self, body: str) -> str:
-        """Return what is embedded of a row."""
+        """Return the text that is embedded for a row with this body."""
         return body
 
 
 def handle(url: str, key: int) -> None:
-    """Embed one row: what a user's handler does."""
+    """Embed one row, as a user's handler would."""
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute("SELECT body FROM source WHERE id = %s", [key]).fetchone()
         if row is None:
@@ -114,7 +114,7 @@ def handle(url: str, key: int) -> None:
 
 
 def embed(text: str) -> list[float]:
-    """Ask the server."""
+    """Ask the server for the vector of a text."""
     request = urllib.request.Request(
         f"{os.environ['CHAOS_SERVER']}/api/embed",
         json.dumps({"model": MODEL, "input": [text]}).encode(),
@@ -126,7 +126,7 @@ def embed(text: str) -> list[float]:
 
 
 def is_of(vector: Sequence[float], text: str) -> bool:
-    """Return whether a vector, of whatever length, is that of the text."""
+    """Return whether a vector is that of the text. Its length does not matter."""
     expected = vector_of(text)
     scale = sum(x * x for x in expected) ** 0.5
     length = sum(x * x for x in vector) ** 0.5

@@ -46,12 +46,12 @@ class Contender(base.Contender):
                     "OPTIONS": {"base_url": os.environ["CHAOS_SERVER"]},
                 }
             },
-            # As many texts at once as the others.
+            # As many texts at once as the other contenders.
             "PGEMBED_BATCH_SIZE": base.AT_ONCE // 2,
             "PGEMBED_CONCURRENCY": 2,
             "PGEMBED_LEASE_SECONDS": base.LEASE_SECONDS,
             "PGEMBED_REAP_SECONDS": 1,
-            # The queue alone has to do it.
+            # Without the reconciler, so that only the queue is tested.
             "PGEMBED_RECONCILE_SECONDS": 0,
         }
         return {

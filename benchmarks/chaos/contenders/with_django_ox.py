@@ -1,4 +1,4 @@
-"""django-ox: ten attempts with its backoff, and locks that it takes over after the lease."""
+"""django-ox: ten attempts with its own backoff. It takes over locks after the lease."""
 
 from __future__ import annotations
 

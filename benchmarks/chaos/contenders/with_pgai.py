@@ -1,4 +1,4 @@
-"""pgai's vectorizer worker, polling each second. Its own triggers and tables."""
+"""pgai's vectorizer worker, polling every second, with its own triggers and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pgqueuer: exceptions are retried by its database executor, silent jobs after the lease."""
+"""pgqueuer: its database executor retries exceptions. Silent jobs are retried after the lease."""
 
 from __future__ import annotations
 

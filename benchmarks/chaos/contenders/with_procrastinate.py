@@ -1,5 +1,5 @@
-"""procrastinate: ten attempts, a lock per row, and the periodic task that its manual gives for
-jobs of workers that have died.
+"""procrastinate: ten attempts, a lock per row, and the periodic task from its manual that retries
+jobs of dead workers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Contender(base.Contender):
             await asyncio.to_thread(base.handle, self.url, key)
 
         async def retry_stalled() -> None:
-            # Its cron has a minute as the shortest interval.
+            # Not procrastinate's own cron, whose shortest interval is a minute.
             while True:
                 await asyncio.sleep(EVERY_SECONDS)
                 stalled = await app.job_manager.get_stalled_jobs(
@@ -56,7 +56,7 @@ class Contender(base.Contender):
                     try:
                         await app.job_manager.retry_job(job)
                     except (procrastinate.exceptions.ConnectorException, psycopg.Error):
-                        """The other worker was first."""
+                        """The other worker has retried it first."""
 
         async with app.open_async():
             retrying = asyncio.create_task(retry_stalled())
