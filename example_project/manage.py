@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Django's command line for the example project. ``manage.py demo`` shows all of it."""
+"""Django's command line for the example project. ``manage.py demo`` runs all of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     try:
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
-        # Its message says what to mend, where a traceback would only hide it.
+        # The message says what to do. A traceback would only hide it.
         sys.exit(str(error))
 
 

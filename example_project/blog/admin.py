@@ -1,4 +1,4 @@
-"""Publish an article here, and a search finds it; clear its time, and no search does."""
+"""Publish an article here, and searches find it. Clear its time, and they no longer do."""
 
 from __future__ import annotations
 

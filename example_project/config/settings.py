@@ -1,4 +1,4 @@
-"""Settings of the example project. Not for production: the key is public, logins are known."""
+"""Settings of the example project. Not for production: the secret key and logins are public."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if PROVIDER not in PROVIDERS:
         f"PGEMBED_PROVIDER is {PROVIDER!r}. Set it to one of: {', '.join(PROVIDERS)}."
     )
 PGEMBED_PROVIDERS = {"default": PROVIDERS[PROVIDER]}
-# The demo is killed more often than a server: let the leases of a dead worker expire soon.
+# A demo is killed more often than a server, so a dead worker's leases should expire soon.
 PGEMBED_LEASE_SECONDS = 45
 PGEMBED_REAP_SECONDS = 10
 

@@ -1,4 +1,4 @@
-"""The search page at the root, the admin beside it."""
+"""The search page at the root, and the admin."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.2
 
 
 def now() -> datetime:
-    """Return the database's clock."""
+    """Return the time by the database's clock."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         moment: datetime = cursor.fetchone()[0]
@@ -41,7 +41,7 @@ def state() -> freshness.Freshness:
 
 
 def embedded_since(moment: datetime) -> int:
-    """Return how many rows have a vector that is younger than ``moment``."""
+    """Return how many rows got a vector after ``moment``."""
     return sum(
         model.objects.filter(created_at__gte=moment, embedding__isnull=False)
         .values("source_id")
@@ -66,7 +66,7 @@ def wait_for_worker(worker: Process, *, timeout_seconds: float) -> None:
 def wait_until_complete(
     worker: Process, *, timeout_seconds: float, show: bool = True
 ) -> freshness.Freshness:
-    """Show how the coverage grows, and return when it is complete.
+    """Show the coverage while it grows, and return once it is complete.
 
     Raises:
         DemoFailed: the worker died, or made no progress for ``timeout_seconds``.

@@ -1,4 +1,4 @@
-"""Make the database ready: reachable, with pgvector, migrated, with a login."""
+"""Prepare the database: check that it is reachable and has pgvector, migrate, add a login."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VECTOR = """
 
 
 def require() -> str:
-    """Return a sentence about the server.
+    """Check the server, and return a phrase that describes it.
 
     Raises:
-        DemoFailed: it cannot be reached, or has no pgvector.
+        DemoFailed: the server cannot be reached, or has no pgvector.
     """
     if connection.vendor != "postgresql":
         raise DemoFailed(

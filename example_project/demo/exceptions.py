@@ -1,4 +1,4 @@
-"""The error that ends the demo early. Its message is for the person at the terminal."""
+"""The error that ends the demo early. Its message is shown on the terminal."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COLLECTED = ("kind", "module", "signature", "docstring", "is_public")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """How many rows were written, removed, and left unchanged."""
+    """How many rows were written, removed and left unchanged."""
 
     written: int
     removed: int
@@ -46,7 +46,7 @@ def entries(documented: Iterable[Documented], *, show: bool = True) -> Loaded:
 
 
 def articles() -> Loaded:
-    """Make ``blog.Article`` hold the articles of the example, beside any others."""
+    """Make ``blog.Article`` hold the articles of the example, and leave any others alone."""
     count = 0
     total = 0
     for article in written():

@@ -20,8 +20,8 @@ PATIENCE_SECONDS = 10
 class Process:
     """A ``manage.py`` command that runs while the ``with`` block does.
 
-    It has a session of its own, so that Ctrl-C reaches the demo alone, which then stops
-    everything in order.
+    It has its own session, so that Ctrl-C only reaches the demo, which then stops everything in
+    order.
     """
 
     def __init__(self, name: str, *arguments: str) -> None:
@@ -49,7 +49,7 @@ class Process:
         traceback: TracebackType | None,
     ) -> None:
         signals.ignore()
-        # At the first signal a worker finishes what is in flight, at the second it drops it.
+        # At the first signal a worker finishes what is in flight. At the second it drops that.
         for stop in (self.popen.terminate, self.popen.terminate, self.popen.kill):
             stop()
             try:
@@ -60,7 +60,7 @@ class Process:
         self.reader.join(PATIENCE_SECONDS)
 
     def require_alive(self) -> None:
-        """Raise DemoFailed, with its last lines, if the process has ended."""
+        """Raise DemoFailed with the last lines of output, if the process has ended."""
         status = self.popen.poll()
         if status is not None:
             self.reader.join(1)

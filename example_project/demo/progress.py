@@ -1,4 +1,4 @@
-"""Progress bars: updated often on a terminal, seldom in a log."""
+"""Progress bars, which are updated often on a terminal and seldom in a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 def bar(description: str, *, total: int, done: int = 0, show: bool = True) -> tqdm[NoReturn]:
-    """Return a bar that counts rows, and shows how many a second."""
+    """Return a bar that shows the number of rows, and rows per second."""
     return tqdm(
         desc=description,
         total=total,

@@ -22,7 +22,7 @@ LIMIT = 4
 
 
 def lines() -> Iterator[str]:
-    """Yield the questions and their results, one line each, as wide as the terminal."""
+    """Yield the questions and their results, one line each, cut to the terminal's width."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     public = Entry.objects.filter(is_public=True)
     for question in QUESTIONS:

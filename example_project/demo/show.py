@@ -17,7 +17,7 @@ from demo.processes import Process
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """``timeout_seconds``: the longest time without progress. ``port``: None for the usual one."""
+    """The demo. ``timeout_seconds``: the longest time without progress. ``port``: None for 8000."""
 
     say: Callable[[str], object]
     timeout_seconds: float

@@ -1,4 +1,4 @@
-"""Treat SIGTERM and a closed terminal like Ctrl-C, and only the first signal."""
+"""Treat SIGTERM and the closing of the terminal like Ctrl-C, but only the first signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, 
 
 @contextmanager
 def as_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt for the first of these signals in this block."""
+    """Raise KeyboardInterrupt in the block at the first of these signals."""
     before = {number: signal.signal(number, _interrupt) for number in STOPPING}
     try:
         yield

@@ -16,7 +16,7 @@ START_SECONDS = 30
 
 
 def free_port(wanted: int | None) -> int:
-    """Return the wanted port, else the usual one, else any that is free."""
+    """Return the wanted port. If none is wanted, return the usual one or any that is free."""
     for port in (wanted,) if wanted else (USUAL_PORT, 0):
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,7 +30,7 @@ def free_port(wanted: int | None) -> int:
 
 
 def server(port: int) -> Process:
-    # --insecure: the admin's style sheets, without DEBUG and its queries kept in memory.
+    # --insecure serves the admin's style sheets without DEBUG, which would keep all queries.
     return Process("web server", "runserver", "--noreload", "--insecure", f"{HOST}:{port}")
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 SITE = f"https://docs.python.org/{sys.version_info.major}.{sys.version_info.minor}"
 
-# Modules inside a package that have a page of their own.
+# Modules inside packages that have their own page.
 PAGES = """
     collections.abc concurrent.futures curses.ascii curses.panel email.charset
     email.contentmanager email.encoders email.errors email.generator email.header
@@ -22,12 +22,12 @@ PAGES = """
     xml.etree.ElementTree xml.sax xml.sax.handler xmlrpc.client xmlrpc.server
 """
 
-# Their contents are spread over many pages, or not documented there at all.
+# The contents of these are spread over many pages, or not documented there at all.
 SEARCHED = frozenset({"asyncio", "distutils", "encodings", "importlib", "multiprocessing"})
 
 
 def documentation_url(name: str, module: str) -> str:
-    """Return the page and place of ``name``, or a search for it where it has no certain page."""
+    """Return the URL of the documentation of ``name``, or of a search if its page is uncertain."""
     if module == "builtins":
         return f"{SITE}/library/{_builtins_page(name)}.html#{quote(name)}"
     page = _page(name, module)

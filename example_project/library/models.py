@@ -12,8 +12,8 @@ from pgembed_django import Chunker, embeddable
 WORD_BOUNDARIES = re.compile(r"[._]+|(?<=[a-z])(?=[A-Z])")
 
 
-# Short chunks: a docstring's first paragraph says what a thing is for, and an average
-# over a whole page would drown it. Signatures are shown, but not embedded.
+# Chunks are short, because a docstring's first paragraph says what a thing is for, and would be
+# lost in the vector of a whole page. Signatures are shown, but not embedded.
 @embeddable(
     fields=["name", "docstring"],
     text="embedding_text",
@@ -39,7 +39,7 @@ class Entry(models.Model):
         return documentation_url(self.name, self.module)
 
     def embedding_text(self) -> str:
-        """Return the name, also in words, and the docstring."""
+        """Return the name, the name split into words, and the docstring."""
         return f"{self.heading}\n\n{self.docstring}"
 
     @property

@@ -1,4 +1,4 @@
-"""Read what a visitor asked for from the page's URL, which may hold anything. Pure."""
+"""Parse what a visitor asked for from the page's URL, which may contain anything. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Shelf: TypeAlias = Literal["library", "articles"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a visitor asked for. ``notes`` say, for people, what could not be done as asked."""
+    """What a visitor asked for. ``notes`` tell the visitor what could not be done as asked."""
 
     text: str = ""
     shelf: Shelf = "library"
@@ -23,13 +23,13 @@ class Asked:
     notes: tuple[str, ...] = ()
 
     def link(self, **changes: str) -> str:
-        """Return the page's address for the same question with ``changes``."""
+        """Return the URL of the page for the same question with ``changes``."""
         asked = {"q": self.text, "in": self.shelf, **changes}
         return "?" + urlencode({key: value for key, value in asked.items() if value})
 
     @property
     def tabs(self) -> list[tuple[str, str, bool]]:
-        """Return (title, address, whether it is open) of each shelf."""
+        """Return (title, URL, whether it is open) of each shelf."""
         titles = {"library": "Standard library", "articles": "Articles"}
         return [
             (titles[shelf], self.link(**{"in": shelf}), shelf == self.shelf)
@@ -38,7 +38,7 @@ class Asked:
 
 
 def read(parameters: Mapping[str, str], modules: Collection[str]) -> Asked:
-    """Return what the URL asks for. ``modules`` are those that exist."""
+    """Return what the URL asks for. ``modules``: all modules that exist."""
     notes = []
     text = " ".join(parameters.get("q", "").replace("\0", " ").split())
     if len(text) > LONGEST_QUERY:

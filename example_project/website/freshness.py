@@ -1,4 +1,4 @@
-"""Count how much of a table a search finds, for the search page and the demo's progress bar."""
+"""Count how many rows a search finds, for the search page and the demo's progress bar."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Freshness:
 def of(
     rows: QuerySet[Any], embeddings: type[AbstractEmbedding], *, newest: bool = False
 ) -> Freshness:
-    """Count ``rows``, and what a search would find of them now.
+    """Count ``rows``, and how many of them a search would find now.
 
-    ``newest``: count for the space that is being built, where there is one.
+    ``newest``: count for the space that is being built, if there is one.
     """
     spaces = Space.objects.filter(spec=embeddings._meta.label)
     if newest:

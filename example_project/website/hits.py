@@ -21,7 +21,7 @@ MOST_ARTICLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One result for the template. ``similarity``: None where only its words were found."""
+    """One result for the template. ``similarity`` is None if only the full-text search found it."""
 
     title: str
     url: str
@@ -35,7 +35,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results, and a sentence about them, or about why the search failed."""
+    """The results, with a sentence about them or about why the search failed."""
 
     hits: tuple[Hit, ...] = ()
     note: str = ""
@@ -47,7 +47,7 @@ def published() -> QuerySet[Article]:
 
 
 def find(asked: Asked) -> Outcome:
-    """Search the shelf that was asked for. An empty text finds nothing."""
+    """Search the chosen shelf. An empty text finds nothing."""
     if not asked.text:
         return Outcome()
     finder = _in_library if asked.shelf == "library" else _in_articles
@@ -58,7 +58,7 @@ def find(asked: Asked) -> Outcome:
 
 
 def related(article: Article) -> tuple[Hit, ...]:
-    """Return articles like this one. None while it is not embedded."""
+    """Return similar articles, or none while the article is not embedded."""
     try:
         return tuple(map(_article, similar_to(article, limit=3)))
     except PgembedError:

@@ -1,4 +1,4 @@
-"""Cut the part with most of the query's words out of a passage, and mark them. Pure."""
+"""Cut out the part of a passage with the most words of the query, and mark these. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString, mark_safe
 LENGTH = 320
 MOST_WORDS = 24
 
-# Too common to be worth a mark.
+# Words that are too common to be marked.
 UNMARKED = """
     a an and are as at be by can do does for from how i if in into is it its my no not of on or
     so than that the their then this to was what when where which who why will with you your
@@ -23,8 +23,8 @@ def snippet(
 ) -> SafeString:
     """Return safe HTML: about ``LENGTH`` characters of ``passage`` with marked words.
 
-    ``whole`` is the text that the passage is from, ``leave_out`` what the page shows already
-    of its beginning and end.
+    ``whole`` is the text that contains the passage. ``leave_out`` are parts of its beginning and
+    end that the page already shows.
     """
     text = passage.strip()
     is_beginning = not whole or whole.startswith(text)
@@ -40,12 +40,12 @@ def snippet(
 
 
 def breakable(name: str) -> SafeString:
-    """Return safe HTML of a dotted name that a narrow page may break after its dots."""
+    """Return a dotted name as safe HTML that a narrow page can break after the dots."""
     return format_html_join(mark_safe(".<wbr>"), "{}", ((part,) for part in name.split(".")))
 
 
 def _pattern(query: str) -> re.Pattern[str] | None:
-    """Match the query's words in other forms too: measure, measures, measuring."""
+    """Return a pattern for the query's words, also in other forms: measure, measures, measuring."""
     words = dict.fromkeys(re.findall(r"\w+", query.lower()))
     stems = [
         re.escape(ENDINGS.sub("", word))
@@ -58,7 +58,7 @@ def _pattern(query: str) -> re.Pattern[str] | None:
 
 
 def _window(text: str, words: re.Pattern[str] | None) -> tuple[int, int]:
-    """Return where the part with the most marked words begins and ends, between words."""
+    """Return start and end, at word boundaries, of the part with the most marked words."""
     if len(text) <= LENGTH:
         return 0, len(text)
     places = [match.start() for match in words.finditer(text)] if words else []

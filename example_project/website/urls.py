@@ -1,4 +1,4 @@
-"""The pages."""
+"""The URLs of the search page and of articles."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EXAMPLES = {
 
 @require_safe
 def search_page(request: HttpRequest) -> HttpResponse:
-    """Show the results of a search. A search that fails is a sentence on the page, no traceback."""
+    """Show the results of a search. A failed search is explained on the page, without traceback."""
     modules = list(Entry.objects.order_by("module").values_list("module", flat=True).distinct())
     question = asked.read(request.GET, modules)
     outcome = hits.find(question)
@@ -51,7 +51,7 @@ def _freshness(shelf: asked.Shelf) -> freshness.Freshness:
 
 @require_safe
 def article_page(request: HttpRequest, pk: int) -> HttpResponse:
-    """Show a published article, and those like it."""
+    """Show a published article, with similar ones."""
     article = get_object_or_404(hits.published(), pk=pk)
     context = {"article": article, "related": hits.related(article)}
     return render(request, "website/article.html", context)

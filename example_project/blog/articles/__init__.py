@@ -1,4 +1,4 @@
-"""Articles written for the example, one file each. A draft has no ``published`` line."""
+"""The articles of the example, one file each. A draft has no ``published`` line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """One article, as its file has it."""
+    """One article, as read from its file."""
 
     title: str
     author: str
@@ -22,13 +22,13 @@ class Written:
 
 
 def written() -> Iterator[Written]:
-    """Yield all articles, in the order of their files' names."""
+    """Yield all articles, ordered by file name."""
     for file in sorted(FOLDER.glob("*.md")):
         yield read(file.read_text(encoding="utf-8"))
 
 
 def read(text: str) -> Written:
-    """Read ``key: value`` lines, an empty line, and the contents."""
+    """Parse a file: ``key: value`` lines, an empty line, and the contents."""
     head, _, contents = text.partition("\n\n")
     values = dict(line.split(": ", 1) for line in head.splitlines())
     published = values.get("published")

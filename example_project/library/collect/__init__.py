@@ -13,8 +13,8 @@ __all__ = ["Documented", "collect"]
 def collect() -> list[Documented]:
     """Return a row for each module, class, function and method with a docstring.
 
-    In the order of the names, each name once, private ones included. What is written in
-    Python is parsed, never imported, so that nothing with a side effect runs.
+    Ordered by name, each name once, private ones included. Python modules are parsed, never
+    imported, so that nothing with a side effect runs.
     """
     found: dict[str, Module] = {}
     for name, module in modules.compiled():

@@ -1,4 +1,4 @@
-"""Read a compiled module's definitions from the module itself."""
+"""Read the definitions of a compiled module from the module object."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import ModuleType
 
 from library.collect.shapes import Definition, Module
 
-# Where C code gives no machine-readable signature, the docstring often starts with one.
+# If C code gives no machine-readable signature, the docstring often begins with one.
 FIRST_LINE = re.compile(
     r"\A(?P<call>\w+\([^\n]*\)(?: *->[^\n]*)?)(?:\n+(?P<rest>.*)|\Z)", re.DOTALL
 )
 
-# What the caller does not pass: ($self, key, /), ($module, /, x).
+# The first parameter, which callers do not pass: ($self, key, /), ($module, /, x).
 BOUND = re.compile(r"\A\(\$\w+(?:, /)?(?:, )?")
 
 
-# Types that are no module's attribute: they are found as the type of a value.
+# Types that are not an attribute of any module. They are found as the type of a value.
 NAMELESS = {
     re: ["Pattern", "Match"],
     types: [name for name in types.__all__ if name.endswith("Type")],
@@ -27,10 +27,10 @@ NAMELESS = {
 
 
 def read(name: str, module: ModuleType) -> Module:
-    """Return the classes and functions of ``module``. A second name of one is an alias."""
+    """Return the classes and functions of ``module``. Further names of them become aliases."""
     read = Module(name, docstring=inspect.cleandoc(module.__doc__ or ""))
     names: dict[int, str] = {}
-    # SocketType is socket: the name that the object itself has comes first.
+    # SocketType is socket: the object's own name comes first.
     own_name_first = sorted(
         vars(module).items(),
         key=lambda item: (getattr(item[1], "__name__", "") != item[0], item[0]),
@@ -47,7 +47,7 @@ def read(name: str, module: ModuleType) -> Module:
 
 
 def nameless() -> Iterator[tuple[str, Definition]]:
-    """Yield ``(module, definition)`` for compiled types that a Python module names."""
+    """Yield ``(module, definition)`` of the ``NAMELESS`` types."""
     for module, names in NAMELESS.items():
         for name in names:
             if definition := _definition(name, getattr(module, name)):

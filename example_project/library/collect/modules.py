@@ -1,7 +1,7 @@
-"""Find the standard library's modules without importing what is written in Python.
+"""Find the standard library's modules without importing Python modules.
 
-Python modules are found as files. Compiled ones are imported, which is safe: they do
-nothing but define names.
+Python modules are found as files. Compiled ones are imported, which is safe, because they only
+define names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-# Jokes, applications, tests, generated tables, and modules that newer versions lack.
+# Jokes, applications, tests, generated tables, and modules that newer Pythons lack.
 LEFT_OUT = """
     this antigravity idlelib turtledemo test lib2to3 distutils ensurepip pydoc_data
     encodings ntpath nturl2path nt msilib winreg winsound msvcrt readline
@@ -26,7 +26,7 @@ TEST_PREFIXES = ("_test", "_xx", "xx", "_ctypes_test")
 
 
 def top_level() -> list[str]:
-    """Return the names of the top-level modules. Private ones define public names too."""
+    """Return the top-level modules' names. Private ones too, as some define public names."""
     return sorted(
         name
         for name in sys.stdlib_module_names
@@ -35,7 +35,7 @@ def top_level() -> list[str]:
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Yield ``(dotted name, file)`` for each module written in Python, packages before contents."""
+    """Yield ``(dotted name, file)`` of each Python module, packages before their contents."""
     root = Path(sysconfig.get_path("stdlib"))
     for name in top_level():
         if (file := root / f"{name}.py").is_file():
@@ -64,7 +64,7 @@ def compiled() -> Iterator[tuple[str, ModuleType]]:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 yield name, importlib.import_module(name)
         except ImportError:
-            continue  # A library that it needs is not installed: no Tk, no curses.
+            continue  # A library that it needs is not installed, such as Tk or curses.
 
 
 def _is_extension(name: str) -> bool:

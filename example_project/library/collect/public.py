@@ -1,8 +1,7 @@
 """Give each definition one name. Pure.
 
-``unittest.TestCase`` is written in ``unittest.case``, ``collections.deque`` in
-``_collections``: a definition goes by the shortest public name it can be imported
-under, and by no other.
+``unittest.TestCase`` is defined in ``unittest.case``, ``collections.deque`` in ``_collections``.
+A definition only gets the shortest public name under which it can be imported.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from library.collect.resolve import Origin, definition_of, exports, is_open, resolve
 from library.collect.shapes import Definition, Documented, Module, is_public
 
-# What a module is called in the documentation. "" drops the prefix: str.join, print.
+# Module -> its name in the documentation. "" drops the prefix: str.join, print.
 DOCUMENTED_AS = {"builtins": "", "posixpath": "os.path", "_collections_abc": "collections.abc"}
 
 
 def rows(modules: Mapping[str, Module]) -> list[Documented]:
-    """Return a row for everything with a docstring, in the order of the names."""
+    """Return a row for everything with a docstring, ordered by name."""
     return _Naming(modules).rows()
 
 
@@ -33,7 +32,7 @@ class _Naming:
             title = DOCUMENTED_AS.get(name, name) or name
             if docstring := self.modules[name].docstring:
                 found[title] = Documented(title, "module", _top(title), "", docstring)
-        # Public names first: the methods of their private bases are named after them.
+        # Public names first: they give their names to the methods of private base classes.
         for origin, dotted in sorted(
             self.names.items(), key=lambda item: (not is_public(item[1]), item[1])
         ):
@@ -55,7 +54,7 @@ class _Naming:
         home, local = origin
         for member in definition.members:
             inner = home, f"{local}.{member.name}"
-            # random.shuffle is a method of a hidden instance: it has its name already.
+            # random.shuffle is a method of a hidden instance, and has its name already.
             if inner not in self.names:
                 yield from self._with_members(f"{dotted}.{member.name}", top, member, inner)
         for base in definition.bases:
@@ -69,7 +68,7 @@ class _Naming:
                         yield row
 
     def _stands_alone(self, origin: Origin) -> bool:
-        """Say whether a class has a public name of its own, rather than one like SocketType."""
+        """Return whether a class has a public name of its own, not just one like SocketType."""
         name = self.names.get(origin, "_")
         return is_public(name) and (is_open(origin[0]) or name.endswith(f".{origin[1]}"))
 

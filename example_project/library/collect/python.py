@@ -15,7 +15,7 @@ LONGEST_SIGNATURE = 300
 
 
 def read(name: str, source: str, *, is_package: bool) -> Module:
-    """Return what ``source`` defines and imports, at its top level and in its ``if``s."""
+    """Return what ``source`` defines and imports at its top level, also within ``if``s."""
     tree = ast.parse(source)
     module = Module(name, docstring=ast.get_docstring(tree) or "")
     all_assignments = []
@@ -59,7 +59,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _keep_better(found: dict[str, Definition], new: Definition) -> None:
-    """Keep the documented one of several definitions of a name, such as setters and fallbacks."""
+    """Add a definition. Of several with one name (setters, fallbacks), keep a documented one."""
     if new.name not in found or (new.docstring and not found[new.name].docstring):
         found[new.name] = new
 
@@ -91,7 +91,7 @@ def _definition(node: Function | ast.ClassDef, *, in_class: bool = False) -> Def
 def _signature(node: Function, *, drop_first: bool) -> str:
     arguments = node.args
     if drop_first:
-        # The defaults count from the right, so the first argument can go without them.
+        # Defaults count from the right, so the first argument can be dropped without them.
         first = arguments.posonlyargs or arguments.args
         del first[:1]
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""

@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from library.collect.shapes import Definition, Module
 
-# Public in name only: what they define is documented elsewhere.
+# These modules are public only by name: what they define is documented in other modules.
 IMPLEMENTATIONS = frozenset({"posix", "genericpath"})
 
-# Longer chains of imports than this are circles.
+# Chains of imports that are longer than this are circular.
 LONGEST_CHAIN = 8
 
 Origin: TypeAlias = tuple[str, str]
@@ -18,7 +18,7 @@ Origin: TypeAlias = tuple[str, str]
 
 
 def is_open(module: str) -> bool:
-    """Say whether names of ``module`` count, rather than those that others have from it."""
+    """Return whether names in ``module`` are public, not only where other modules import them."""
     if module == "_collections_abc":
         return True
     return not module.startswith("_") and module not in IMPLEMENTATIONS
@@ -34,7 +34,7 @@ def definition_of(origin: Origin, modules: Mapping[str, Module]) -> Definition:
 
 
 def exports(name: str, modules: Mapping[str, Module]) -> set[str]:
-    """Return the names of a module: its own, and those it has from its implementation."""
+    """Return the names of a module: its own, and those imported from its implementation."""
     module = modules[name]
     listed = module.exported
     names = set(module.definitions) | (_lazy(module, modules) if listed else set())
@@ -61,7 +61,7 @@ def _public(names: set[str]) -> set[str]:
 
 
 def _lazy(module: Module, modules: Mapping[str, Module]) -> set[str]:
-    """Return the names of ``__all__`` that the package imports when they are asked for."""
+    """Return the names in ``__all__`` that the package only imports when they are used."""
     known = {*module.definitions, *module.imported, *module.assigned}
     return {
         name
@@ -92,7 +92,7 @@ def resolve(name: str, dotted: str, modules: Mapping[str, Module], depth: int = 
     own = (name, head) if head in module.definitions else None
     if own and definition_of(own, modules).docstring:
         return own
-    # signal.signal only wraps _signal.signal, and leaves the documentation to it.
+    # signal.signal only wraps _signal.signal, which has the docstring.
     other = _resolve_import(module, head, modules, depth)
     if own and not (other and definition_of(other, modules).docstring):
         return own

@@ -1,4 +1,4 @@
-"""The values that are collected: modules, their definitions, and the rows for these. Pure."""
+"""The values that are collected: modules, their definitions, and rows of these. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 
 def is_public(dotted: str) -> bool:
-    """Say whether no part of a dotted name is private. ``__init__`` is not."""
+    """Return whether no part of a dotted name is private. ``__init__`` counts as public."""
     return not any(part.startswith("_") and not part.endswith("__") for part in dotted.split("."))
 
 
 @dataclass(frozen=True, slots=True)
 class Documented:
-    """One row for the search: something with a docstring."""
+    """One searchable row: something with a docstring."""
 
     name: str
     kind: str
@@ -41,7 +41,7 @@ class Definition:
 
 @dataclass(slots=True)
 class Module:
-    """One module, read from its source or, where it is compiled, from the module itself."""
+    """One module, read from its source or, if it is compiled, from the module object."""
 
     name: str
     docstring: str = ""
@@ -50,10 +50,10 @@ class Module:
     """``from module import name as local``: local -> (module, name)."""
 
     assigned: dict[str, str] = field(default_factory=dict)
-    """``Lock = _thread.lock``: name -> what is assigned to it, or the class of an instance."""
+    """``Lock = _thread.lock``: name -> what is assigned, or the class of an assigned instance."""
 
     starred: list[str] = field(default_factory=list)
     """``from module import *``: the modules."""
 
     exported: frozenset[str] | None = None
-    """``__all__`` where it is a plain list, else None."""
+    """``__all__`` if it is a plain list, else None."""

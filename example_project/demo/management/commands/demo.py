@@ -1,4 +1,4 @@
-"""``manage.py demo``: show all that the example does, from the database to the search page."""
+"""``manage.py demo``: run the whole example, from the database to the search page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Command(BaseCommand):
         "Loads the standard library's documentation, embeds it, searches it, edits it, and "
         "serves a search page until Ctrl-C. Stops everything that it has started."
     )
-    # The demo has its own message for an unreachable database.
+    # No system checks: the demo has its own message for an unreachable database.
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
