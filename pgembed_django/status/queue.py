@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.jobs.lanes import EVERY_LANE
@@ -17,12 +17,13 @@ MIN_COUNT = 1000
 BUDGET = 60_000
 """How many jobs one overview reads at most, divided among the specs."""
 
-# The first column is P(ending), R(unning), F(ailed) or D(ismissed). Counts stop at the limit.
+# The first column is the status, the others are those of ``Row``. Counts stop at the limit.
 COUNTS = """
     SELECT
-        'P' AS what,
+        'pending',
         lane.spec,
-        lane.priority::bigint AS number,
+        lane.priority,
+        NULL::bigint,
         kind,
         is_due,
         count(*),
@@ -43,8 +44,9 @@ COUNTS = """
     GROUP BY lane.spec, lane.priority, kind, is_due
   UNION ALL
     SELECT
-        'R',
+        'running',
         spec,
+        NULL,
         worker_id,
         kind,
         NULL,
@@ -60,7 +62,7 @@ COUNTS = """
     ) AS running
     GROUP BY spec, worker_id, kind
   UNION ALL
-    SELECT 'F', failing.spec, NULL, NULL, NULL, counted.count, NULL, NULL
+    SELECT 'failed', failing.spec, NULL, NULL, NULL, NULL, counted.count, NULL, NULL
     FROM failing
     CROSS JOIN LATERAL (
         SELECT count(*)
@@ -76,7 +78,7 @@ COUNTS = """
         ) AS failed
     ) AS counted
   UNION ALL
-    SELECT 'D', spec, NULL, NULL, NULL, count(*), NULL, NULL
+    SELECT 'dismissed', spec, NULL, NULL, NULL, NULL, count(*), NULL, NULL
     FROM (
         SELECT spec
         FROM pgembed_job
@@ -88,6 +90,23 @@ COUNTS = """
     GROUP BY spec
 """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
+
+
+class Row(NamedTuple):
+    """A count of jobs that have all of this in common. Failed and dismissed: only the spec."""
+
+    spec: str
+    priority: int
+    """Of pending jobs."""
+    worker_id: int
+    """Of running jobs."""
+    kind: str
+    is_due: bool
+    """Of pending jobs."""
+    jobs: int
+    oldest_seconds: float
+    held_seconds: float
+    """How long its worker has held the oldest of the running jobs."""
 
 
 @dataclass(slots=True)
@@ -105,16 +124,16 @@ class Queue:
 def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
     """Count jobs in one statement. Failures and dismissals are counted for all specs."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
-    found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for what, *row in database.rows(
+    found: dict[str, list[Row]] = defaultdict(list)
+    for status, *row in database.rows(
         using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT
     ):
-        found[what].append(tuple(row))
+        found[status].append(Row(*row))
     queue = Queue()
-    _add_pending(queue, found["P"], limit)
-    _add_running(queue, found["R"])
-    queue.failures = {spec: Count(number, number >= limit) for spec, *_, number, _, _ in found["F"]}
-    dismissed = {spec: number for spec, *_, number, _, _ in found["D"]}
+    _add_pending(queue, found["pending"], limit)
+    _add_running(queue, found["running"])
+    queue.failures = {row.spec: Count(row.jobs, row.jobs >= limit) for row in found["failed"]}
+    dismissed = {row.spec: row.jobs for row in found["dismissed"]}
     # The limit is on all specs together: once it is reached, any spec may have more.
     is_capped = sum(dismissed.values()) >= limit
     queue.dismissed = {
@@ -123,41 +142,46 @@ def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> 
     return queue
 
 
-def _add_pending(queue: Queue, rows: list[tuple[Any, ...]], limit: int) -> None:
-    lanes: dict[tuple[str, int], int] = defaultdict(int)
-    for spec, priority, _, _, number, _, _ in rows:
-        lanes[spec, priority] += number
-    kinds: dict[tuple[str, str], list[Any]] = {}
-    for spec, priority, kind, is_due, number, oldest, _ in sorted(rows, key=lambda row: -row[1]):
-        entry = kinds.setdefault((spec, kind), [NONE, NONE, 0.0])
-        is_capped = lanes[spec, priority] >= limit
-        entry[0] += Count(number, is_capped)
-        if not is_due:
-            entry[1] += Count(number, is_capped)
-        entry[2] = max(entry[2], oldest)
-        if kind in CHANGES:
-            _note_change(queue, spec, oldest)
-    for (spec, kind), (waiting, later, oldest) in kinds.items():
-        queue.backlog[spec] = (
-            *queue.backlog.get(spec, ()),
-            Backlog(kind=kind, waiting=waiting, later=later, oldest_seconds=oldest),
+def _add_pending(queue: Queue, rows: Sequence[Row], limit: int) -> None:
+    in_lane: dict[tuple[str, int], int] = defaultdict(int)
+    for row in rows:
+        in_lane[row.spec, row.priority] += row.jobs
+    by_kind: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: -row.priority):
+        by_kind[row.spec, row.kind].append(row)
+
+    def total(rows: Iterable[Row]) -> Count:
+        counts = (Count(row.jobs, in_lane[row.spec, row.priority] >= limit) for row in rows)
+        return sum(counts, NONE)
+
+    for (spec, kind), of_kind in by_kind.items():
+        backlog = Backlog(
+            kind=kind,
+            waiting=total(of_kind),
+            later=total(row for row in of_kind if not row.is_due),
+            oldest_seconds=max(0.0, *(row.oldest_seconds for row in of_kind)),
         )
+        queue.backlog[spec] = (*queue.backlog.get(spec, ()), backlog)
+        _note_change(queue, spec, kind, backlog.oldest_seconds)
 
 
-def _add_running(queue: Queue, rows: list[tuple[Any, ...]]) -> None:
-    is_capped = sum(row[4] for row in rows) >= MAX_COUNT
-    held: dict[tuple[int, str], tuple[int, float]] = {}
-    for spec, worker_id, kind, _, number, oldest, held_seconds in rows:
-        queue.running[spec] = queue.running.get(spec, NONE) + Count(number, is_capped)
-        jobs, longest = held.get((worker_id, spec), (0, 0.0))
-        held[worker_id, spec] = (jobs + number, max(longest, held_seconds))
-        if kind in CHANGES:
-            _note_change(queue, spec, oldest)
-    for (worker_id, spec), (jobs, longest) in sorted(held.items()):
+def _add_running(queue: Queue, rows: Sequence[Row]) -> None:
+    is_capped = sum(row.jobs for row in rows) >= MAX_COUNT
+    by_holder: dict[tuple[int, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        queue.running[row.spec] = queue.running.get(row.spec, NONE) + Count(row.jobs, is_capped)
+        by_holder[row.worker_id, row.spec].append(row)
+        _note_change(queue, row.spec, row.kind, row.oldest_seconds)
+    for (worker_id, spec), held in sorted(by_holder.items()):
         queue.held.setdefault(worker_id, []).append(
-            HeldJobs(spec=spec, jobs=jobs, oldest_seconds=longest)
+            HeldJobs(
+                spec=spec,
+                jobs=sum(row.jobs for row in held),
+                oldest_seconds=max(0.0, *(row.held_seconds for row in held)),
+            )
         )
 
 
-def _note_change(queue: Queue, spec: str, seconds: float) -> None:
-    queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), seconds)
+def _note_change(queue: Queue, spec: str, kind: str, seconds: float) -> None:
+    if kind in CHANGES:
+        queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), seconds)
