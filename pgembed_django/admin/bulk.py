@@ -119,7 +119,7 @@ def _do(
     if not batch.awaits:
         acts.log(request, acts.told(act, batch.counts), about=scope.name)
     said = acts.told(act, counts)
-    if not batch.cursor:
+    if batch.next_cursor is None:
         model_admin.message_user(request, said, acts.level(counts))
         return HttpResponseRedirect(context["back"])
     context |= {
@@ -129,7 +129,7 @@ def _do(
         "taken": form.taken + batch.taken,
         "total": max(form.total, form.taken + batch.taken),
         "is_bounded": form.total > scopes.MAX_COUNT,
-        "cursor": batch.cursor,
+        "cursor": batch.next_cursor,
         "end": form.end,
         "counts": json.dumps(counts),
     }

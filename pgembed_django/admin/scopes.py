@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from django.http import Http404
 from django.utils.text import Truncator
@@ -23,17 +23,17 @@ SPEC_ROWS = "rows"
 """The value of the parameter ``scope`` for a spec's source rows. Without it: jobs."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Batch:
-    """The results of one batch, and where the next one begins. Empty ``cursor``: it was the last.
+    """The results of one batch, and where the next one begins."""
 
-    ``awaits`` tells people why the next batch has to wait. Empty: it need not.
-    """
-
-    counts: acts.Counts
-    taken: int
-    cursor: str
+    counts: acts.Counts = field(default_factory=dict)
+    taken: int = 0
+    """How many jobs or rows it went over."""
+    next_cursor: int | None = None
+    """None: it was the last batch."""
     awaits: str = ""
+    """Tells people why the next batch has to wait. Empty: it need not."""
 
 
 class Jobs:
@@ -75,7 +75,8 @@ class Jobs:
     def run(self, cursor: int, end: str) -> Batch:
         found = self._jobs.filter(pk__gt=cursor, pk__lte=int(end)).order_by("pk")
         ids = list(found.values_list("pk", flat=True)[:BATCH])
-        return Batch(self.act.run(ids), len(ids), str(ids[-1]) if len(ids) == BATCH else "")
+        next_cursor = ids[-1] if len(ids) == BATCH else None
+        return Batch(counts=self.act.run(ids), taken=len(ids), next_cursor=next_cursor)
 
 
 class Rows:
@@ -120,22 +121,24 @@ class Rows:
         if self._begins_anew:
             self._backfill.restart()
         elif self._backfill.ended not in {"", end}:
-            return Batch({}, 0, "")  # the command or another person has completed this run
+            return Batch()  # the command or another person has completed this run
         step = self._backfill.step(limit=BATCH)
         if step is None:
             wait = _("It goes on when fewer than %s rows wait to be embedded.")
-            return Batch({}, 0, "0", awaits=wait % f"{reconcile.MAX_BACKLOG:,}")
+            return Batch(next_cursor=0, awaits=wait % f"{reconcile.MAX_BACKLOG:,}")
+        if step.is_in_vain:
+            return self._locked(tries=cursor + 1)
         counts = {"reembedded": step.enqueued}
-        if step.is_last:
-            return Batch(counts, step.rows, "")
-        if not step.is_in_vain:
-            return Batch(counts, step.rows, "0")
+        return Batch(counts=counts, taken=step.rows, next_cursor=None if step.is_last else 0)
+
+    def _locked(self, *, tries: int) -> Batch:
+        """Return the batch after so many tries in a row that found all skipped rows locked."""
         left = len(self._backfill.left)
-        if cursor + 1 >= backfill.TRIES:
-            return Batch({"busy": left, "after": self._after()}, 0, "")
+        if tries >= backfill.TRIES:
+            return Batch(counts={"busy": left, "after": self._after()})
         locked = ngettext(
             "%d row is locked by an open write: it is asked for again.",
             "%d rows are locked by an open write: they are asked for again.",
             left,
         )
-        return Batch({}, 0, str(cursor + 1), awaits=locked % left)
+        return Batch(next_cursor=tries, awaits=locked % left)
