@@ -16,6 +16,7 @@ from pgembed_django.status.charts import Recent
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import (
     NONE,
+    Count,
     Overview,
     ProviderStatus,
     SpaceStatus,
@@ -96,32 +97,32 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
     aside = tuple(worker.aside[key] for worker in workers if key in worker.aside)
     paused_by = seen.paused.specs.get(key, "")
-    rate = recent.units_per_second
     # If no worker may work on the spec now, the rate of the last minutes says nothing.
-    pace = 0.0 if paused_by or len(workers) == len(aside) else rate
+    is_stopped = bool(paused_by) or len(workers) == len(aside)
+    pace = 0.0 if is_stopped else recent.units_per_second
     backlog = seen.queue.backlog.get(key, ())
     running = seen.queue.running.get(key, NONE)
     waiting = sum((one.waiting for one in backlog), NONE)
     searched = by_state.get(Space.State.ACTIVE)
     # Without jobs, the rows that the space lacks have failed or are yet to be found: no ETA.
-    active = _space(searched, seen, pace if waiting or running else 0.0)
-    building = _space(by_state.get(Space.State.BUILDING), seen, pace)
+    has_jobs = bool(waiting or running)
     provider = seen.providers.get(working.name_of(searched)) if searched else None
-    if all(seen.providers[working.name_of(space)].is_away for space in by_state.values()):
-        pace = 0.0
+    are_all_away = all(
+        seen.providers[working.name_of(space)].is_away for space in by_state.values()
+    )
     status = SpecStatus(
         key=key,
-        active=active,
-        building=building,
+        active=_space(searched, seen, pace if has_jobs else 0.0),
+        building=_space(by_state.get(Space.State.BUILDING), seen, pace),
         backlog=backlog,
         running=running,
         oldest_change_seconds=seen.queue.oldest_change.get(key),
         open_failures=seen.queue.failures.get(key, NONE),
         dismissed=seen.queue.dismissed.get(key, NONE),
-        units_per_second=rate,
+        units_per_second=recent.units_per_second,
         p50_seconds=rollups.quantile(recent.waits, 0.5),
         p99_seconds=rollups.quantile(recent.waits, 0.99),
-        eta_seconds=waiting.value / pace if pace else (None if waiting else 0.0),
+        eta_seconds=_eta(waiting, 0.0 if are_all_away else pace),
         workers=len(workers),
         paused_by=paused_by,
     )
@@ -135,6 +136,12 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
         completed=recent.completed,
     )
     return replace(status, verdict=verdicts.judge(facts))
+
+
+def _eta(waiting: Count, pace: float) -> float | None:
+    if not waiting:
+        return 0.0
+    return waiting.value / pace if pace else None
 
 
 def _space(space: Space | None, seen: Snapshot, pace: float) -> SpaceStatus | None:
