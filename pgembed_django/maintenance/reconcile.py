@@ -38,6 +38,14 @@ class Page(NamedTuple):
     """Whether the page ended early because its texts took long to make."""
 
 
+class Found(NamedTuple):
+    """The units with a gap on a page."""
+
+    units: Sequence[str]
+    cut_at: Any = None
+    """The key after which the page ended early. None: it did not."""
+
+
 class Refreshing(NamedTuple):
     """How far a changed recipe has got: ``compared`` of ``rows`` were compared with it.
 
@@ -102,7 +110,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     lap = spec.key, sweep, using
     rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
     try:
-        page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_read=rows > 0)
+        page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_skipped=not rows)
     except database.Busy:
         return None  # a TRUNCATE or ALTER TABLE has locked the whole table
     except DatabaseError as error:
@@ -121,7 +129,7 @@ def _next_page(
     *,
     rows: int,
     using: str,
-    is_read: bool = True,
+    is_skipped: bool = False,
 ) -> Page | None:
     with database.giving_way(using):
         free = Lap.objects.using(using).select_for_update(skip_locked=True)
@@ -132,26 +140,32 @@ def _next_page(
             # The declaration has changed: begin a lap that compares every row with it.
             lap.recipe, lap.cursor = spec.recipe, None
         after = spec.parse_cursor(lap.cursor)
-        page, end = _page(spec, sweep, after, rows=rows, using=using)
-        units, cut_at = _gaps(spec, sweep, live, page, using=using) if is_read else ([], None)
-        end = end if cut_at is None else cut_at
+        page, last_key = _page(spec, sweep, after, rows=rows, using=using)
+        found = Found([]) if is_skipped else _gaps(spec, sweep, live, page, using=using)
         enqueued = jobs.enqueue(
             spec.key,
-            units,
+            found.units,
             kind=Job.Kind.RECONCILER,
             priority=spec.priority,
             using=using,
         )
-        state: dict[str, Any] = {"recipe": lap.recipe}
-        if lap.cursor is None:
-            state["started_at"] = Now()
-        if end is None:
-            state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
-        else:
-            state |= {"cursor": str(end), "finished_at": None}
-        # update() sends no signals: an error in a receiver must not end the lap.
-        Lap.objects.using(using).filter(pk=lap.pk).update(**state)
-    return Page(enqueued, is_last=end is None, is_cut=cut_at is not None)
+        is_cut = found.cut_at is not None
+        end = found.cut_at if is_cut else last_key
+        _move(lap, end, using=using)
+    return Page(enqueued, is_last=end is None, is_cut=is_cut)
+
+
+def _move(lap: Lap, end: Any, *, using: str) -> None:
+    """Store that a lap has come to a key. None: it has ended."""
+    state: dict[str, Any] = {"recipe": lap.recipe}
+    if lap.cursor is None:
+        state["started_at"] = Now()
+    if end is None:
+        state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
+    else:
+        state |= {"cursor": str(end), "finished_at": None}
+    # update() sends no signals: an error in a receiver must not end the lap.
+    Lap.objects.using(using).filter(pk=lap.pk).update(**state)
 
 
 def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
@@ -208,12 +222,10 @@ def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple
     return page, end
 
 
-def _gaps(
-    spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str
-) -> tuple[list[str], Any]:
-    """Return the units to enqueue, and the key after which the page ended early, or None."""
+def _gaps(spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str) -> Found:
     if sweep == Lap.Sweep.ORPHANED:
-        return list(gaps.orphaned(spec, page, using=using)), None
+        return Found(list(gaps.orphaned(spec, page, using=using)))
     if sweep == Lap.Sweep.STALE:
-        return gaps.stale(spec, live, page, using=using)
-    return gaps.missing(spec, live, page, using=using), None
+        units, cut_at = gaps.stale(spec, live, page, using=using)
+        return Found(units, cut_at)
+    return Found(gaps.missing(spec, live, page, using=using))
