@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -145,16 +146,7 @@ class Command(EmbedCommand):
     def _fill(self, backfill: Backfill, options: dict[str, Any]) -> None:
         if options["restart"]:
             backfill.restart()
-        if backfill.resumed_from is not None:
-            left = len(backfill.left)
-            self.stdout.write(
-                f"{backfill.spec.key}: going on after {backfill.resumed_from}"
-                f"{f', with {left:,} rows that were being written' * bool(left)}. "
-                "--restart begins anew."
-            )
-        rate: float | None = options["rate"]
-        limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
-        looked_at = queued = in_vain = 0
+        self._tell_resumed(backfill)
         with Progress(
             backfill.keys_left.count(),
             what=backfill.spec.key,
@@ -162,22 +154,7 @@ class Command(EmbedCommand):
             out=self.stderr,
             is_quiet=options["verbosity"] < 1,
         ) as progress:
-            while True:
-                step = backfill.step(limit=limit)
-                if step:
-                    looked_at, queued = looked_at + step.rows, queued + step.enqueued
-                progress.show(looked_at - backfill.unfinished)
-                if step is None:
-                    self._rest(LOOK_SECONDS)
-                    continue
-                if step.is_last:
-                    break
-                in_vain = in_vain + 1 if step.is_in_vain else 0
-                # By then each locked row was tried at least once.
-                if in_vain >= max(TRIES, -(-len(backfill.left) // limit)):
-                    break
-                # After a step in vain wait a little: most writers commit soon.
-                self._rest(LOOK_SECONDS if in_vain else step.enqueued / rate if rate else 0)
+            looked_at, queued = self._queue(backfill, options["rate"], progress)
             self._warn(backfill, options)
             # Wait for running jobs too: leaving now would stop an inline worker in the middle.
             while not options["no_wait"] and (unfinished := backfill.unfinished):
@@ -190,6 +167,42 @@ class Command(EmbedCommand):
                 f"{backfill.spec.key}: {looked_at:,} rows looked at, {queued:,} {how}."
             )
         )
+
+    def _tell_resumed(self, backfill: Backfill) -> None:
+        if backfill.resumed_from is None:
+            return
+        left = len(backfill.left)
+        self.stdout.write(
+            f"{backfill.spec.key}: going on after {backfill.resumed_from}"
+            f"{f', with {left:,} rows that were being written' * bool(left)}. "
+            "--restart begins anew."
+        )
+
+    def _queue(self, backfill: Backfill, rate: float | None, progress: Progress) -> tuple[int, int]:
+        """Queue the rows. Return how many were looked at, and how many of them queued.
+
+        Rows that stay locked are left in ``backfill.left``.
+        """
+        limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
+        looked_at = queued = in_vain = 0
+        while True:
+            step = backfill.step(limit=limit)
+            if step is None:  # the backlog is full
+                progress.show(looked_at - backfill.unfinished)
+                self._rest(LOOK_SECONDS)
+                continue
+            looked_at += step.rows
+            queued += step.enqueued
+            progress.show(looked_at - backfill.unfinished)
+            in_vain = in_vain + 1 if step.is_in_vain else 0
+            # By then each locked row was tried at least once.
+            tries = max(TRIES, math.ceil(len(backfill.left) / limit))
+            if step.is_last or in_vain >= tries:
+                return looked_at, queued
+            if in_vain:
+                self._rest(LOOK_SECONDS)  # most writers commit soon
+            else:
+                self._rest(step.enqueued / rate if rate else 0)
 
     def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
         if options["inline"] or not backfill.waiting:
