@@ -8,22 +8,22 @@ from importlib import import_module
 from types import ModuleType
 
 BENCHMARKS = {
-    "chaos": "Kills and races: what is lost, stale, orphaned or stuck, beside peers.",
-    "idle": "What an idle transaction elsewhere costs the claim.",
-    "latency": "From a commit to its vector, beside a loop by hand and pgai.",
-    "pipeline": "Rows a second from the table to their vectors, beside pgai and a script by hand.",
-    "providers": "Requests and bytes for 1,000 rows; base64 beside JSON floats.",
-    "queue": "Jobs a second of one worker process, beside other queues.",
+    "chaos": "Kills and races: what is lost, stale, orphaned or stuck, compared with peers.",
+    "idle": "How much an idle transaction elsewhere slows down the claim.",
+    "latency": "The time from a commit to its vector, compared with a hand-written loop and pgai.",
+    "pipeline": "Rows embedded a second, compared with pgai and a hand-written script.",
+    "providers": "Requests and bytes for 1,000 rows; base64 compared with JSON floats.",
+    "queue": "Jobs a second of one worker process, compared with other queues.",
     "scale": "Claims, reconciling, memory and locks, from a thousand rows to a million.",
-    "search-latency": "How long hybrid searches take, beside hand-written SQL.",
+    "search-latency": "How long hybrid searches take, compared with hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",
     "sizing": "Workers, batches, time-outs and disk, from milliseconds per text.",
     "soak": "Everything at once, for a while, and then nothing may be lost, stale or stuck.",
-    "storage": "Disk of vectors and of their index, beside the formulas.",
-    "swap": "Another model under load: what searches find meanwhile, and what it costs.",
+    "storage": "Disk space of vectors and their index, compared with the formulas.",
+    "swap": "A change of model under load: what searches find meanwhile, and what it costs.",
     "throughput": "How many rows a worker stores a second when embedding costs nothing.",
     "workers": "One, two and four workers on a slow provider.",
-    "write": "What a save costs its writer, beside other triggers.",
+    "write": "What a save costs its writer, compared with other triggers.",
 }
 
 

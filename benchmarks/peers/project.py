@@ -21,7 +21,7 @@ def set_up(url: str, *, apps: list[str], backend: str, **options: Any) -> None:
         LOGGING_CONFIG=None,
     )
     django.setup()
-    logging.disable(logging.INFO)  # a line for each task would be what is measured
+    logging.disable(logging.INFO)  # or logging a line per task would be measured
 
 
 def migrate() -> None:

@@ -49,7 +49,7 @@ VECTORIZER = """
         enqueue_existing => false
     )
 """
-# The name of the trigger that ``trigger_level="statement"`` installs: the row trigger stays beside.
+# A name for the trigger of ``trigger_level="statement"``: the row trigger stays installed too.
 STATEMENT = "Together"
 FILL = """
     INSERT INTO app_article (title, contents, is_public, views)

@@ -41,7 +41,7 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
 
 
 def cut(model: type[Model], row: Model) -> str:
-    """Return in words how many passages of a row the active space's model has truncated."""
+    """Return in words how many passages of a row the active space's model cut. Empty: none."""
     chunks = {"source_id": row.pk, "space__state": Space.State.ACTIVE, "was_cut": True}
     count = sum(
         spec.embedding_model._base_manager.using(row._state.db)

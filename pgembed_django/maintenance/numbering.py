@@ -22,7 +22,7 @@ READABLE = """
     SELECT name
     FROM unnest(%(names)s::text[]) AS wanted(name)
     WHERE has_table_privilege(to_regclass(name)::oid, 'SELECT')
-      -- A worker would be refused: it sets such a spec aside later on, and goes on.
+      -- A worker's read would raise here. It sets such a spec aside later.
       AND NOT row_security_active(to_regclass(name)::oid)
     ORDER BY name
 """
@@ -38,7 +38,7 @@ NUMBERED = """
     behind AS MATERIALIZED (
         SELECT *
         FROM numbered
-        -- CASE: a role that may not look at the sequence must not be made to.
+        -- CASE, so that a role without the right to read the sequence does not try to.
         WHERE CASE
             WHEN has_sequence_privilege(sequence, 'SELECT')
             THEN highest > COALESCE(pg_sequence_last_value(sequence), 0)

@@ -1,4 +1,4 @@
-"""The job table: what is to be embedded, which worker holds it, and how often it failed.
+"""The job table: which units to embed, which worker holds each, and how often it failed.
 
 Each partial index enforces one rule or serves one query. No index has the lease's time, and pages
 are left half empty, so that a heartbeat is a HOT update.
@@ -17,11 +17,11 @@ from pgembed_django.models.fixtures import NotFromFixtures
 
 PENDING = Q(status="pending")
 READY = PENDING & Q(id__gt=0)
-"""Pending jobs, with the condition of the index of lanes. It is always true: ids are above zero.
+"""Pending jobs, by the condition of the index of lanes. ``id > 0`` is always true.
 
-Only queries that walk a lane have it. A query for one unit's pending job leaves it out. Else
-Postgres might choose this index when it believes the queue to be nearly empty, and read a whole
-lane for one unit.
+Only queries that walk a lane have ``id > 0``. A query for one unit's pending job leaves it out.
+Else Postgres might choose this index when it believes the queue to be nearly empty, and read a
+whole lane for one unit.
 """
 RUNNING = Q(status="running")
 OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)

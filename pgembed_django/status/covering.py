@@ -55,7 +55,7 @@ TABLES = """
               )
         ) AS silent_triggers
     FROM (SELECT) AS one
-    -- One row at the least: what time it is.
+    -- Without specs, one row that only has the time.
     LEFT JOIN LATERAL (
         SELECT spec, to_regclass(source) AS source, to_regclass(embedding) AS embedding
         FROM unnest(

@@ -137,7 +137,7 @@ OF_EACH_KIND = """,
               AND settled_at IS NULL
               AND job.spec = chosen.spec
               AND job.signature = chosen.signature
-            -- Along the index: with so many failures the planner would read the whole table.
+            -- Ordered as in the index: else the planner reads the whole table if failures are many.
             ORDER BY finished_at DESC, id DESC
             LIMIT %(max_count)s
         ) AS counted

@@ -72,7 +72,7 @@ COUNTS = """
             WHERE status = 'failed'
               AND settled_at IS NULL
               AND pgembed_job.spec = failing.spec
-            -- Along the index: with so many failures the planner would read the whole table.
+            -- Ordered as in the index: else the planner reads the whole table if failures are many.
             ORDER BY signature
             LIMIT %(limit)s
         ) AS failed

@@ -20,7 +20,7 @@ AT_WORK = (Job.Status.PENDING, Job.Status.RUNNING)
 def assert_embedding_pending(
     instance: Model, *, name: str | None = None, using: str | None = None
 ) -> None:
-    """Assert that the row has a pending or running job, so that new vectors are yet to come.
+    """Assert that the row has a pending or running job, which will bring new vectors.
 
     ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
 

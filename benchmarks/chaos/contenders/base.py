@@ -109,7 +109,7 @@ def handle(url: str, key: int) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute("SELECT body FROM source WHERE id = %s", [key]).fetchone()
         if row is None:
-            return  # deleted meanwhile
+            return  # deleted since
         connection.execute(STORE, [key, str(embed(row[0]))])
 
 
