@@ -3,10 +3,11 @@
 The same goes for attempts that ended in an error, and for pauses by hand.
 """
 
-from pgembed_django.jobs.claims import Claim, Lease, claim, claim_on, next_due_seconds
+from pgembed_django.jobs.claims import Lease, claim, claim_on, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.failing import fail
+from pgembed_django.jobs.fencing import Claim
 from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.lanes import Lane, priorities, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold

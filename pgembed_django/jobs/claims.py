@@ -10,41 +10,10 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgembed_django import database
+from pgembed_django.jobs.fencing import Claim, filled
 from pgembed_django.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
 
-# Proves that a job still belongs to the claim. Its parameters are ``Claim.fence``.
-OURS = """
-        job.id = %(id)s
-    AND job.claims = %(token)s
-    AND job.started_at = %(started_at)s::timestamptz
-    AND job.status = 'running'
-    -- See ``Expired``: the lease may have been renewed since the reaper's look.
-    AND (NOT %(is_expired)s OR job.lease_expires_at < statement_timestamp())
-"""
-
-# In the order of the fields of ``Claim``.
-COLUMNS = """
-        job.id,
-        job.claims,
-        job.started_at::text,
-        job.spec,
-        job.source_pk,
-        job.kind,
-        job.priority,
-        job.run_at::text AS due,
-        job.attempts,
-        job.crashes,
-        job.outages,
-        job.traceparent
-"""
-
-
-def filled(statement: str) -> str:
-    """Return a statement on ``pgembed_job AS job`` with its ``{ours}`` and ``{columns}``."""
-    return statement.replace("{ours}", OURS.strip()).replace("{columns}", COLUMNS.strip())
-
-
-# How every claim begins; each adds which jobs it takes. ``claims`` reads what it returns.
+# How every claim begins. Each adds which jobs it takes. ``fencing.claims`` reads what it returns.
 START = """
     UPDATE pgembed_job AS job
     SET
@@ -139,50 +108,6 @@ class Lease(NamedTuple):
     seconds: float
 
 
-class Claim(NamedTuple):
-    """A job that a worker holds. ``token`` counts its claims, so a later claim has a higher one.
-
-    ``started_at`` is part of the fence, too: after a TRUNCATE that restarts the ids, a later
-    claim may have the same id and token.
-    """
-
-    id: int
-    token: int
-    started_at: str
-    """As Postgres writes it, because it is only sent back. The same goes for ``run_at``."""
-    spec: str
-    source_pk: str
-    kind: str
-    priority: int
-    run_at: str
-    attempts: int
-    crashes: int
-    outages: int
-    traceparent: str | None = None
-    """The trace that the job belongs to, in W3C's form."""
-
-    @property
-    def fence(self) -> dict[str, Any]:
-        """The parameters by which a statement proves that the job is still ours."""
-        return {
-            "id": self.id,
-            "token": self.token,
-            "started_at": self.started_at,
-            "is_expired": False,
-        }
-
-
-class Expired(Claim):
-    """A claim whose lease has run out, as its reaper holds it: only as long as nobody renews it."""
-
-    __slots__ = ()
-
-    @property
-    def fence(self) -> dict[str, Any]:
-        """The parameters by which a statement proves that the lease is not renewed, either."""
-        return {**super().fence, "is_expired": True}
-
-
 def claim(
     specs: Sequence[str],
     *,
@@ -216,11 +141,6 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     """Return the seconds until the next job is due: zero or less if one is, None without jobs."""
     [[seconds]] = database.by_kept_plan(using, NEXT_DUE, specs=list(specs))
     return None if seconds is None else float(seconds)
-
-
-def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
-    """Run a statement that returns the columns of a claim."""
-    return [*starmap(Claim, database.prepared(using, statement, **parameters))]
 
 
 def _claim(

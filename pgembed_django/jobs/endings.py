@@ -15,8 +15,8 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.jobs import history
-from pgembed_django.jobs.claims import Claim, Expired, claims, filled
 from pgembed_django.jobs.failing import bounded, fail, supersede
+from pgembed_django.jobs.fencing import Claim, Expired, claims, filled
 from pgembed_django.models import Attempt, Ending
 
 COMPLETE = """

@@ -7,7 +7,7 @@ from django.utils.text import Truncator
 
 from pgembed_django import database, postgres, signature, text
 from pgembed_django.jobs import history
-from pgembed_django.jobs.claims import Claim, filled
+from pgembed_django.jobs.fencing import Claim, filled
 from pgembed_django.models import Attempt, Ending
 
 MAX_ERROR_CHARACTERS = 2000

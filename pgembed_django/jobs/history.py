@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgembed_django import database
-from pgembed_django.jobs.claims import Claim, filled
+from pgembed_django.jobs.fencing import Claim, filled
 from pgembed_django.models import Attempt
 
 KEEP_SECONDS = 7 * 86400

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from pgembed_django import database, specs
-from pgembed_django.jobs.claims import claims, filled
 from pgembed_django.jobs.endings import reap_one
 from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
+from pgembed_django.jobs.fencing import claims, filled
 from pgembed_django.jobs.lanes import priority_of
 from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Ending, Job
