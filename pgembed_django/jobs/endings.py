@@ -15,8 +15,9 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.jobs import history
-from pgembed_django.jobs.failing import bounded, fail, supersede
+from pgembed_django.jobs.failing import bounded, fail
 from pgembed_django.jobs.fencing import Claim, Expired, claims, filled
+from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
 
 COMPLETE = """
@@ -71,7 +72,7 @@ COMPLETE = """
 """
 
 # Back to pending, unless the unit has a newer pending job: that one supersedes it.
-REQUEUE = filled("""
+REQUEUE = unless_superseded("""
     UPDATE pgembed_job AS job
     SET
         status = 'pending',
@@ -83,15 +84,7 @@ REQUEUE = filled("""
         last_error = COALESCE(%(error)s, last_error),
         run_at = statement_timestamp() + %(delay)s * interval '1 second'
     WHERE {ours}
-      AND NOT EXISTS (
-          SELECT
-          FROM pgembed_job AS newer
-          WHERE newer.spec = job.spec
-            AND newer.source_pk = job.source_pk
-            AND newer.status = 'pending'
-          -- Looked up: a join may be planned to read all pending jobs.
-          OFFSET 0
-      )
+      AND {no_newer}
     RETURNING id
 """)
 

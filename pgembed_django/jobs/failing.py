@@ -8,20 +8,15 @@ from django.utils.text import Truncator
 from pgembed_django import database, postgres, signature, text
 from pgembed_django.jobs import history
 from pgembed_django.jobs.fencing import Claim, filled
+from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
 
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600
 MAX_PARKING_SECONDS = 7 * 86400
 
-SUPERSEDE = filled("""
-    DELETE FROM pgembed_job AS job
-    WHERE {ours}
-    RETURNING id
-""")
-
 # Settles the unit's older open failure: each unit has one open failure at most.
-OLDER_FAILURE = filled("""
+OLDER_FAILURE = unless_superseded("""
     WITH job AS (
         SELECT spec, source_pk
         FROM pgembed_job AS job
@@ -39,15 +34,7 @@ OLDER_FAILURE = filled("""
           AND settled_at IS NULL
         OFFSET 0
     ) AS older ON true
-    WHERE NOT EXISTS (
-        SELECT
-        FROM pgembed_job AS newer
-        WHERE newer.spec = job.spec
-          AND newer.source_pk = job.source_pk
-          AND newer.status = 'pending'
-        -- Looked up: a join may be planned to read all pending jobs.
-        OFFSET 0
-    )
+    WHERE {no_newer}
 """)
 
 SETTLE = """
@@ -100,12 +87,6 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
     except (database.Busy, IntegrityError):
         return Ending.BUSY  # IntegrityError: another job of the unit just failed
     return Ending.FAILED
-
-
-def supersede(claim: Claim, *, using: str) -> Ending:
-    """Delete the job in favour of newer work, if it is still ours."""
-    superseded = database.rows(using, SUPERSEDE, **claim.fence)
-    return Ending.SUPERSEDED if superseded else Ending.LOST
 
 
 def bounded(error: str, *, using: str) -> str:
