@@ -3,8 +3,8 @@
 There are two exceptions: ``maintenance`` writes laps, and a worker writes its own row.
 """
 
+from pgembed_django.models.abstract_embedding import AbstractEmbedding
 from pgembed_django.models.attempt import Attempt
-from pgembed_django.models.embedding import AbstractEmbedding
 from pgembed_django.models.job import Ending, Job
 from pgembed_django.models.operations import Lap, Pause, Quota, Worker
 from pgembed_django.models.rollup import Rollup
