@@ -6,12 +6,12 @@ The same goes for attempts that ended in an error, and for pauses by hand.
 from pgembed_django.jobs.claims import Lease, claim, claim_on, next_due_seconds
 from pgembed_django.jobs.endings import complete, reap, release, retry
 from pgembed_django.jobs.entries import enqueue
-from pgembed_django.jobs.failing import fail
 from pgembed_django.jobs.fencing import Claim
 from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.lanes import Lane, priorities, priority_of
 from pgembed_django.jobs.leases import Held, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
+from pgembed_django.jobs.open_failures import fail
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
 from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due

@@ -1,4 +1,4 @@
-"""How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
+"""How a running job ends: complete, retry, release, reap. How it fails is in ``open_failures``.
 
 Each is a compare-and-set on (id, running, claim token and time). A move back to pending may
 conflict with a writer's pending job in the unique index: that newer work supersedes it. Each
@@ -15,8 +15,8 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.jobs import history
-from pgembed_django.jobs.failing import bounded, fail
 from pgembed_django.jobs.fencing import Claim, Expired, claims, filled
+from pgembed_django.jobs.open_failures import bounded, fail
 from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
 

@@ -12,10 +12,10 @@ from typing import assert_never
 
 from pgembed_django import database, specs
 from pgembed_django.jobs.endings import reap_one
-from pgembed_django.jobs.failing import MAX_PARKING_SECONDS
 from pgembed_django.jobs.fencing import claims, filled
 from pgembed_django.jobs.lanes import priority_of
 from pgembed_django.jobs.nudges import nudge
+from pgembed_django.jobs.open_failures import MAX_PARKING_SECONDS
 from pgembed_django.models import Ending, Job
 
 # Replaces the failure by a pending job, or makes the unit's pending job due now.
