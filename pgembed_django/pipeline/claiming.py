@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pgembed_django import events, jobs
 from pgembed_django.jobs import Claim, Lease
 from pgembed_django.pipeline.aside import Aside
+from pgembed_django.pipeline.bookmarks import Bookmarks
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.holding import Holding
-from pgembed_django.pipeline.lanes import Lanes
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.patience import Patience
 from pgembed_django.pipeline.planning import Planning
@@ -62,7 +62,7 @@ class Claiming:
         self._measured_from = 0
         self._units_per_second = 0.0
         self._claims = 0
-        self._lanes = Lanes()
+        self._bookmarks = Bookmarks()
         self._anew_at = float("-inf")
         self._is_suspects_turn = False
         self._patience = Patience()
@@ -141,18 +141,18 @@ class Claiming:
         lowest_first = self._claims % LOWEST_LANE_EVERY == 0
         claims = []
         if self._clock() < self._anew_at and (
-            lanes := self._lanes.to_go_on(self.live.specs[key] for key in specs)
+            lanes := self._bookmarks.to_go_on(self.live.specs[key] for key in specs)
         ):
             claims = jobs.claim_on(
                 lanes, limit=limit, lease=self._lease, lowest_first=lowest_first, using=using
             )
         if not claims:
-            self._lanes.begin_anew()
+            self._bookmarks.begin_anew()
             self._anew_at = self._clock() + ANEW_SECONDS
             claims = jobs.claim(
                 specs, limit=limit, lease=self._lease, lowest_first=lowest_first, using=using
             )
-        self._lanes.note(claims, has_more=len(claims) >= limit)
+        self._bookmarks.note(claims, has_more=len(claims) >= limit)
         return claims
 
     def _measure(self) -> None:

@@ -9,7 +9,7 @@ from pgembed_django.jobs import Claim, Lane
 from pgembed_django.specs import Spec
 
 
-class Lanes:
+class Bookmarks:
     """Where the last claims ended. At first nowhere: the next begins at every lane's head.
 
     Jobs that were committed late or locked by a writer lie before that, and jobs may be in lanes
