@@ -12,8 +12,8 @@ from django.db import connections
 
 from pgembed_django import database
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import routes, statements
-from pgembed_django.retrieval.statements import Statement
+from pgembed_django.retrieval import routes, selects
+from pgembed_django.retrieval.selects import Statement
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
 
@@ -66,20 +66,20 @@ class Arms:
     def lexical(self) -> Arm:
         """Return the arm that finds the passages that match the words best."""
         words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
-        text = statements.lexical(self.target, among=self._among)
+        text = selects.lexical(self.target, among=self._among)
         return Arm(LEXICAL, text, self._parameters | words)
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
         """Return the arm that finds the passages nearest in meaning."""
-        wanted = {"vector": statements.literal(vector)}
-        text = statements.exact(self.target, among=self._among)
+        wanted = {"vector": selects.literal(vector)}
+        text = selects.exact(self.target, among=self._among)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
         index = self.survey.vector_index
         if index is None or routes.is_exact(
             self.target.using, self.among, chunks=self.survey.chunks, taken=depth.rows
         ):
             return exact
-        text = statements.by_index(self.target, index=index, among=self._among)
+        text = selects.by_index(self.target, index=index, among=self._among)
         return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
@@ -96,7 +96,7 @@ class Arms:
 
     @property
     def _among(self) -> str:
-        return statements.AMONG if self.among else ""
+        return selects.AMONG if self.among else ""
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Arms:
                 parameters["candidates"] = routes.candidates(taken[arm.name])
         with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
             text = "UNION ALL".join(arm.text for arm in arms)
-            keys = statements.KEYS.format(keys=self.among.text) if self.among else ""
+            keys = selects.KEYS.format(keys=self.among.text) if self.among else ""
             rows = database.rows(using, keys + text, **parameters)
         looks: FoundBy = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)
@@ -157,7 +157,7 @@ def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
     ``within``: rank only rows of the queryset.
     """
     try:
-        return Arms(target, survey, statements.keys(target) if within else None)
+        return Arms(target, survey, selects.keys(target) if within else None)
     except EmptyResultSet:
         return None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError
 
 from pgembed_django import conf, database, locales
-from pgembed_django.retrieval import highlights, statements
+from pgembed_django.retrieval import highlights, selects
 from pgembed_django.retrieval.highlights import Marks
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
@@ -82,7 +82,7 @@ def _stored(
 ) -> dict[int, tuple[Any, ...]]:
     rows = database.rows(
         target.using,
-        statements.passages(target),
+        selects.passages(target),
         language=conf.current().text_search_config,
         words=words.ranking if words else None,
         options=_options(mark),
@@ -98,7 +98,7 @@ def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Mark
     mark = _mark()
     headlines = database.rows(
         using,
-        statements.HEADLINES,
+        selects.HEADLINES,
         language=conf.current().text_search_config,
         words=words.ranking,
         passages=passages,

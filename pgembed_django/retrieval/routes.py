@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.db import connections, transaction
 
 from pgembed_django import conf, database
-from pgembed_django.retrieval.statements import Statement
+from pgembed_django.retrieval.selects import Statement
 
 SCANNED_PER_READ = 5
 """To visit a neighbour in an index costs as much as to read this many vectors (measured)."""

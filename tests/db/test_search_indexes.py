@@ -18,8 +18,7 @@ from pgvector.django import CosineDistance
 
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import arms, queries, routes, statistics, targets
-from pgembed_django.retrieval import statements as statements_of
+from pgembed_django.retrieval import arms, queries, routes, selects, statistics, targets
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.words import Words
 from pgembed_django.spaces import indexes
@@ -303,7 +302,7 @@ def test_what_the_scan_sets_does_not_outlive_it(space):
 def test_the_estimate_runs_nothing(space):
     rows = Article.objects.filter(author="one in a hundred")
 
-    keys = statements_of.keys(targets.of(rows, name=None))
+    keys = selects.keys(targets.of(rows, name=None))
 
     with CaptureQueriesContext(connection) as captured:
         assert 50 <= routes.estimate("default", keys) <= 200
