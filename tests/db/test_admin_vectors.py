@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import jobs, specs
-from pgembed_django.admin import VectorsMixin, vector_states, vectors
+from pgembed_django.admin import VectorsMixin, mixin, vector_states
 from pgembed_django.models import Job
 from tests.app.models import Article, ArticleEmbedding, Note, Page, Product
 from tests.conftest import embedded_text
@@ -269,7 +269,7 @@ def test_selected_rows_are_retried_up_to_a_bound(
         response = editor.post(LIST, selected)
         return str(list(get_messages(response.wsgi_request))[-1])
 
-    monkeypatch.setattr(vectors, "MAX_SELECTED", 1)
+    monkeypatch.setattr(mixin, "MAX_SELECTED", 1)
     assert act().startswith("These are more than 1 rows. Nothing was done")
     monkeypatch.undo()
     assert act() == "Retried 1."
