@@ -126,14 +126,14 @@ class Counters:
             self._came_back(about, "refused", fields["milliseconds"] / 1000)
 
     def _on_paused(self, about: Batch, fields: dict[str, Any], **_: object) -> None:
-        if about.requests:
+        if about.wanted:
             self._came_back(about, "unavailable", fields["milliseconds"] / 1000)
 
     def _came_back(self, batch: Batch, outcome: str, seconds: float) -> None:
         provider = batch.pool.provider
         self._requests.labels(provider.alias, outcome).inc()
         self._latency.labels(provider.alias).observe(seconds)
-        self._fill.labels(provider.alias).observe(len(batch.requests) / provider.batch_size)
+        self._fill.labels(provider.alias).observe(len(batch.wanted) / provider.batch_size)
 
 
 def _add(counter: Counter, claims: list[Claim]) -> None:

@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.pipeline.units import Batch, Request
+from pgembed_django.pipeline.units import Batch, Wanted
 from pgembed_django.providers.base import Embedded
 
 
-def go_together(one: Request, other: Request) -> bool:
+def go_together(one: Wanted, other: Wanted) -> bool:
     """Return whether they may share a batch. A doubtful unit shares with none."""
     return one.unit is other.unit or not (one.unit.is_doubtful or other.unit.is_doubtful)
 
 
 def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
-    """Return one outcome per request. If the whole batch failed, all share its error."""
+    """Return one outcome per chunk. If the whole batch failed, all share its error."""
     error = batch.future.exception()
     if error is None:
         return batch.future.result()
     if not isinstance(error, ProviderError):
         error = ProviderError(f"{type(error).__name__}: {error}")
-    return [error] * len(batch.requests)
+    return [error] * len(batch.wanted)
 
 
 def tell(batch: Batch, *, seconds: float) -> None:
     """Log the outcome of a batch, never its texts."""
     found = outcomes(batch)
-    if not batch.requests and not batch.pool.paused_seconds:
+    if not batch.wanted and not batch.pool.paused_seconds:
         events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
     elif batch.pool.is_down:
         events.tell(
@@ -50,7 +50,7 @@ def _tell_of_chunks(
     """Log how many chunks were embedded and how many were refused."""
     provider = batch.pool.provider
     refused = sum(not isinstance(outcome, Embedded) for outcome in found)
-    rows = len({request.unit for request in batch.requests})
+    rows = len({one.unit for one in batch.wanted})
     if len(found) > refused:
         events.tell(
             events.BATCH_EMBEDDED,
@@ -59,7 +59,7 @@ def _tell_of_chunks(
             model=str(provider),
             chunks=len(found) - refused,
             rows=rows,
-            tokens=sum(provider.weigh_document(one.chunk.text) for one in batch.requests),
+            tokens=sum(provider.weigh_document(one.chunk.text) for one in batch.wanted),
             milliseconds=seconds * 1000,
         )
     if refused:
@@ -78,8 +78,8 @@ def _tell_of_chunks(
 def _tell_of_cuts(batch: Batch, found: Sequence[Embedded | ProviderError]) -> None:
     """Log how many rows have texts that were cut to fit, and name one of them."""
     cut = {
-        (request.unit.claim.spec, request.unit.claim.source_pk)
-        for request, outcome in zip(batch.requests, found, strict=True)
+        (one.unit.claim.spec, one.unit.claim.source_pk)
+        for one, outcome in zip(batch.wanted, found, strict=True)
         if isinstance(outcome, Embedded) and outcome.was_cut
     }
     if cut:

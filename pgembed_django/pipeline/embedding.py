@@ -14,14 +14,14 @@ from pgembed_django.pipeline.failing import Failing
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
-from pgembed_django.pipeline.units import Batch, Failure, Request, Unit
+from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
 from pgembed_django.pool import Pool
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.lost import LostProvider
 
 
 class Embedding:
-    """A queue of requests and a pool of threads for each provider.
+    """A queue of chunks and a pool of threads for each provider.
 
     The threads never touch the database: quotas are reserved here, in the loop's own.
     """
@@ -41,7 +41,7 @@ class Embedding:
         self._inline = inline
         self._clock = clock
         self._pools: dict[int, Pool] = {}
-        self._queues: dict[Pool, deque[Request]] = {}
+        self._queues: dict[Pool, deque[Wanted]] = {}
         self._batches: list[Batch] = []
 
     @property
@@ -73,18 +73,18 @@ class Embedding:
     @property
     def in_flight(self) -> set[Unit]:
         """The units that are with a provider now."""
-        return {request.unit for batch in self._batches for request in batch.requests}
+        return {one.unit for batch in self._batches for one in batch.wanted}
 
     @property
     def awaited(self) -> set[Unit]:
         """Those in flight, and those queued for a provider that can be asked."""
         failed = self.failing.parts
         return self.in_flight | {
-            request.unit
+            one.unit
             for pool, queue in self._queues.items()
             if not pool.is_waiting
-            for request in queue
-            if request.part not in failed
+            for one in queue
+            if one.part not in failed
         }
 
     def pool(self, space: Space) -> Pool:
@@ -107,20 +107,20 @@ class Embedding:
                 del self._queues[pool]
                 pool.close()
 
-    def enqueue(self, space: Space, requests: Iterable[Request]) -> None:
+    def enqueue(self, space: Space, wanted: Iterable[Wanted]) -> None:
         """Add chunks to be embedded in a space."""
-        self._queues[self.pool(space)].extend(requests)
+        self._queues[self.pool(space)].extend(wanted)
 
     def send(self) -> bool:
-        """Send as many requests as the providers take. Return whether there were any."""
+        """Send as many batches as the providers take. Return whether there were any."""
         before = len(self._batches)
         for pool, queue in self._queues.items():
             if pool.is_to_be_probed:
                 self._batches.append(Batch(pool, [], pool.probe(), self._clock()))
             while queue and pool.free > 0:
-                requests = self._fill(pool, queue)
-                if requests and not self._send(pool, requests):
-                    queue.extendleft(reversed(requests))
+                wanted = self._fill(pool, queue)
+                if wanted and not self._send(pool, wanted):
+                    queue.extendleft(reversed(wanted))
                     break
         return len(self._batches) > before
 
@@ -149,7 +149,7 @@ class Embedding:
             awaited = self.awaited
             for pool, queue in waiting:
                 outage = ProviderUnavailable(pool.reason)
-                for unit, part in {(request.unit, request.part) for request in queue}:
+                for unit, part in {(one.unit, one.part) for one in queue}:
                     failure = Failure(unit, part, pool, outage)
                     if unit in awaited:
                         self.failing.add(failure)
@@ -177,45 +177,41 @@ class Embedding:
         self._queues[pool] = deque()
         return pool
 
-    def _fill(self, pool: Pool, queue: deque[Request]) -> list[Request]:
-        requests: list[Request] = []
+    def _fill(self, pool: Pool, queue: deque[Wanted]) -> list[Wanted]:
+        wanted: list[Wanted] = []
         failed = self.failing.parts
         tokens = self._rationing.tokens_at_once(pool)
-        while queue and len(requests) < pool.provider.batch_size:
-            request = queue[0]
-            if (
-                request.unit in self.holding
-                and request.part in request.unit.parts
-                and request.part not in failed
-            ):
-                if requests and not batches.go_together(requests[0], request):
+        while queue and len(wanted) < pool.provider.batch_size:
+            one = queue[0]
+            if one.unit in self.holding and one.part in one.unit.parts and one.part not in failed:
+                if wanted and not batches.go_together(wanted[0], one):
                     break
                 if tokens is not None:
-                    tokens -= pool.provider.weigh_document(request.chunk.text)
-                    if requests and tokens < 0:
+                    tokens -= pool.provider.weigh_document(one.chunk.text)
+                    if wanted and tokens < 0:
                         break
-                requests.append(request)
+                wanted.append(one)
             queue.popleft()
-        return requests
+        return wanted
 
-    def _send(self, pool: Pool, requests: list[Request]) -> bool:
-        """Send a request. Return whether that was possible."""
-        is_doubtful = requests[0].unit.is_doubtful
-        if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, requests):
+    def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
+        """Send a batch. Return whether that was possible."""
+        is_doubtful = wanted[0].unit.is_doubtful
+        if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, wanted):
             return False
-        future = pool.submit([request.chunk.text for request in requests], exclusively=is_doubtful)
-        self._batches.append(Batch(pool, requests, future, self._clock()))
+        future = pool.submit([one.chunk.text for one in wanted], exclusively=is_doubtful)
+        self._batches.append(Batch(pool, wanted, future, self._clock()))
         return True
 
     def _hand_out(self, batch: Batch) -> None:
         batch.pool.ended(batch.future)
-        for request, outcome in zip(batch.requests, batches.outcomes(batch), strict=True):
-            unit, part = request.unit, request.part
+        for one, outcome in zip(batch.wanted, batches.outcomes(batch), strict=True):
+            unit, part = one.unit, one.part
             if unit not in self.holding or part not in unit.parts:
                 continue  # lost, or ended because of another of its chunks
             if isinstance(outcome, Embedded):
-                part.vectors[request.chunk.digest] = outcome
-                part.waiting.discard(request.chunk.digest)
+                part.vectors[one.chunk.digest] = outcome
+                part.waiting.discard(one.chunk.digest)
                 if part.waiting:
                     self.holding.to_stage.append((unit, part))
                 else:

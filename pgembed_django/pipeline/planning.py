@@ -21,7 +21,7 @@ from pgembed_django.pipeline.fitting import Fitting
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.slices import Slices
-from pgembed_django.pipeline.units import Part, Request, Unit
+from pgembed_django.pipeline.units import Part, Unit, Wanted
 from pgembed_django.specs import Spec
 
 HELD_CHARACTERS = 2 * lengths.READ_BYTES
@@ -201,7 +201,7 @@ class Planning:
             part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
             unit.parts.append(part)
             unit.has_staged |= bool(staged)
-            self.embedding.enqueue(space, (Request(unit, part, chunk) for chunk in made.embed))
+            self.embedding.enqueue(space, (Wanted(unit, part, chunk) for chunk in made.embed))
         self.holding.look_at(unit)
 
 

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from pgembed_django import quotas
-from pgembed_django.pipeline.units import Request
+from pgembed_django.pipeline.units import Wanted
 from pgembed_django.pool import Pool
 
 SPREAD_SECONDS = 0.5
@@ -25,13 +25,13 @@ class Rationing:
         limits = quotas.limits(pool.provider.alias)
         return limits.tokens_at_once if limits else None
 
-    def allows(self, pool: Pool, requests: list[Request]) -> bool:
+    def allows(self, pool: Pool, wanted: list[Wanted]) -> bool:
         """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
         alias = pool.provider.alias
         limits = quotas.limits(alias)
         if limits is None:
             return True
-        tokens = sum(pool.provider.weigh_document(request.chunk.text) for request in requests)
+        tokens = sum(pool.provider.weigh_document(one.chunk.text) for one in wanted)
         wait = quotas.take(alias, limits, tokens=tokens, using=self._using)
         if wait:
             self._await(pool, wait)

@@ -100,7 +100,7 @@ def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
     return found
 
 
-class Request(NamedTuple):
+class Wanted(NamedTuple):
     """One chunk to be embedded, for one part of one unit."""
 
     unit: Unit
@@ -110,10 +110,10 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Requests of several units, sent to one provider together."""
+    """Chunks of several units, sent to one provider together. None: only a plain word is."""
 
     pool: Pool
-    requests: list[Request]
+    wanted: list[Wanted]
     future: Future[Outcomes]
     started: float
 

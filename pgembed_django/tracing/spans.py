@@ -63,12 +63,12 @@ class Spans:
     def _on_batch(
         self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
     ) -> None:
-        if not about.requests or (sender is events.BATCH_FAILED and _is_partly(fields)):
+        if not about.wanted or (sender is events.BATCH_FAILED and _is_partly(fields)):
             return  # a probe, or a partly refused batch, whose span BATCH_EMBEDDED makes
-        claims = {request.unit.claim for request in about.requests}
+        claims = {one.unit.claim for one in about.wanted}
         values = {
             "provider": fields["provider"],
-            "chunks": len(about.requests),
+            "chunks": len(about.wanted),
             "rows": len(claims),
         }
         span = self._span(
