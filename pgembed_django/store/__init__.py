@@ -20,6 +20,11 @@ from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
 from pgembed_django.specs import Spec
 from pgembed_django.store import statements
+from pgembed_django.store.staged import rename as rename
+from pgembed_django.store.staged import stage as stage
+from pgembed_django.store.staged import unstage as unstage
+from pgembed_django.store.staged import unstage_all as unstage_all
+from pgembed_django.store.statements import send
 
 UnitSpace = tuple[str, int]
 """(source_pk, space id): what a plan is for."""
@@ -55,7 +60,7 @@ def ask_stored(
     spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
 ) -> database.Read[Stored]:
     """Send the query of ``stored``, and return a function that reads it: see ``database.send``."""
-    read = _send(
+    read = send(
         using,
         statements.of(spec, using).stored,
         spec=spec.key,
@@ -83,7 +88,7 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     """Change the stored chunks according to the units' plans, all of them or none."""
     of_spec = statements.of(spec, using)
     if waiting := [change for change in changes if change.has_waiting_text]:
-        _send(
+        send(
             using,
             of_spec.drop_without_vector,
             source_pks=[change.source_pk for change in waiting],
@@ -94,7 +99,7 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
     if any(change.plan.keep for change in changes):
         _keep(spec, changes, using)
     if dropped := [row_id for change in changes for row_id in change.plan.drop]:
-        _send(using, of_spec.drop, ids=dropped)
+        send(using, of_spec.drop, ids=dropped)
 
 
 def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
@@ -107,19 +112,19 @@ def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Delete all stored chunks of units whose rows are gone or no longer match the condition."""
-    _send(using, statements.of(spec, using).forget, source_pks=list(source_pks))
+    send(using, statements.of(spec, using).forget, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
 def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     """Keep units' vectors from being reused. Searches find these until they are replaced."""
-    _send(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
+    send(using, statements.of(spec, using).outdate, source_pks=list(source_pks))
     unstage(spec, source_pks, using=using)
 
 
 def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) -> None:
     """Mark chunks of units that have a newer text in another space. Searches still find them."""
-    _send(
+    send(
         using,
         statements.of(spec, using).mark_overtaken,
         source_pks=[source_pk for source_pk, _ in overtaken],
@@ -127,43 +132,9 @@ def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) 
     )
 
 
-def stage(spec: Spec, changes: Collection[Change], *, using: str) -> None:
-    """Keep the vectors of units that need more batches, so that a retry need not repeat them."""
-    vectors = [
-        (change.source_pk, change.space_id, digest, embedded)
-        for change in changes
-        for digest, embedded in change.vectors.items()
-    ]
-    _send(
-        using,
-        statements.STAGE,
-        spec=spec.key,
-        source_pks=[source_pk for source_pk, _, _, _ in vectors],
-        space_ids=[space_id for _, space_id, _, _ in vectors],
-        chunk_digests=[digest for _, _, digest, _ in vectors],
-        embeddings=[Vector(embedded.vector) for _, _, _, embedded in vectors],
-        was_cut=[embedded.was_cut for _, _, _, embedded in vectors],
-    )
-
-
-def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
-    """Delete the staged vectors of units that no longer need them."""
-    _send(using, statements.UNSTAGE, spec=spec.key, source_pks=list(source_pks))
-
-
-def unstage_all(spec: str, *, using: str) -> None:
-    """Delete the staged vectors of a spec that is gone."""
-    _send(using, statements.UNSTAGE_ALL, spec=spec)
-
-
-def rename(old: str, new: str, *, using: str) -> None:
-    """Move a spec's staged vectors to its new name."""
-    _send(using, statements.RENAME_STAGED, old=old, new=new)
-
-
 def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> int | None:
     """Delete a small batch of a retired space's chunks. Returns the last id, None at the end."""
-    deleted = _send(
+    deleted = send(
         using, statements.of(spec, using).prune, space=space_id, after=after, limit=limit
     )
     return max((row_id for [row_id] in deleted()), default=None)
@@ -179,9 +150,9 @@ def is_fit(spec: Spec, *, using: str) -> bool:
         with database.giving_way(using):
             _insert(spec, [], using, reuse=True)
             _keep(spec, [], using)
-            _send(using, of_spec.drop, ids=[])
-            _send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
-            _send(using, of_spec.forget, source_pks=[])
+            send(using, of_spec.drop, ids=[])
+            send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
+            send(using, of_spec.forget, source_pks=[])
     except database.Busy:
         return False
     except DatabaseError as error:
@@ -194,7 +165,7 @@ def is_fit(spec: Spec, *, using: str) -> bool:
 def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
     rows = [(change, chunk) for change in changes for chunk in change.plan.insert]
     embedded = [change.vectors.get(chunk.digest) for change, chunk in rows]
-    _send(
+    send(
         using,
         statements.of(spec, using).insert,
         spec=spec.key,
@@ -220,7 +191,7 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
         for change in changes
         for row_id, chunk in change.plan.keep.items()
     ]
-    _send(
+    send(
         using,
         statements.of(spec, using).keep,
         store_text=spec.store_text,
@@ -231,10 +202,3 @@ def _keep(spec: Spec, changes: Collection[Change], using: str) -> None:
         passages=[chunk.text for _, chunk, _ in rows],
         text_digests=[text_digest for _, _, text_digest in rows],
     )
-
-
-def _send(using: str, statement: str, **parameters: Any) -> database.Read[list[database.Row]]:
-    """Send a statement with parameters that the server binds, so that vectors go as binary."""
-    database.learn_vectors(using)
-    # After learn_vectors(): a cursor only knows the types that were registered before it.
-    return database.send(using, statement, **parameters)

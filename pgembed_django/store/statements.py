@@ -1,15 +1,15 @@
-"""The statements of the store, with the generated table's names filled in."""
+"""The statements on a generated table, with its names filled in, and how all of them are sent."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 from psycopg import sql
 
-from pgembed_django import postgres
+from pgembed_django import database, postgres
 from pgembed_django.specs import Spec
 
 # Reads the staged digests in the same round trip: they are few.
@@ -176,44 +176,6 @@ PRUNE = """
     RETURNING id
 """
 
-STAGE = """
-    INSERT INTO pgembed_staging (
-        spec, source_pk, space_id, chunk_digest, embedding, was_cut
-    )
-    SELECT %(spec)s, source_pk, space_id, chunk_digest, embedding, was_cut
-    FROM unnest(
-        %(source_pks)b::text[],
-        %(space_ids)s::bigint[],
-        %(chunk_digests)b::bytea[],
-        %(embeddings)b::vector[],
-        %(was_cut)s::bool[]
-    ) AS staged(source_pk, space_id, chunk_digest, embedding, was_cut)
-    ON CONFLICT DO NOTHING
-"""
-
-UNSTAGE = """
-    DELETE FROM pgembed_staging
-    WHERE spec = %(spec)s
-      AND source_pk = ANY(%(source_pks)b::text[])
-"""
-
-UNSTAGE_ALL = """
-    DELETE FROM pgembed_staging
-    WHERE spec = %(spec)s
-"""
-
-RENAME_STAGED = """
-    WITH former AS (
-        DELETE FROM pgembed_staging
-        WHERE spec = %(old)s
-        RETURNING source_pk, space_id, chunk_digest, embedding, was_cut
-    )
-    INSERT INTO pgembed_staging (spec, source_pk, space_id, chunk_digest, embedding, was_cut)
-    SELECT %(new)s, source_pk, space_id, chunk_digest, embedding, was_cut
-    FROM former
-    ON CONFLICT DO NOTHING
-"""
-
 
 class Statements(NamedTuple):
     """The statements on one spec's generated table."""
@@ -252,3 +214,10 @@ def of(spec: Spec, using: str) -> Statements:
         MARK_OVERTAKEN,
     )
     return Statements(*(sql.SQL(text).format(**names).as_string(None) for text in texts))
+
+
+def send(using: str, statement: str, **parameters: Any) -> database.Read[list[database.Row]]:
+    """Send a statement with parameters that the server binds, so that vectors go as binary."""
+    database.learn_vectors(using)
+    # After learn_vectors(): a cursor only knows the types that were registered before it.
+    return database.send(using, statement, **parameters)
