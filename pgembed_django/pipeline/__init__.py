@@ -93,7 +93,7 @@ class Pipeline:
         """Give back what no provider is working on, without spending an attempt."""
         in_flight = self.embedding.in_flight
         units = self.holding.units.values()
-        self._give_back([one for one in units if one not in in_flight and not one.is_whole])
+        self._release_units([one for one in units if one not in in_flight and not one.is_whole])
         self.staging.stage()
         self.holding.end_jobs()
 
@@ -104,7 +104,7 @@ class Pipeline:
             self.storing.step()
             self.storing.finish()
         units = self.holding.units.values()
-        self._give_back([one for one in units if not one.is_being_stored])
+        self._release_units([one for one in units if not one.is_being_stored])
         with suppress(DatabaseError, InterfaceError):
             self.staging.stage()
         self.holding.end_jobs(seconds=STOP_SECONDS)  # there is no next round
@@ -114,11 +114,11 @@ class Pipeline:
         self.storing.close()
         self.embedding.close()
 
-    def _give_back(self, units: Iterable[Unit]) -> None:
+    def _release_units(self, units: Iterable[Unit]) -> None:
         """Give units back without spending an attempt. Parts that are whole are kept."""
         for unit in units:
             self.embedding.failing.keep_whole(unit)
-            self.holding.give_back(unit)
+            self.holding.release(unit)
 
     def _finish(self) -> bool:
         """Store what came back, complete its jobs, and end the jobs that do not succeed."""

@@ -9,7 +9,7 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
-GIVEN_BACK_SECONDS = 1.0
+RELEASED_SECONDS = 1.0
 """How soon units that were given back unread are tried again."""
 
 
@@ -35,13 +35,13 @@ class Aside:
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
         self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
 
-    def give_back(self, units: Iterable[Unit]) -> None:
+    def release(self, units: Iterable[Unit]) -> None:
         """Give their units back without spending an attempt. Their vectors so far are staged."""
         for unit in units:
             unit.is_set_aside = True
             self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]
-            self._holding.give_back(
-                unit, delay_seconds=GIVEN_BACK_SECONDS, reason=self.reasons[unit.spec]
+            self._holding.release(
+                unit, delay_seconds=RELEASED_SECONDS, reason=self.reasons[unit.spec]
             )
 
     def take_up(self, spec: Spec) -> None:

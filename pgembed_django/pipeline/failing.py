@@ -85,7 +85,7 @@ class Failing:
             self._drop(unit, part)
             return
         self.keep_whole(unit)
-        self.holding.give_back(
+        self.holding.release(
             unit,
             delay_seconds=0 if is_delaying else pool.paused_seconds,
             reason=pool.reason,

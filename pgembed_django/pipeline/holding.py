@@ -123,7 +123,7 @@ class Holding:
         )
         self._end(unit, retry, error=error)
 
-    def give_back(
+    def release(
         self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
     ) -> None:
         """Give the unit's job back without spending an attempt."""

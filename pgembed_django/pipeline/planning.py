@@ -15,7 +15,7 @@ from pgembed_django.chunkers import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline import chunking
-from pgembed_django.pipeline.aside import GIVEN_BACK_SECONDS, Aside
+from pgembed_django.pipeline.aside import RELEASED_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
 from pgembed_django.pipeline.holding import Holding
@@ -105,13 +105,13 @@ class Planning:
             sources.TooMuch: they did not fit. Some units may be planned.
         """
         for spec, of_spec in self.holding.unplanned(units).items():
-            self._plan_or_give_back(spec, of_spec, room=room)
+            self._plan_or_release(spec, of_spec, room=room)
             room -= _characters(of_spec)
 
-    def _plan_or_give_back(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
+    def _plan_or_release(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         """Plan units, except those that the database does not let us read."""
         if spec in self.aside:
-            self.aside.give_back(units)
+            self.aside.release(units)
             return
         try:
             self._plan(spec, units, room=room)
@@ -121,29 +121,29 @@ class Planning:
                     raise
                 case Fault.SCHEMA:
                     self.aside.put(spec, error)
-                    self.aside.give_back(units)
+                    self.aside.release(units)
                 case _ if len(units) == 1:
                     # A key of another type or a damaged value must not fail the others.
                     self.holding.retry(units[0], f"{type(error).__name__}: {error}")
                 case _:
                     first, others = units[: len(units) // 2], units[len(units) // 2 :]
-                    self._plan_or_give_back(spec, first, room=room)
-                    self._plan_or_give_back(spec, others, room=room - _characters(first))
+                    self._plan_or_release(spec, first, room=room)
+                    self._plan_or_release(spec, others, room=room - _characters(first))
 
-    def _give_back(self, units: Iterable[Unit]) -> None:
+    def _release(self, units: Iterable[Unit]) -> None:
         for unit in units:
-            self.holding.give_back(unit, delay_seconds=GIVEN_BACK_SECONDS)
+            self.holding.release(unit, delay_seconds=RELEASED_SECONDS)
 
     def _plan(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         live = self.live.of(spec)
         if not live:
-            self._give_back(units)
+            self._release(units)
             return
         try:
             source_pks = [unit.claim.source_pk for unit in units]
             loaded, stored = self._ask(spec, source_pks, room=room)
         except database.Busy:
-            self._give_back(units)
+            self._release(units)
             return
         self._fitting.note_made(spec, loaded.texts.values())
         for unit in units:

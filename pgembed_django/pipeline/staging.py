@@ -130,7 +130,7 @@ class Staging:
                     raise
                 case Fault.SCHEMA if not store.is_fit(spec, using=using):
                     self.aside.put(spec, error)
-                    self.aside.give_back({unit for unit, _ in parts})
+                    self.aside.release({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
                     return [left for one in parts for left in self._write_some(write, spec, [one])]
                 case fault:

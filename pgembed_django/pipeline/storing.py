@@ -183,11 +183,11 @@ class Storing:
     def _let_go(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of stored units. Returns whether there were any, and those left."""
         for unit in done.outdated:
-            self.holding.give_back(unit)
+            self.holding.release(unit)
             self.live.outdate()
         for unit, error in done.unfit:
             self.aside.put(unit.spec, error)
-            self.aside.give_back([unit])
+            self.aside.release([unit])
         for unit, said in done.refused:
             self.holding.retry(unit, said)
         held = [unit for unit in units if unit in self.holding]
