@@ -20,7 +20,7 @@ from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
-from pgembed_django.pipeline.slices import Slices
+from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.units import Part, Unit, Wanted
 from pgembed_django.specs import Spec
 
@@ -38,8 +38,8 @@ class Planning:
         self.embedding = embedding
         self._units: deque[Unit] = deque()
         self._fitting = Fitting(holding=holding, aside=aside)
-        # Answers of providers are looked at after each slice, however long the texts are.
-        self._slices = Slices()
+        # Answers of providers are looked at after each portion, however long the texts are.
+        self._portion = Portion()
 
     @property
     def has_more(self) -> bool:
@@ -58,7 +58,7 @@ class Planning:
         if not self._units or self._held() >= HELD_CHARACTERS:
             return False
         batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
-        few = list(islice(self._units, self._slices.wanted(max(batch_sizes, default=1))))
+        few = list(islice(self._units, self._portion.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         try:
             few, room = self._fitting.choose(few)
@@ -70,12 +70,12 @@ class Planning:
             if faults.of(error) is not Fault.TOO_SLOW:
                 raise
             if len(few) > 1:
-                self._slices.halve(len(few))
+                self._portion.halve(len(few))
                 raise
             self.holding.retry(few[0], f"{type(error).__name__}: {error}")
         for _ in few:  # only now: the database may have been lost before
             self._units.popleft()
-        self._slices.adapt(len(few), seconds=time.perf_counter() - started)
+        self._portion.adapt(len(few), seconds=time.perf_counter() - started)
         return bool(few)
 
     def look_again(self) -> None:

@@ -17,7 +17,7 @@ from pgembed_django.faults import Fault
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.locked import Locked
-from pgembed_django.pipeline.slices import Slices
+from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.specs import Spec
 
@@ -52,7 +52,7 @@ class Staging:
         self.holding = holding
         self.aside = aside
         self._locked = Locked(clock=clock)
-        self._slices = Slices()
+        self._portion = Portion()
 
     def stage(self) -> None:
         """Persist what batches brought for units that wait for more of them.
@@ -103,10 +103,10 @@ class Staging:
         for spec, rest in by_spec.items():
             try:
                 while rest:
-                    some = [rest.popleft() for _ in range(min(self._slices.size, len(rest)))]
+                    some = [rest.popleft() for _ in range(min(self._portion.size, len(rest)))]
                     started = time.perf_counter()
                     left.parts.extend(self._write_some(write, spec, some))
-                    self._slices.adapt(len(some), seconds=time.perf_counter() - started)
+                    self._portion.adapt(len(some), seconds=time.perf_counter() - started)
             except database.Busy:
                 left.specs.add(spec)
         return left
@@ -126,7 +126,7 @@ class Staging:
                 case Fault.OUTAGE | Fault.OURS:
                     raise
                 case Fault.TOO_SLOW if len(parts) > 1:
-                    self._slices.halve(len(parts))
+                    self._portion.halve(len(parts))
                     raise
                 case Fault.SCHEMA if not store.is_fit(spec, using=using):
                     self.aside.put(spec, error)

@@ -19,7 +19,7 @@ from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.pieces import Pieces
-from pgembed_django.pipeline.slices import Slices
+from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.pool import Threads
@@ -63,7 +63,7 @@ class Storing:
         self._has_failed = False
         self._is_threadless = False
         self._threadless_until = float("-inf")
-        self._slices = Slices()
+        self._portion = Portion()
 
     @property
     def is_at_work(self) -> bool:
@@ -131,7 +131,7 @@ class Storing:
         """
         done = Completion()
         pieces = Pieces(units)
-        while some := pieces.take(self._slices.size):
+        while some := pieces.take(self._portion.size):
             started = time.perf_counter()
             try:
                 one = transactions.store_whole(
@@ -143,7 +143,7 @@ class Storing:
             except (DatabaseError, InterfaceError) as error:
                 fault = faults.of(error)
                 if fault is Fault.TOO_SLOW:
-                    self._slices.halve(len(some))
+                    self._portion.halve(len(some))
                 if fault is Fault.OUTAGE or faults.is_lost_connection(error):
                     connections[self.holding.using].close()
                 if not done.units:
@@ -153,7 +153,7 @@ class Storing:
             if one.busy:
                 pieces.split(one.busy)
             else:
-                self._slices.adapt(len(some), seconds=time.perf_counter() - started)
+                self._portion.adapt(len(some), seconds=time.perf_counter() - started)
         return done
 
     def _collect(self) -> tuple[bool, Collection[Unit]]:

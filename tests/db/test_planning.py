@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django.models import Job, Space
-from pgembed_django.pipeline import Pipeline, slices
+from pgembed_django.pipeline import Pipeline, portion
 
 pytestmark = pytest.mark.django_db
 
@@ -24,14 +24,14 @@ def sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[float], list[int]]:
     """Plan nine claimed units, two of them first, and return how many were planned each time."""
-    monkeypatch.setattr(slices, "FIRST", 2)
+    monkeypatch.setattr(portion, "FIRST", 2)
     settings.PGEMBED_BATCH_SIZE = 1
     settings.PGEMBED_CONCURRENCY = 8
     for _ in range(9):
         make_article()
 
     def plan(seconds: float) -> list[int]:
-        monkeypatch.setattr(slices, "SECONDS", seconds)
+        monkeypatch.setattr(portion, "SECONDS", seconds)
         worker = make_worker()
         worker.claim()
 

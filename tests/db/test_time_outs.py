@@ -21,7 +21,7 @@ from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.pipeline import Pipeline, slices
+from pgembed_django.pipeline import Pipeline, portion
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
 from tests.conftest import wait_until
@@ -166,8 +166,8 @@ def test_many_rows_are_stored_in_several_transactions(
     notes: Any, make_worker: Callable[..., Pipeline], work: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Who deletes one of them waits for the end of its transaction."""
-    monkeypatch.setattr(slices, "FIRST", 2)
-    monkeypatch.setattr(slices, "SECONDS", 3600.0)
+    monkeypatch.setattr(portion, "FIRST", 2)
+    monkeypatch.setattr(portion, "SECONDS", 3600.0)
 
     work(make_worker())
 

@@ -7,7 +7,7 @@ MOST = 1024
 SECONDS = 0.1
 
 
-class Slices:
+class Portion:
     """A number of units that follows from how long the last ones took."""
 
     def __init__(self) -> None:
