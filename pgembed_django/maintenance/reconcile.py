@@ -178,7 +178,7 @@ def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> 
     return waiting.order_by()[:MAX_BACKLOG].count()
 
 
-def is_full(spec: Spec, *, using: str) -> bool:
+def is_backlog_full(spec: Spec, *, using: str) -> bool:
     """Return whether the backlog has no room for another page."""
     return not _room(spec, using=using)
 

@@ -95,7 +95,7 @@ class Command(EmbedCommand):
                 if not faults.goes_in_fewer_rows(error):
                     raise
                 continue  # with fewer rows
-            if page or reconcile.is_full(spec, using=using):
+            if page or reconcile.is_backlog_full(spec, using=using):
                 return page
             # A worker has locked this lap for a moment.
             time.sleep(LOOK_SECONDS)
