@@ -14,7 +14,7 @@ from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
 from pgembed_django.specs import Spec
 
-REFILL_SECONDS = 1.0
+LAPS_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
 STALE_SECONDS = 5.0
 """How long a spec goes on to the next page if pages end early because their texts are slow."""
@@ -53,7 +53,7 @@ class Maintenance:
             [
                 Chore(settings.reap_seconds, self.reap),
                 Chore(settings.reconcile_seconds, self.reconcile),
-                Chore(REFILL_SECONDS * is_reconciling, self.refill),
+                Chore(LAPS_SECONDS * is_reconciling, self.continue_laps),
                 Chore(STALE_PAGE_SECONDS * is_reconciling, self.look_for_stale_rows),
                 Chore(PRUNE_SECONDS, self.prune_jobs),
             ],
@@ -131,13 +131,13 @@ class Maintenance:
             dict.fromkeys(self.specs.values(), laps.CHEAP_SWEEPS), chore="reconcile"
         )
 
-    def refill(self) -> int:
+    def continue_laps(self) -> int:
         """Continue unfinished laps. They stop often, to take turns with the worker's own work.
 
         A lap also stops while the backlog is full.
         """
         under_way = laps.under_way(self.specs.values(), using=self.using)
-        return self._go_over(under_way, chore="refill")
+        return self._go_over(under_way, chore="continue_laps")
 
     def look_for_stale_rows(self) -> int:
         """Compare each spec's next page of texts with the stored digests, lap after lap."""

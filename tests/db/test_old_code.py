@@ -238,7 +238,7 @@ def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift,
     assert maintenance.once() == 0
     maintenance.open_spaces()
     maintenance.look_for_stale_rows()
-    maintenance.refill()
+    maintenance.continue_laps()
     maintenance.fill()
 
     refused = [one for one in caplog.records if one.event == "pgembed.chore_refused"]

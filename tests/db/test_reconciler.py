@@ -338,7 +338,7 @@ def test_whether_laps_are_to_go_on_is_one_question_about_all_specs():
     known = {one.key: one for one in specs.all()}
     maintenance = Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
     with CaptureQueriesContext(connection) as captured:
-        maintenance.refill()
+        maintenance.continue_laps()
 
     assert len(known) > 1
     assert len(captured) == 1

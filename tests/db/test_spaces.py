@@ -631,7 +631,7 @@ def test_a_changed_recipe_re_embeds_every_row_in_the_same_space(
         {KEY: changed}, using="default", settings=conf.current(), wake=lambda: None
     )
 
-    assert maintenance.refill() == len(articles)
+    assert maintenance.continue_laps() == len(articles)
 
     assert Job.objects.filter(status="pending", kind="reconciler").count() == len(articles)
     assert Space.objects.filter(spec=KEY).count() == 1
