@@ -191,11 +191,7 @@ class Worker:
             self.is_running = False
             events.tell(events.WORKER_STOPPING)
             loop.pipeline.release_unsent()
-        return (
-            self._stopping.asked > 1
-            or loop.pipeline.holding.is_empty
-            or self._stopping.grace_left() <= 0
-        )
+        return self._stopping.is_overdue or loop.pipeline.holding.is_empty
 
     def _is_drained(self, loop: Loop) -> bool:
         """Return whether nothing is left to do now."""
