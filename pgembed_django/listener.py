@@ -126,7 +126,7 @@ class Listener:
         with self._closing_when_lost():
             self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
-    def drain(self) -> bool:
+    def hear(self) -> bool:
         """Take the notifications that have arrived. Return whether there were any."""
         if self._connection is None:
             return False

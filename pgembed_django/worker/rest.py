@@ -78,7 +78,7 @@ class Rest:
         else:
             # On watch now: commits from here on notify. Take one last step for earlier ones.
             moved = step()
-            if not moved and not listener.drain():
+            if not moved and not listener.hear():
                 if listener.is_standby:
                     # Once the worker on watch wakes or is gone, nothing notifies this one.
                     timeout = min(timeout, STANDBY_SECONDS)
@@ -97,7 +97,7 @@ class Rest:
         with suppress(BlockingIOError):
             while self._receiver.recv(4096):
                 pass
-        if listener.drain():
+        if listener.hear():
             self._look_seconds = FIRST_LOOK_SECONDS
 
     def close(self) -> None:
