@@ -13,7 +13,7 @@ from pgembed_django.database import arrays
 from pgembed_django.models import Job
 
 # Writes and requests of people come first. The spec's own priority, -100 to 100, is added.
-LANES = {
+KIND_PRIORITIES = {
     Job.Kind.WRITE: 0,
     Job.Kind.MANUAL_RETRY: 0,
     Job.Kind.RECONCILER: -1000,
@@ -77,12 +77,12 @@ class Lane(NamedTuple):
 
 def priority_of(kind: str, of_spec: int) -> int:
     """Return the priority of a kind's jobs: the sum of the kind's and the spec's."""
-    return LANES[Job.Kind(kind)] + of_spec
+    return KIND_PRIORITIES[Job.Kind(kind)] + of_spec
 
 
 def priorities(of_spec: int) -> set[int]:
     """Return the priorities of a spec's jobs, whatever their kind."""
-    return {of_kind + of_spec for of_kind in LANES.values()}
+    return {of_kind + of_spec for of_kind in KIND_PRIORITIES.values()}
 
 
 def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | str]:
