@@ -9,11 +9,10 @@ import psycopg
 from django.db import OperationalError
 
 from pgembed_django import database, events
+from pgembed_django.database import locks
 
-# A session lock, which ends with the connection. It is only ever tried: a session that waited for
-# it would hold a snapshot that the builder waits for.
-TRY_LOCK = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_index_builder', 0))"
-UNLOCK = "SELECT pg_advisory_unlock(hashtextextended('pgembed_index_builder', 0))"
+# Only ever tried: a session that waited for it would hold a snapshot that the builder waits for.
+LOCK = "pgembed_index_builder"
 
 # No time-out ends a build or a drop: it waits for older transactions, however long.
 # ``transaction_timeout`` is known since PostgreSQL 17.
@@ -30,17 +29,13 @@ def as_builder(using: str) -> Iterator[bool]:
 
     A build that Postgres ended because of a deadlock is tried again later.
     """
-    [[is_builder]] = database.rows(using, TRY_LOCK)
     try:
-        if is_builder:
-            database.rows(using, TAKE_TIME)
-        yield is_builder
+        with locks.session_lock(LOCK, using=using) as is_builder:
+            if is_builder:
+                database.rows(using, TAKE_TIME)
+            yield is_builder
     except OperationalError as error:
         # Another VACUUM or CREATE INDEX on the same table, and Postgres ended ours.
         if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
             raise
         events.tell(events.INDEX_POSTPONED, error=str(error).strip())
-    finally:
-        # A lost connection has lost the lock too, and its error is the one to be raised.
-        if is_builder and not database.is_lost(using):
-            database.rows(using, UNLOCK)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from django.db import transaction
 from django.db.models import Value
 from django.db.models.functions import Now
 
-from pgembed_django import database
+from pgembed_django.database import locks
 from pgembed_django.models import Space
 from pgembed_django.spaces.opening import number
 
@@ -28,21 +27,14 @@ MADE_BY = (
 )
 """The columns that a new space copies from the pruned one it replaces."""
 
-# Only one worker looks whether a space is full, as that may read the whole table. The session lock
-# ends with the connection. It only saves work: ``activate`` has row locks of its own.
-TRY_TURN = "SELECT pg_try_advisory_lock(hashtextextended('pgembed_switch', %(space)s))"
-END_TURN = "SELECT pg_advisory_unlock(hashtextextended('pgembed_switch', %(space)s))"
+# Only one worker looks whether a space is full, as that may read the whole table. The lock only
+# saves work: ``activate`` has row locks of its own.
+LOCK = "pgembed_switch"
 
 
-@contextmanager
-def turn(space: Space, *, using: str) -> Iterator[bool]:
+def turn(space: Space, *, using: str) -> AbstractContextManager[bool]:
     """Keep other workers from looking at the space. Yields False if one already is."""
-    [[is_ours]] = database.rows(using, TRY_TURN, space=space.pk)
-    try:
-        yield is_ours
-    finally:
-        if is_ours:
-            database.rows(using, END_TURN, space=space.pk)
+    return locks.session_lock(LOCK, space.pk, using=using)
 
 
 def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:

@@ -10,6 +10,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs, store
+from pgembed_django.database import locks
 from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
@@ -443,7 +444,7 @@ def test_of_all_workers_one_builds_an_index(spec, make_article, run_jobs, second
     make_article()
     run_jobs()
     space = spaces.active(spec, using="default")
-    second_connection.execute(builder.TRY_LOCK)
+    second_connection.execute(locks.TRY, {"name": builder.LOCK, "number": 0})
 
     assert indexes.build(spec, space, using="default") == 0
     assert not indexes.drop(spec, space, using="default")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
+from pgembed_django.database import locks
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.filling import (
     FIRST_FILL,
@@ -24,6 +25,7 @@ from pgembed_django.models import Job, Space
 from pgembed_django.spaces import indexes, switching
 from tests import played
 from tests.app.models import Article, ArticleEmbedding
+from tests.db.conftest import backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -111,13 +113,27 @@ def test_one_worker_at_a_time_looks_whether_a_space_is_full(
     spec, swap, run_jobs, filling, second_connection
 ):
     fill(spec, run_jobs)
-    second_connection.execute(switching.TRY_TURN, {"space": swap.pk})
+    lock = {"name": switching.LOCK, "number": swap.pk}
+    second_connection.execute(locks.TRY, lock)
     filling.look(spec, swap)
     assert state(swap) == "building"
 
-    second_connection.execute(switching.END_TURN, {"space": swap.pk})
+    second_connection.execute(locks.UNLOCK, lock)
     filling.look(spec, swap)
     assert state(swap) == "active"
+
+
+def test_a_look_that_loses_its_connection_says_why(swap, connect):
+    killer = connect(autocommit=True)
+
+    def look() -> None:
+        with spaces.turn(swap, using="default"):
+            killer.execute("SELECT pg_terminate_backend(%s, 5000)", [backend_pid()])
+            spaces.prunable(retired_for_seconds=0, using="default")
+
+    with pytest.raises(OperationalError, match="terminating connection"):
+        look()
+    connection.close()
 
 
 def test_a_row_that_has_just_been_written_does_not_hold_up_a_switch(

@@ -1,0 +1,23 @@
+"""Locks of a session, so that one worker at a time does something. They are only ever tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pgembed_django import database
+
+TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"
+UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, %(number)s))"
+
+
+@contextmanager
+def session_lock(name: str, number: int = 0, *, using: str) -> Iterator[bool]:
+    """Take a lock until the end of ``with``, and yield whether it was free."""
+    [[is_ours]] = database.rows(using, TRY, name=name, number=number)
+    try:
+        yield is_ours
+    finally:
+        # A lost connection has lost the lock too, and its error is the one to be raised.
+        if is_ours and not database.is_lost(using):
+            database.rows(using, UNLOCK, name=name, number=number)
