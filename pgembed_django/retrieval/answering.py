@@ -1,4 +1,4 @@
-"""Rank the rows of one target, and say which arms were used, and why not the other one."""
+"""Rank the rows of one target. Say which arms were used, and why any was left out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
 from pgembed_django.text import clean
 
-# Two depths only: the first pages must not depend on how far a caller asks, and a deeper look
-# changes how the arms are fused. So a deeper look only appends to the results of the first.
+# Two fixed depths: searching deeper changes how the arms are fused, but the first pages must not
+# depend on how many rows the caller asks for. So DEEP only appends to the results of SHALLOW.
 SHALLOW = Depth(results=51, rows=100)
 DEEP = Depth(results=1001, rows=1001)
 
@@ -32,12 +32,15 @@ NO_VECTOR = "The query could not be embedded, so it was looked for by its words 
 PARTIAL = "The vectors of a new model are searched before all rows have one."
 
 MOMENT_SECONDS = 0.005
-"""How long to wait for the query's vector, so that both arms can be one statement."""
+"""How long to wait for the query's vector: if it comes in time, one statement runs both arms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked of one target. The query's vector may still be on its way."""
+    """A query for one target. Its vector may not have arrived yet.
+
+    ``survey`` is None if no space is active, ``pending`` if no vector was asked for.
+    """
 
     target: Target[Any]
     text: str
@@ -48,7 +51,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ranked rows of one target, with their scores by rank alone as ``merits``."""
+    """The ranked rows of one target, best first.
+
+    ``merits`` has one score per row, by rank alone, which is comparable between models. ``reach``
+    and ``within`` are as in ``answer``.
+    """
 
     question: Question
     reach: int
@@ -69,7 +76,10 @@ class Answer:
 
 
 def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
-    """Send the text to be embedded by the provider of the space that is searched."""
+    """Survey the target, and ask for the text's vector if the mode needs one.
+
+    The provider of the active space embeds it. Returns before the vector has arrived.
+    """
     survey = surveying.survey(target, text)
     needs_vector = survey is not None and text and mode != "lexical"
     pending = queries.vectors.ask(survey.space, text) if survey and needs_vector else None
@@ -77,10 +87,10 @@ def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
 
 
 def answer(question: Question, *, reach: int, within: bool | None = None) -> Answer:
-    """Rank at least ``reach`` rows, if there are as many.
+    """Rank at least ``reach`` rows, if there are that many.
 
-    ``within``: rank only rows of the queryset. Otherwise all rows of the table are ranked, and
-    ``searching.page`` notices any outside the queryset. None: whatever fits the queryset.
+    ``within``: rank only rows of the queryset. False: rank all rows of the table, and let
+    ``searching.page`` detect those outside the queryset. None: as ``target.narrows`` says.
     """
     target, survey = question.target, question.survey
     within = target.narrows if within is None else within
@@ -125,13 +135,16 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
 
 
 def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> tuple[list[Ranked], list[float]]:
-    """Return the rows, best first, and their merits. First in each arm: 1, and less from there."""
+    """Return the rows, best first, and their merits: 1 for a row that is first in each arm.
+
+    ``look`` runs the arms at a depth.
+    """
     ranked: dict[Any, Ranked] = {}
     merits: dict[Any, float] = {}
     least = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
-        # Meaning first: where both arms rank a row the same, the chunk of this one is shown.
+        # The semantic arm goes first: if both rank a row the same, its chunk is shown.
         asked = [name for name in (SEMANTIC, LEXICAL) if name in found]
         rankings = [[one.key for one in found[name]] for name in asked]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
@@ -141,7 +154,7 @@ def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> tuple[list[Ranked]
         fused = fusing.fuse(rankings, only_in_one=waiting)
         for key, score in list(fused.items())[: min(depth.results, reach)]:
             if key not in ranked:
-                # A deeper look may score it higher, but it still comes after the earlier ones.
+                # DEEP may score a row higher than SHALLOW's last, but it still comes after that.
                 merits[key] = least = min(score, least)
                 ranked[key] = _ranked(key, least, by_meaning, by_words, places)
     return list(ranked.values()), list(merits.values())

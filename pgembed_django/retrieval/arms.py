@@ -18,20 +18,20 @@ from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
 
 CHUNKS_PER_ROW_AT_FIRST = 1.5
-"""How many of the best chunks the first look takes for each row that is wanted."""
+"""How many chunks the first statement fetches for each row that is wanted."""
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
 
 
 class Depth(NamedTuple):
-    """How many rows a ranking has: at most ``rows``, at least ``results`` if there are so many."""
+    """How many rows an arm ranks: up to ``rows``, and at least ``results`` if that many match."""
 
     results: int
     rows: int
 
 
 class Found(NamedTuple):
-    """A row's best chunk. ``value`` is its cosine, or its rank by words."""
+    """A row's best chunk. ``value`` is its cosine similarity, or its ``ts_rank``."""
 
     key: Any
     chunk: int
@@ -41,36 +41,36 @@ class Found(NamedTuple):
 
 
 FoundBy = dict[str, list[Found]]
-"""What each arm that was asked has found, best first, by the arm's name."""
+"""What each arm found, best first, by the arm's name."""
 
 
 class Arm(NamedTuple):
-    """One arm: a statement that finds the best chunks, and how many times as many to take."""
+    """A statement that finds the best chunks. ``spread``: fetch this many times as many."""
 
     name: str
     text: str
     parameters: dict[str, Any]
     spread: int = 1
     exact: Arm | None = None
-    """Where this arm reads an index, which may return too few rows: the same without the index."""
+    """If this arm reads an index, which may return too few rows: the same arm without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """Makes and runs the arms of one search. ``among`` finds the rows to rank. None: all rows."""
+    """Builds and runs the arms of one search. ``among`` selects the rows to rank. None: all."""
 
     target: Target[Any]
     survey: Survey
     among: Statement | None
 
     def lexical(self) -> Arm:
-        """Return the arm that finds the passages that match the words best."""
+        """Return the arm that finds the chunks that match the query's words best."""
         words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
         text = selects.lexical(self.target, among=self._among)
         return Arm(LEXICAL, text, self._parameters | words)
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
-        """Return the arm that finds the passages nearest in meaning."""
+        """Return the arm that finds the chunks nearest to the query's vector."""
         wanted = {"vector": selects.literal(vector)}
         text = selects.exact(self.target, among=self._among)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
@@ -85,7 +85,7 @@ class Arms:
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
         """Return what the arms find, one chunk per row."""
         if len(arms) > 1 and any(arm.exact for arm in arms):
-            # The settings of an index scan keep a statement from being run in parallel.
+            # Separate statements: set_config, which an index scan needs, rules out parallel plans.
             return {arm.name: self.find([arm], depth=depth)[arm.name] for arm in arms}
         taken = {arm.name: self._first(depth) * arm.spread for arm in arms}
         looks = self._look(arms, taken)
@@ -104,14 +104,14 @@ class Arms:
         return {"space": self.survey.space.pk, "spec": self.target.spec.key, **keys}
 
     def _first(self, depth: Depth) -> int:
-        """Return how many chunks the first look takes to find the rows of a depth."""
+        """Return how many chunks the first statement fetches for the rows of a depth."""
         chunks_per_row = CHUNKS_PER_ROW_AT_FIRST
-        if depth.rows > depth.results:  # else one row of two chunks would cost a second look
+        if depth.rows > depth.results:  # else one row with two chunks would cost another statement
             chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
         return int(depth.rows * chunks_per_row)
 
     def _look(self, arms: Sequence[Arm], taken: Mapping[str, int]) -> FoundBy:
-        """Return the best chunks of each arm, ``taken`` of them at most, in any order."""
+        """Return the best chunks of each arm, at most ``taken`` of them, in any order."""
         if not arms:
             return {}
         using = self.target.using
@@ -131,11 +131,11 @@ class Arms:
         return looks
 
     def _best(self, arm: Arm, found: list[Found], *, taken: int, depth: Depth) -> list[Found]:
-        """Return the best chunk of each row. Looks further where the chunks are of too few rows."""
+        """Return the best chunk of each row. Fetches more if ``found`` covers too few rows."""
         sign = -1 if arm.name == LEXICAL else 1
         while True:
             best: dict[Any, Found] = {}
-            # A UNION promises no order, and an index may return chunks a little out of order.
+            # UNION guarantees no order, and an index may return chunks slightly out of order.
             for chunk in sorted(found, key=lambda chunk: (sign * chunk.value, chunk.chunk)):
                 best.setdefault(chunk.key, chunk)
             if len(best) >= depth.results or len(found) < taken:
@@ -143,7 +143,7 @@ class Arms:
             taken *= 2  # a few long rows hold all the best chunks
             found = self._look([arm], {arm.name: taken})[arm.name]
         if arm.exact and len(best) < depth.results:
-            # The index ended before enough rows had passed the filter.
+            # The index scan ended before enough rows had passed the filter.
             return self.find([arm.exact], depth=depth)[arm.name]
         rows = list(best.values())[: depth.rows]
         if arm.name == LEXICAL:
@@ -152,7 +152,7 @@ class Arms:
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
-    """Return the arms of a search, or None where the queryset cannot have any row.
+    """Return the arms of a search, or None if the queryset cannot have any rows.
 
     ``within``: rank only rows of the queryset.
     """
@@ -163,7 +163,7 @@ def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
 
 
 def _key_reader(target: Target[Any]) -> Callable[[Any], Any] | None:
-    """Return what converts a stored key into that of an instance. None: they are the same."""
+    """Return a function that converts a stored key to the instance's ``pk``. None: same value."""
     connection = connections[target.using]
     field: Any = target.spec.model._meta.pk
     while field.remote_field:

@@ -8,9 +8,9 @@ from typing import TypeVar
 Item = TypeVar("Item", bound=Hashable)
 
 FLATNESS = 20
-"""The constant k of reciprocal rank fusion: the larger, the less the first ranks stand out.
+"""The constant k of reciprocal rank fusion: the larger it is, the less the first ranks stand out.
 
-Between 5 and 60 it hardly matters (measured on the tuning questions of ``benchmarks/judged``).
+Values from 5 to 60 hardly differ (measured on the tuning questions of ``benchmarks/judged``).
 
 Source: Cormack, Clarke, Buettcher, "Reciprocal Rank Fusion outperforms Condorcet", SIGIR 2009.
 """
@@ -21,9 +21,9 @@ def fuse(
 ) -> dict[Item, float]:
     """Return the items of all rankings with their scores, best first.
 
-    An item that is first in every ranking has the score 1. Of equal scores, the item of an
-    earlier ranking comes first. An item in ``only_in_one`` can be in one ranking only, so its
-    share counts for the others too.
+    An item that is first in every ranking scores 1. On a tie, the item of the earlier ranking
+    comes first. Items in ``only_in_one`` can appear in only one ranking, so their score there is
+    counted for the other rankings too.
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:

@@ -1,4 +1,4 @@
-"""Cut the part with most of the query's words out of a passage, and mark them. Pure."""
+"""Show the part of a passage with most of the query's words, and mark them. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def marks_in(headline: str, *, passage: str, mark: str) -> Marks:
     """Return the start and end of each marked word in ``passage``.
 
     ``headline`` is the passage with ``mark`` before and after each of these words. Returns no
-    marks where Postgres has changed more than that.
+    marks if Postgres has changed anything else in it.
     """
     pieces = headline.split(mark)
     if "".join(pieces) != passage:
@@ -38,7 +38,7 @@ def marks_in(headline: str, *, passage: str, mark: str) -> Marks:
 
 
 def highlight(passage: str, marks: Marks) -> SafeString:
-    """Return about ``LENGTH`` characters around the most marks, as HTML that is safe to show."""
+    """Return the ``LENGTH`` or so characters with the most marks, as HTML that is safe to show."""
     start, end = _window(passage, marks)
     inside = [mark for mark in marks if start <= mark[0] and mark[1] <= end]
     parts = ["… " if start else ""]
@@ -55,7 +55,7 @@ def _plain(text: str) -> str:
 
 
 def _window(passage: str, marks: Marks) -> tuple[int, int]:
-    """Return where the shown part begins and ends, between words where there are any."""
+    """Return where the shown part begins and ends, between words if possible."""
     if len(passage) <= LENGTH:
         return 0, len(passage)
     last = len(passage) - LENGTH

@@ -1,4 +1,4 @@
-"""Read the passages of ranked chunks, and where the query's words stand in them."""
+"""Read the passages of ranked chunks, and find the query's words in them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pgembed_django.retrieval.words import Words
 from pgembed_django.specs import Spec
 
 LONGEST_BEGINNING = 500
-"""How many characters are shown of a row whose best chunk has just been replaced."""
+"""How many characters to show of a row whose best chunk has just been replaced."""
 
 
 class Passage(NamedTuple):
-    """A passage, and where it stands in its row's text."""
+    """A passage, its offsets in its row's text, and the marks in it."""
 
     text: str
     start: int
@@ -35,9 +35,10 @@ def of(
     *,
     words: Words | None,
 ) -> dict[Any, Passage]:
-    """Return the passage to show of each row, by its key. ``chunks`` has each row's best chunk.
+    """Return the passage to show for each row, by its key.
 
-    Leaves out a row whose chunk is of an older text, where the spec hides stale rows.
+    ``rows`` has the instances and ``chunks`` the ids of their best chunks, both by key. Leaves
+    out a row whose chunk is of an older text if the spec hides stale rows.
     """
     spec = target.spec
     stored = _stored(target, list(chunks.values()), mark=(mark := _mark()), words=words)
@@ -45,7 +46,7 @@ def of(
     cut: dict[Any, tuple[str, int, int]] = {}
     for key, row in rows.items():
         if chunks[key] not in stored:
-            # A worker has replaced the chunk since. The row was found: show how its text begins.
+            # A worker has replaced the chunk since. Still show the row: the start of its text.
             text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
             cut[key] = text, 0, len(text)
             continue
@@ -68,11 +69,11 @@ def of(
 
 @locales.of_settings()
 def _text_now(spec: Spec, row: Any) -> str | None:
-    """Return the row's text. None where its text method raises, so that other rows are shown."""
+    """Return the row's text, or None if its text method raises: the other rows are still shown."""
     try:
         return spec.text_of(row)
     except DatabaseError:
-        raise  # it may have broken the caller's transaction
+        raise  # it may have aborted the caller's transaction
     except Exception:  # noqa: BLE001 - the user's method: its job reports it
         return None
 
@@ -111,7 +112,7 @@ def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Mark
 
 
 def _mark() -> str:
-    # Random, so that no text contains it: whatever stands between two marks is a found word.
+    # Random, so that no text contains it: whatever is between two marks is a matched word.
     return f"pgembed{secrets.token_hex(8)}"
 
 

@@ -1,7 +1,7 @@
 """Embed search queries: within a deadline, and the same text only once.
 
-A thread asks the provider, because a model in this process keeps no time-out. A vector that
-comes after the deadline is kept for the next search.
+The provider is called in a thread, because a model that runs in this process cannot be timed out.
+A vector that arrives after the deadline is kept for the next search.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pgembed_django.providers.base import Provider, Vector
 MOST_KEPT = 256
 THREADS = 8
 REST_SECONDS = 5.0
-"""How long a provider that did not answer is not asked, so that searches do not wait for it."""
+"""How long not to ask a provider that did not answer, so that searches do not wait for it."""
 
 Key = tuple[str, str]
 """What a vector depends on: a space's fingerprint and a text."""
 
 Server = tuple[str, str]
-"""What is asked: the alias of a provider, and the fingerprint of one of its spaces.
+"""Which server is asked: the alias of a provider, and the fingerprint of one of its spaces.
 
-Two aliases of one model make the same vectors, and one may be down while the other is well.
+Two aliases of one model make the same vectors, but one may be down while the other is up.
 """
 
 
@@ -49,16 +49,16 @@ class Pending(NamedTuple):
     until: float
 
     def is_answered(self, seconds: float) -> bool:
-        """Return whether the answer is there, after waiting for at most so many seconds."""
+        """Return whether the answer has arrived, after waiting for at most ``seconds``."""
         if not self.answer.done():
             wait([self.answer], timeout=seconds)
         return self.answer.done()
 
     def vector(self) -> Vector:
-        """Return the vector, at the latest ``PGEMBED_QUERY_SECONDS`` after it was asked for.
+        """Return the vector, at most ``PGEMBED_QUERY_SECONDS`` after it was asked for.
 
         Raises:
-            ProviderError: there is none, for whatever reason. People may be shown the message.
+            ProviderError: there is none, for whatever reason. The message may be shown to people.
         """
         if not self.is_answered(max(self.until - time.monotonic(), 0.0)):
             vectors.rest(self.space)
@@ -68,13 +68,16 @@ class Pending(NamedTuple):
 
 
 class QueryVectors:
-    """Keeps the vectors of this process's latest queries, and shares those on their way."""
+    """Caches the vectors of this process's latest queries.
+
+    Searches for the same text at the same time share one request.
+    """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Start empty, without threads. A forked process has to: its parent's threads are gone."""
+        """Start empty and without threads. Also called after a fork, which copies no threads."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
@@ -82,7 +85,7 @@ class QueryVectors:
         self._threads: Threads | None = None
 
     def ask(self, space: Space, text: str) -> Pending:
-        """Ask a space's provider for the vector of a query, unless it is kept."""
+        """Ask a space's provider for the vector of a query, unless it is cached."""
         seconds = conf.current().query_seconds
         return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
 
@@ -114,7 +117,7 @@ class QueryVectors:
             self._resting.clear()
 
     def rest(self, space: Space) -> None:
-        """Do not ask a space's provider for ``REST_SECONDS``: it did not answer in time."""
+        """Leave a space's provider alone for ``REST_SECONDS``: it did not answer in time."""
         with self._lock:
             self._rest(space)
 
@@ -123,7 +126,7 @@ class QueryVectors:
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         provider = spaces.provider_of(space)
-        # A user's provider class may override embed_query: with other errors, other vectors.
+        # A user's class may override embed_query, and raise or return anything.
         with raising.provider_errors(provider):
             _refuse_other_weights(space, provider)
             found = provider.embed_query(text, timeout_seconds=seconds)
@@ -138,7 +141,7 @@ class QueryVectors:
         error = done.exception()
         with self._lock:
             if self._coming.get((server, text)) is not done:
-                return  # it was asked for before ``clear``
+                return  # it was asked for before ``clear`` was called
             del self._coming[server, text]
             if error is None:
                 self._resting.pop(server, None)
@@ -158,10 +161,10 @@ def _server(space: Space) -> Server:
 
 
 def _refuse_other_weights(space: Space, provider: Provider) -> None:
-    """Raise ``ModelMissing`` where the server has other weights by now under the model's name.
+    """Raise ``ModelMissing`` if the server now has other weights under the model's name.
 
-    Their vectors cannot be compared with those of the space: search by words until a space of
-    the new weights is active.
+    Their vectors cannot be compared with those of the space, so searches are by words until a
+    space of the new weights is active.
     """
     digest = None
     if space.model_digest:
@@ -175,7 +178,7 @@ def _refuse_other_weights(space: Space, provider: Provider) -> None:
 
 
 def known(space: Space, vector: Vector) -> Pending:
-    """Return a vector that is known already as a ``Pending``."""
+    """Return a ``Pending`` that already has its vector."""
     return Pending(space, _answered(vector), 0.0)
 
 

@@ -13,7 +13,7 @@ Row = TypeVar("Row", bound=Model)
 
 
 class SearchQuerySet(QuerySet[Row]):
-    """A queryset with methods to search in it. Their keywords are those of the functions."""
+    """A queryset with search methods. They take the same keywords as the functions."""
 
     def search(
         self,

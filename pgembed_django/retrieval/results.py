@@ -1,4 +1,4 @@
-"""What a search returns: rows, how each was found, and what was not as asked."""
+"""What a search returns: rows, how each was found, and any shortcomings of the search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = TypeVar("Row", bound=Model)
 Mode = Literal["hybrid", "semantic", "lexical"]
 
 Ranking = Literal["hybrid", "semantic", "lexical", "mixed", "none"]
-"""Which arms were used. ``mixed``: not the same for all models. ``none``: no arm was asked."""
+"""Which arms were used. ``mixed``: different ones for different models. ``none``: no arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,9 @@ class Hit(Generic[Row]):
     """One row and its best passage.
 
     ``score`` orders the hits of one search: do not compare it between searches. ``similarity`` is
-    the cosine where the row was found by meaning, else None. ``start`` and ``end`` are the
-    passage's place in the row's text, ``marks`` the places of the query's words in the passage.
+    the cosine similarity if the row was found by meaning, else None. ``start`` and ``end`` are
+    the passage's offsets in the row's text. ``marks`` has the start and end of each of the
+    query's words in the passage.
     """
 
     instance: Row
@@ -43,10 +44,10 @@ class Hit(Generic[Row]):
 class Results(Sequence[Row]):
     """The rows found, best first, each with ``score``, ``similarity``, ``passage``, ``highlight``.
 
-    ``hits`` has the same and more, typed, also where a model has a field of such a name.
-    ``degraded`` is true where the query could not be embedded, so that it was searched by words.
-    ``note`` is for people: what was not as asked. ``next_offset`` is where the next page starts,
-    None after the last one.
+    ``hits`` has these and more, typed, and also if the model has a field with one of these names.
+    ``degraded``: the query could not be embedded, so it was searched by words only. ``note`` says
+    for people what the search could not do as asked. ``next_offset`` is where the next page
+    starts, or None on the last page.
     """
 
     hits: tuple[Hit[Row], ...]
@@ -58,7 +59,7 @@ class Results(Sequence[Row]):
 
     @property
     def space(self) -> Space | None:
-        """The space that was searched. None where there was none, or several."""
+        """The space that was searched. None if there was none, or several."""
         return self.spaces[0] if len(self.spaces) == 1 else None
 
     @overload

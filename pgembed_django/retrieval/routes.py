@@ -1,4 +1,4 @@
-"""Choose whether to read every vector of the rows, or the index: by what each would cost."""
+"""Choose the cheaper plan: read every vector of the rows, or read the vector index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django import conf, database
 from pgembed_django.retrieval.selects import Statement
 
 SCANNED_PER_READ = 5
-"""To visit a neighbour in an index costs as much as to read this many vectors (measured)."""
+"""Visiting one neighbour in an index costs as much as reading this many vectors (measured)."""
 
 MOST_CANDIDATES = 1000
 
@@ -20,10 +20,10 @@ EXPLAIN = "EXPLAIN (FORMAT JSON) "
 
 
 def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
-    """Return whether reading every vector of these rows is cheaper than the index.
+    """Return whether reading every vector of these rows is cheaper than reading the index.
 
-    ``keys`` finds the rows, and is None for all. An index has the chunks of all rows: to return
-    ``taken`` chunks of ``matching`` rows it visits about ``chunks * taken / matching``.
+    ``keys`` selects the rows. None: all. The index has the ``chunks`` chunks of all rows, so to
+    return ``taken`` of those that match it visits about ``chunks * taken / matching``.
     """
     if keys is None:
         return False
@@ -37,19 +37,19 @@ def estimate(using: str, keys: Statement) -> int:
         # Parameters are given even if empty, so that %% in the queryset's SQL becomes %.
         database.run(cursor, EXPLAIN + keys.text, keys.parameters)
         [[plan]] = cursor.fetchall()
-    # A connection may read JSON as a string, or as what it holds.
+    # A connection may return JSON as a string, or already parsed.
     [explained] = json.loads(plan) if isinstance(plan, str) else plan
     return int(explained["Plan"]["Plan Rows"])
 
 
 def candidates(taken: int) -> int:
-    """Return the ``hnsw.ef_search`` to take that many chunks from the index."""
+    """Return the ``hnsw.ef_search`` with which the index returns that many chunks."""
     return min(max(taken, conf.current().hnsw_ef_search), MOST_CANDIDATES)
 
 
 @contextmanager
 def leaving_no_settings(using: str) -> Iterator[None]:
-    """Undo the settings that a statement makes, where it is part of the caller's transaction."""
+    """Undo the settings that a statement makes inside the caller's transaction."""
     if not connections[using].in_atomic_block:
         yield
         return

@@ -17,7 +17,7 @@ from pgembed_django.retrieval.results import Hit, Mode, Ranking, Results
 from pgembed_django.retrieval.showing import Ranked
 
 MOST_CHARACTERS = 32_768
-"""How much of a query is read. A model takes less, and cuts it to its context by itself."""
+"""How much of a query is used. Models take less, and cut it to their context themselves."""
 
 Row = TypeVar("Row", bound=Model)
 Some = type[Model] | QuerySet[Any] | Manager[Any]
@@ -54,13 +54,13 @@ def search(
 ) -> Results[Any]:
     """Return the rows of a model, a queryset, or a list of these, that match a text best.
 
-    ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. ``offset``
-    is the ``next_offset`` of the page before. ``name`` chooses between several
-    ``@embeddable`` of one model. Where the query cannot be embedded, ``semantic`` and
-    ``hybrid`` find by words alone, and ``Results.degraded`` says so.
+    ``mode`` is ``hybrid`` (by words and by meaning), ``semantic`` or ``lexical``. For the next
+    page, pass ``Results.next_offset`` as ``offset``. ``name`` chooses between several
+    ``@embeddable`` on one model. If the query cannot be embedded, ``semantic`` and ``hybrid``
+    search by words only, and ``Results.degraded`` is true.
 
     Raises:
-        SearchError: the text, the limit, the mode or the queryset cannot be used as given.
+        SearchError: the text, limit, offset, mode or queryset cannot be used.
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
@@ -71,14 +71,14 @@ def search(
     found = targets.of_several(where, name=name)
     query = texts.clean(text[:MOST_CHARACTERS])
     questions = [answering.ask(target, query, mode=mode) for target in found]
-    # One row more than the page tells whether there is a next one.
+    # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
     answers = [answering.answer(question, reach=reach) for question in questions]
     return page(answers, limit=limit, offset=offset)
 
 
 def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
-    """Return one page of the ranked rows. Several models are merged by rank alone."""
+    """Return one page of the ranked rows. Several models are merged by rank, not by score."""
     merged = _merged(answers)
     wanted = merged[offset : offset + limit]
     hits: dict[tuple[int, Any], Hit[Any]] = {}
@@ -86,7 +86,7 @@ def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
         ranked = [one for where, one in wanted if where == number]
         shown = showing.show(answer.question.target, ranked, words=answer.words)
         if len(shown) < len(ranked) and not answer.within:
-            # Rows outside the queryset were ranked too: rank once more, within it.
+            # Rows outside the queryset were ranked too: rank again, within it.
             within = answering.answer(answer.question, reach=answer.reach, within=True)
             others = [within if other is answer else other for other in answers]
             return page(others, limit=limit, offset=offset)
@@ -146,7 +146,7 @@ def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
         for number, answer in enumerate(answers)
         for one, merit in zip(answer.ranked, answer.merits, strict=True)
     ]
-    # A stable sort: of equal scores, the model that was given first.
+    # The sort is stable: on a tie, the model that was given first comes first.
     return sorted(ranked, key=lambda one: -one[1].score)
 
 

@@ -12,9 +12,9 @@ from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces.index_kinds import VectorIndex
 
-# ts_rank, not ts_rank_cd: the latter asks how near to each other all the words are, and puts
-# passages that lack one last (measured on the tuning questions of benchmarks/judged). The 1:
-# of equals, the shorter passage.
+# ts_rank, not ts_rank_cd: the latter ranks by how close together all the words are, and puts
+# passages that lack a word last (measured on the tuning questions of benchmarks/judged).
+# Normalization 1 prefers the shorter of two passages that match equally well.
 # Only the best chunks are joined again to see whether they have a vector: with the vectors in
 # the sort, the planner misses better plans.
 LEXICAL = """(
@@ -35,7 +35,7 @@ LEXICAL = """(
     JOIN {table} AS chunk ON chunk.id = best.id
 )"""
 
-# No index has this expression, as it lacks the cast to a width: so every vector is read.
+# Without the cast to a width, the expression matches no index, so every vector is read.
 EXACT = """(
     SELECT
         'semantic',
@@ -52,9 +52,9 @@ EXACT = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# The order of the index may be approximate, and what it returns is ranked again anyway. So it may
-# also use relaxed_order, which has a better recall. The subquery that makes the settings is
-# evaluated once, before the first row is fetched; they last for this statement's transaction.
+# The index order may be approximate, since the chunks are ranked again anyway. That allows
+# relaxed_order, which has better recall. The subquery with set_config is evaluated once, before
+# the first row is fetched. Its settings last until the end of the transaction.
 BY_INDEX = """(
     SELECT
         'semantic',
@@ -76,14 +76,15 @@ BY_INDEX = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# The rows of the queryset, as a CTE: two arms in one statement share its result, and where there
-# is only one arm, Postgres inlines it.
+# The rows of the queryset, as a CTE: two arms in one statement share its result, and with a
+# single arm Postgres inlines it.
 KEYS = "WITH pgembed_keys (pk) AS ({keys}) "
 AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
 
-# Leaves out rows whose text is stale: a write waits for its vectors. One NOT EXISTS for each of
-# the job table's partial indexes. A chunk without a vector was stored just now, so it is fresh.
-# The reconciler's jobs do not count: while they fill another space, these vectors are fresh.
+# Leaves out stale rows: those with a write whose vectors are not stored yet. There is one
+# NOT EXISTS for each partial index of the job table. A chunk without a vector has just been
+# stored, so it is fresh. The reconciler's jobs do not count: while they fill another space, the
+# vectors of this one are fresh.
 FRESH = """
       AND (
           chunk.embedding IS NULL
@@ -115,7 +116,7 @@ FRESH = """
       )
 """
 
-# HighlightAll: the whole passage, its HTML included, with only the marks added.
+# With HighlightAll, ts_headline returns the whole passage, HTML included, and adds only marks.
 PASSAGES = """
     SELECT
         id,
@@ -144,32 +145,32 @@ class Statement(NamedTuple):
 
 
 def keys(target: Target[Any]) -> Statement:
-    """Return the statement that finds the primary keys of the queryset's rows.
+    """Return the statement that selects the primary keys of the queryset's rows.
 
     Raises:
-        EmptyResultSet: the queryset cannot have any row.
+        EmptyResultSet: the queryset cannot have any rows.
     """
     compiler = target.keys.query.get_compiler(target.using)
     text, values = compiler.as_sql()
     parameters = {f"key_{number}": value for number, value in enumerate(values)}
     names = iter(parameters)
-    # Parameters by name, as in all our statements. %% is a literal % of the query.
+    # Name the parameters, as in all our statements. %% is a literal % in the query.
     named = re.sub("%%|%s", lambda found: found[0] if found[0] == "%%" else _next(names), text)
     return Statement(named, parameters)
 
 
 def lexical(target: Target[Any], *, among: str) -> str:
-    """Return the statement of the arm that finds by words."""
+    """Return the statement of the lexical arm."""
     return _fill(target, LEXICAL, among=sql.SQL(among))
 
 
 def exact(target: Target[Any], *, among: str) -> str:
-    """Return the statement of the semantic arm that reads every vector that may be found."""
+    """Return the statement of the semantic arm that reads every candidate's vector."""
     return _fill(target, EXACT, among=sql.SQL(among))
 
 
 def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
-    """Return the statement of the semantic arm that reads an index of vectors."""
+    """Return the statement of the semantic arm that reads a vector index."""
     return _fill(
         target,
         BY_INDEX,
@@ -181,12 +182,12 @@ def by_index(target: Target[Any], *, index: VectorIndex, among: str) -> str:
 
 
 def literal(vector: Vector) -> str:
-    """Return a vector as pgvector's text form: nine digits give a float32 exactly."""
+    """Return a vector in pgvector's text form. Nine digits preserve a float32 exactly."""
     return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
 
 
 def passages(target: Target[Any]) -> str:
-    """Return the statement that reads the passages of chunks, with marks."""
+    """Return the statement that reads the passages of chunks, plain and with marks."""
     return sql.SQL(PASSAGES).format(table=_table(target)).as_string(None)
 
 

@@ -1,4 +1,4 @@
-"""Turn ranked keys into hits: the rows themselves, with their passages and marks."""
+"""Turn ranked keys into hits: rows with their passages and marks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgembed_django.retrieval.words import Words
 
 
 class Ranked(NamedTuple):
-    """The key of a row to be shown, its best chunk, and its scores."""
+    """A row's key, the id of its best chunk, and its scores."""
 
     key: Any
     chunk: int
@@ -21,7 +21,7 @@ class Ranked(NamedTuple):
 
 
 def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) -> list[Hit[Any]]:
-    """Return the hits, in their order, without rows that are not in the queryset."""
+    """Return the hits in the order of ``ranked``, without rows that are not in the queryset."""
     if not ranked:
         return []
     rows = {row.pk: row for row in target.rows.filter(pk__in=[one.key for one in ranked])}
@@ -47,9 +47,9 @@ def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) 
 
 
 def _annotate(hit: Hit[Any]) -> None:
-    """Set the hit's values as attributes of the instance, unless it has one of that name."""
+    """Set the hit's values as attributes of the instance, unless the name is taken."""
     own = vars(hit.instance)
     for name in ("score", "similarity", "passage", "highlight"):
-        # In the class of the instance, which may be another than the queryset's.
+        # Look in the instance's own class, which may differ from the queryset's.
         if name not in own and not hasattr(type(hit.instance), name):
             own[name] = getattr(hit, name)

@@ -1,4 +1,4 @@
-"""``similar_to``: the rows whose vectors are nearest to those of one row."""
+"""``similar_to``: find the rows whose vectors are nearest to those of one row."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def similar_to(
     among: QuerySet[Row] | None = None,
     name: str | None = None,
 ) -> Results[Row]:
-    """Return the other rows that are nearest to one that is embedded already.
+    """Return the rows that are nearest to ``instance``, which must be embedded already.
 
-    It uses the stored vectors only, so it works while the provider is down.
+    Uses stored vectors only, so it works while the provider is down.
 
     Raises:
-        SearchError: the row has no vectors yet, or ``among`` or the page cannot be used.
+        SearchError: the row has no vectors yet, or ``among``, limit or offset cannot be used.
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
@@ -78,7 +78,7 @@ async def asimilar_to(
 
 
 def _mean(target: Target[Any], space: Space, instance: Model) -> Vector | None:
-    """Return the mean of the row's vectors, in the space that is searched."""
+    """Return the mean of the row's vectors in a space, or None if it has none."""
     if instance.pk is None:
         return None
     own = target.spec.embedding_model._base_manager.using(target.using).filter(

@@ -1,4 +1,4 @@
-"""Read the statistics of ANALYZE on the stored chunks, and keep them for some minutes."""
+"""Read what ANALYZE knows about the stored chunks, and cache it for some minutes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pgembed_django import database
 
 KEPT_SECONDS = 300.0
 MOST_KEPT = 128
-"""How many tables' statistics are kept. With a schema per tenant there may be thousands."""
+"""How many tables' statistics to cache. With a schema per tenant there may be thousands."""
 
-# n_distinct is a share of the table where it is negative, and 0 where nothing is known.
+# A negative n_distinct is minus the share of distinct values among the rows. 0 means unknown.
 STATISTICS = """
     SELECT
         stats.attname::text,
@@ -36,8 +36,8 @@ STATISTICS = """
 class Statistics(NamedTuple):
     """The statistics of one table.
 
-    ``common`` has, for each common word, the share of chunks with it. ``chunks_per_row`` counts
-    the chunks of all spaces, and is infinite where it is unknown.
+    ``common`` has the share of chunks that contain each common word. ``chunks_per_row`` counts
+    the chunks of all spaces, and is infinite if unknown.
     """
 
     common: Mapping[str, float]
@@ -47,13 +47,14 @@ class Statistics(NamedTuple):
 def of(using: str, table_oid: int) -> Statistics:
     """Return the statistics of a table of chunks.
 
-    By its oid: with a schema per tenant, which table a name means depends on ``search_path``.
+    It takes the oid because, with a schema per tenant, a name means different tables depending on
+    ``search_path``.
     """
     return _read(using, table_oid, int(time.monotonic() // KEPT_SECONDS))
 
 
 def forget() -> None:
-    """Forget all statistics, so that they are read anew."""
+    """Forget all statistics, so that they are read again."""
     _read.cache_clear()
 
 
@@ -64,9 +65,9 @@ def _read(using: str, table_oid: int, moment: int) -> Statistics:
     columns = {column: told for column, *told in found}
     _, words, shares = columns.get("fulltext", (None, None, None))
     chunks_per_row, _, _ = columns.get("source_id", (None, None, None))
-    # Three more frequencies follow those of the words: the least, the greatest, of NULLs.
+    # Three more frequencies follow those of the words: the minimum, the maximum, that of NULL.
     return Statistics(
         common=dict(zip(words or (), shares or (), strict=False)),
-        # Of a table that was emptied, reltuples may be newer: the ratio is below 1.
+        # After a table was emptied, reltuples may be newer than n_distinct: the ratio is below 1.
         chunks_per_row=max(1.0, chunks_per_row or math.inf),
     )

@@ -1,4 +1,4 @@
-"""Read what a search has to know first: the active space, its index, the query's words."""
+"""Read what a search needs first: the active space, its index, the query's words."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pgembed_django.spaces import indexes
 from pgembed_django.spaces.index_kinds import VectorIndex
 
 MOST_CHARACTERS = 1000
-"""How much of a query is searched by words. Of a longer text, the meaning is enough."""
+"""How much of a query is searched by words. For the rest of a longer text, meaning is enough."""
 
-# One statement reads the active space and all else that is needed for a query.
-# reltuples is -1 where a table was never analyzed.
+# One statement reads the active space and everything else that a query needs.
+# reltuples is -1 if the table was never analyzed.
 SURVEY = """
     SELECT
         {space},
@@ -50,8 +50,8 @@ SURVEY = """
 class Survey(NamedTuple):
     """The active space, and the query's words for it.
 
-    ``vector_index`` is None where the space has none. ``chunks`` is about how many chunks the
-    table has. ``chunks_per_row`` is infinite where it is unknown.
+    ``vector_index`` is None if the space has none. ``chunks`` is the approximate number of chunks
+    in the table. ``chunks_per_row`` is infinite if unknown.
     """
 
     space: Space
@@ -73,8 +73,8 @@ class _Row(NamedTuple):
 
 
 def survey(target: Target[Any], text: str) -> Survey | None:
-    """Return the survey for a query. None: no space is active before the first worker starts."""
-    # No passage has words that the database's encoding cannot hold: they match nothing.
+    """Return the survey for a query, or None if no space is active: no worker has started yet."""
+    # Characters that the database's encoding cannot hold are in no passage: they match nothing.
     encoding = postgres.encoding(target.using)
     read = texts.encodable(texts.cut(text, MOST_CHARACTERS), encoding, errors="replace")
     parameters = {
@@ -108,7 +108,7 @@ def _survey() -> str:
 
 
 def _space(using: str, values: Sequence[Any]) -> Space:
-    """Return the instance that a queryset would make of these values, but faster."""
+    """Return the instance that a queryset would make from these values, but faster."""
     connection = connections[using]
     fields = Space._meta.concrete_fields
     read = []

@@ -1,4 +1,4 @@
-"""Check what is to be searched: a queryset of an embeddable model that can be ranked."""
+"""Check that a model or queryset can be searched: it is embeddable, and can be ranked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgembed_django.exceptions import SearchError
 from pgembed_django.specs import Spec
 
 MOST_RESULTS = 1000
-"""The largest ``offset + limit``. Nobody reads further; an export needs no search."""
+"""The largest ``offset + limit``. Nobody reads further, and an export needs no search."""
 
 Row = TypeVar("Row", bound=Model)
 Where = type[Row] | QuerySet[Row] | Manager[Row]
@@ -24,7 +24,7 @@ Where = type[Row] | QuerySet[Row] | Manager[Row]
 
 @dataclass(frozen=True)
 class Target(Generic[Row]):
-    """The rows that may be found, and the spec by whose vectors and words they are searched."""
+    """The rows that may be found, and the spec whose chunks are searched."""
 
     queryset: QuerySet[Row]
     spec: Spec
@@ -35,7 +35,7 @@ class Target(Generic[Row]):
 
     @property
     def table(self) -> str:
-        """The quoted name of the table with the chunks."""
+        """The quoted name of the table that holds the chunks."""
         return postgres.quoted_table(self.spec.embedding_model)
 
     @cached_property
@@ -65,9 +65,10 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
     """Return the target for a model, its manager or a queryset of it.
 
     Raises:
-        SearchError: the queryset cannot be ranked as it is, or several declarations fit.
-        ImproperlyConfigured: the model is not embeddable, or not by that name; or the database
-            is not PostgreSQL.
+        SearchError: the queryset cannot be ranked, or the model has several specs and no ``name``
+            chooses one.
+        ImproperlyConfigured: the model is not embeddable, or has no spec of that name, or the
+            database is not PostgreSQL.
     """
     queryset = _queryset(where)
     # Fix the alias: a router that is asked again may choose another replica.
@@ -78,11 +79,11 @@ def of(where: Where[Row], *, name: str | None) -> Target[Row]:
 
 
 def spec_of(model: type[Model], *, name: str | None) -> Spec:
-    """Return the declaration by which a model is searched.
+    """Return the spec to search a model by.
 
     Raises:
-        SearchError: several fit.
-        ImproperlyConfigured: the model is not embeddable, or not by that name.
+        SearchError: the model has several specs, and no ``name`` chooses one.
+        ImproperlyConfigured: the model is not embeddable, or has no spec of that name.
     """
     found = specs.of(model, name=name)
     if name is None and len(found) > 1:
@@ -109,7 +110,7 @@ def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) ->
 
 
 def check_page(limit: int, offset: int) -> None:
-    """Raise ``SearchError`` where ``limit`` or ``offset`` is out of range."""
+    """Raise ``SearchError`` if ``limit`` or ``offset`` is out of range."""
     if not _is_whole(limit) or not 1 <= limit <= MOST_RESULTS:
         raise SearchError(f"limit is {limit!r}. Give a whole number from 1 to {MOST_RESULTS}.")
     if not _is_whole(offset) or not 0 <= offset <= MOST_RESULTS - limit:

@@ -1,4 +1,4 @@
-"""Choose which words of a query to search for. Pure: Postgres has made lexemes of them."""
+"""Choose which words of a query to search for. Pure: gets the lexemes that Postgres made."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MOST_MATCHES = 20_000
-"""How many passages are ranked by their words before common words are left out."""
+"""If a query's words match more passages than this, its most common words are left out."""
 
-# A quoted phrase, or a word to be excluded: then the query is taken as written.
+# A quoted phrase or an excluded word: a query with either is taken as written.
 OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 
 
@@ -17,7 +17,7 @@ OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
 class Words:
     """A full-text query: ``finding`` selects passages, ``ranking`` ranks and marks them.
 
-    Both are tsqueries as text, and empty where there is nothing to search for.
+    Both are tsqueries as text, and empty if there is nothing to search for.
     """
 
     finding: str
@@ -38,9 +38,10 @@ def of(
 ) -> Words:
     """Return the tsqueries of a query in a table of about ``chunks`` chunks.
 
-    ``written`` is what ``websearch_to_tsquery`` makes of the text, ``tree`` its ``querytree``.
-    A passage with any of the words is found; more words, more often, rank it higher. A query
-    with quotes or a minus sign finds only passages that match it as written.
+    ``written`` is what ``websearch_to_tsquery`` makes of the text, ``tree`` its ``querytree``,
+    ``common`` as in ``rarest``. A passage with any of the words is found, and ranks higher the
+    more of them it has, and the more often. A query with quotes or a minus sign finds only
+    passages that match it as written.
     """
     if tree in ("", "T"):  # no words, or only excluded ones
         return Words(finding="", ranking="")
@@ -55,9 +56,9 @@ def of(
 def rarest(
     words: Sequence[str], common: Mapping[str, float], *, most_matches: float, chunks: float
 ) -> list[str]:
-    """Return the rarest words, at least one, that match ``most_matches`` chunks together at most.
+    """Return the rarest words that together match at most ``most_matches`` chunks, at least one.
 
-    ``common`` has, for each common word, the share of chunks with it, by the statistics.
+    ``common`` has the share of chunks that contain each common word, from the statistics.
     """
     ordered = sorted(words, key=lambda word: common.get(word, 0.0))
     telling = ordered[:1]
@@ -71,6 +72,6 @@ def rarest(
 
 
 def any_of(words: Sequence[str]) -> str:
-    """Return a tsquery, as text, that finds passages with any of these lexemes."""
+    """Return a tsquery, as text, that matches passages with any of these lexemes."""
     quoted = (word.replace("\\", "\\\\").replace("'", "''") for word in words)
     return " | ".join(f"'{word}'" for word in quoted)
