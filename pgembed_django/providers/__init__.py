@@ -26,10 +26,10 @@ _built: dict[str, tuple[object, Provider]] = {}
 
 
 def get(alias: str = "default") -> Provider:
-    """Return the provider of that name in PGEMBED_PROVIDERS.
+    """Return the provider with this alias in PGEMBED_PROVIDERS.
 
     Raises:
-        ImproperlyConfigured: what is wrong with the setting, and what to do.
+        ImproperlyConfigured: the setting is wrong. The message says how, and what to do.
     """
     settings = conf.current()
     if not isinstance(settings.providers, Mapping):
@@ -41,7 +41,7 @@ def get(alias: str = "default") -> Provider:
         known = ", ".join(map(repr, settings.providers)) or "none: set PGEMBED_PROVIDERS"
         raise ImproperlyConfigured(f"No provider named {alias!r}. Known are: {known}.")
     config = settings.providers[alias]
-    # Compared by value, as override_settings and a reloaded setting have new dicts.
+    # Compare by value: override_settings and reloaded settings have new dicts.
     key = (copy.deepcopy(config), settings.batch_size)
     with _lock:
         if alias in _built and _built[alias][0] == key:
@@ -62,12 +62,13 @@ def build(
     options: Mapping[str, Any],
     batch_size: int | None = None,
 ) -> Provider:
-    """Build a new provider, also for a space whose model is no longer in the settings.
+    """Build a new provider. The settings need not declare it: a space may outlive its declaration.
 
     ``batch_size`` is the default for the option of that name.
 
     Raises:
-        ImproperlyConfigured: what is wrong, and what to do. Where it is, the caller has to add.
+        ImproperlyConfigured: an argument is wrong. The message says which, and what to do. The
+            caller adds where it was set.
     """
     provider_class = _imported(backend)
     known = provider_class.known_options()

@@ -1,4 +1,4 @@
-"""Turn texts into vectors: what every provider shares. No database, no settings."""
+"""The base class of all providers, which turn texts into vectors. No database, no settings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
 
 class Provider(Options, ABC):
-    """One model of one server or library. Threads share it.
+    """One model of one server or library. Threads share it, so it must be thread-safe.
 
     A subclass implements ``embed_batch``. Its own options are keywords of ``__init__``,
     which passes all others to the base class.
     """
 
     plain_text: Final = "hello"
-    """A text that every model embeds: if it fails, the server is at fault, not another text."""
+    """A text that every model can embed: if it fails, the server is at fault, not the texts."""
 
     def __init__(
         self,
@@ -65,21 +65,21 @@ class Provider(Options, ABC):
         self.text_pace = Pace(clock)
         self.learnt_characters: int | None = None
         self.told_digest: str | None = None
-        """The model's digest that ``identity`` has read last."""
+        """The model's digest, as last read from the server."""
         self.is_metered = False
-        """Whether ``sent`` is counted. Off by default, as counting tokens takes time."""
+        """Whether to count ``sent``. Off by default, because counting tokens takes time."""
         self._meter = Meter()
 
     @abstractmethod
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         """Return one vector per text, in the same order.
 
-        Shape: ``(len(texts), self.dimensions)``, float32. ``texts`` is never empty
-        and never longer than ``self.batch_size``, and has its prefix.
+        Shape: ``(len(texts), self.dimensions)``, float32. ``texts`` is never empty and never
+        longer than ``self.batch_size``. Each text already has its prefix.
 
         Raises:
             InputTooLong: a text does not fit the model's context. Retrying is useless.
-            InputRefused: a text will never be embedded. Retrying is useless.
+            InputRefused: a text can never be embedded. Retrying is useless.
             ProviderUnavailable: the server is down, busy or still loading. Not the texts' fault.
             ProviderError: any other unusable answer. Retrying may help.
         """
@@ -104,10 +104,10 @@ class Provider(Options, ABC):
     ) -> list[Embedded | ProviderError]:
         """Return one outcome per text, in the same order: a bad text fails alone.
 
-        The outcome ``ProviderUnavailable`` means that the server went down before this text's
-        turn: give it back uncharged. ``ProviderLost`` means that it went down while it had this
-        text. ``ask_first``: send nothing unless the server embeds a plain word just now.
-        ``suspected``: what may be about a text, as it has done so since it was down.
+        The outcome ``ProviderUnavailable`` means that the server went down before it got this
+        text: charge it no attempt. ``ProviderLost`` means that it went down while it had this
+        text. ``ask_first``: send nothing unless the server now embeds a plain word.
+        ``suspected``: the kind of outage that a text may have caused. See ``sift.Suspected``.
 
         Raises:
             ProviderUnavailable: no text was embedded, and none is to blame. Charge none.
@@ -119,7 +119,7 @@ class Provider(Options, ABC):
         """Return the vector of a search query. Does not retry.
 
         Raises:
-            InputRefused: the text is empty, or will never be embedded.
+            InputRefused: the text is empty, or can never be embedded.
             ProviderError: anything else went wrong.
         """
         if not text.strip():
@@ -143,14 +143,14 @@ class Provider(Options, ABC):
         return vector
 
     def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
-        """Do what ``embed_batch`` does for a query. Override it to keep to the time-out."""
+        """Do what ``embed_batch`` does, for a query. Override it to respect the time-out."""
         return self.embed_batch(texts)
 
     def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
-        """Send one batch of documents. Returns what ``vectors.checked`` does.
+        """Send one batch of documents. Return their vectors and faults as ``vectors.checked``.
 
         Raises:
-            ProviderError: also in place of any other error of ``embed_batch``.
+            ProviderError: ``embed_batch`` failed. Any other error that it raises is converted.
         """
         if self.is_metered:
             self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
@@ -159,22 +159,22 @@ class Provider(Options, ABC):
             return self.check(answer, count=len(texts))
 
     def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
-        """Check an answer. Returns and raises what ``vectors.checked`` does."""
+        """Check an answer of ``embed_batch``. Returns and raises as ``vectors.checked``."""
         matrix = vectors.matrix_of(answer, name=str(self))
         return vectors.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
 
     def model_digest(self) -> str | None:
-        """Return the server's digest of the exact model, or None if it tells none.
+        """Return the server's digest of the exact model, or None if it has none.
 
         Raises:
-            ProviderUnavailable: it cannot be asked now. None would mean another model, so
-                that every outage would open a new space.
+            ProviderUnavailable: it cannot be asked now. Do not return None then: None means
+                another model, so every outage would open a new space.
         """
         return None
 
     @classmethod
     def backend_path(cls) -> str:
-        """Return the dotted path of the class's own module, however the class was imported."""
+        """Return the dotted path of the class where it is defined, however it was imported."""
         return f"{cls.__module__}.{cls.__qualname__}"
 
     def declared(self) -> dict[str, str | int]:
@@ -188,28 +188,28 @@ class Provider(Options, ABC):
         }
 
     def identity(self) -> dict[str, str | int | None]:
-        """Return what has to be equal for vectors to be comparable. Raises as ``model_digest``."""
+        """Return what must be equal for vectors to be comparable. Raises as ``model_digest``."""
         return {**self.declared(), "digest": raising.digest(self)}
 
     @property
     def max_input_tokens(self) -> int | None:
-        """The model's context, or None when unknown."""
+        """The length of the model's context, or None if unknown."""
         return self._max_input_tokens
 
     @property
     def texts_per_request(self) -> int:
-        """How many texts one request may hold at present."""
+        """How many texts one request may have at present. Fewer after batches were too large."""
         return min(self.batch_size, self.text_pace.limit or self.batch_size)
 
     def count_tokens(self, text: str) -> int | None:
-        """Return the exact number of tokens, or None when no tokenizer is available."""
+        """Return the exact number of tokens, or None if no tokenizer is available."""
         return None
 
     def weigh(self, text: str) -> int:
         """Return the number of tokens of ``text``, estimated if counting is impossible or slow.
 
-        The estimate is one token for three bytes: about four English letters are a token, and
-        one Chinese character (three bytes) is.
+        The estimate is one token per three bytes: a token is about four English letters, or one
+        Chinese character (three bytes).
         """
         counted = raising.counted(self, text)
         return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
@@ -221,7 +221,7 @@ class Provider(Options, ABC):
     def count_document(self, text: str) -> int:
         """Return the number of tokens of ``text`` with its prefix, exact if at all possible.
 
-        It may take long. Raises a ``ProviderError`` where a model cannot be loaded.
+        This may take long. Raises ``ProviderError`` if the model cannot be loaded.
         """
         counted = self.count_tokens(self.document_prefix + text)
         return self.weigh_document(text) if counted is None else counted
@@ -232,11 +232,11 @@ class Provider(Options, ABC):
         return self._meter.total
 
     def probe(self) -> Probe:
-        """Embed one word, and report the result. The provider's errors are in it, not raised."""
+        """Embed one word, and report the result. Errors are reported too, not raised."""
         return probes.look(self)
 
     def warm_up(self) -> None:
-        """Load now what the first request would load, for models in this process.
+        """Load a model that runs in this process now, not at the first request.
 
         Raises:
             ProviderError: it cannot be loaded.

@@ -1,4 +1,4 @@
-"""Find out why a connection failed, from the errors that requests wraps. Pure."""
+"""Find out why a connection failed, from the errors that ``requests`` wraps. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import urllib3
 
 
 def was_connected(error: requests.ConnectionError) -> bool:
-    """Return whether the connection was made before it broke: reset, or a broken pipe."""
+    """Return whether the connection broke (reset, broken pipe) after it was established."""
     return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
 
 

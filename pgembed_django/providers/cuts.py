@@ -1,4 +1,4 @@
-"""The texts of one call as they are sent: well-formed, and cut where they do not fit."""
+"""The texts of one call, as sent: well-formed, and cut if they do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Texts by index. Only a provider with ``too_long="cut"`` has them cut."""
+    """Texts by index, cut on demand if the provider has ``too_long="cut"``."""
 
     def __init__(self, provider: Provider, texts: Sequence[str]) -> None:
         self._provider = provider
@@ -29,14 +29,14 @@ class Cuts:
         return self._sent[index]
 
     def was_cut(self, index: int) -> bool:
-        """Whether less than the whole text is sent."""
+        """Return whether less than the whole text is sent."""
         return index in self._times
 
     def cut_to(self, limit: int, index: int) -> InputTooLong | None:
-        """Cut a text that is known to be longer, or return the error that it is refused with.
+        """Cut a text with more than ``limit`` tokens, or return the error to refuse it with.
 
-        Without a tokenizer, only a text that is too long in any language is known. The
-        server has to refuse others.
+        Without a tokenizer, a text is only cut if it would be too long in any language. Others
+        are sent, and the server refuses them.
         """
         provider, text = self._provider, self._sent[index]
         prefix = provider.document_prefix
@@ -54,14 +54,14 @@ class Cuts:
         return None
 
     def cut_again(self, index: int, refusal: InputTooLong) -> bool:
-        """Cut a text that was refused, and return whether it may be sent again."""
+        """Cut a refused text shorter. Return whether to send it again."""
         provider, whole, times = self._provider, self._whole[index], self._times[index]
         if provider.too_long != "cut" or times >= cutting.MAX_CUTS:
             return False
         characters = cutting.room(
             whole, cuts=times, message=str(refusal), learnt=provider.learnt_characters
         )
-        # Also where the text was cut before it was sent, it must get shorter.
+        # It must get shorter, even if it was already cut before it was first sent.
         characters = min(characters, max(1, len(self._sent[index]) - 1))
         self._sent[index] = cutting.shorten(whole, characters=characters)
         self._times[index] += 1

@@ -1,4 +1,4 @@
-"""Make a text fit to be sent: cut to the model's context, and well-formed. Pure."""
+"""Prepare a text for sending: well-formed, and cut to the model's context. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 MAX_CUTS: Final = 12
-"""How often one text is cut before it is refused."""
+"""How many times to cut one text before it is refused."""
 
 _LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
 _GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
@@ -15,14 +15,14 @@ _SHARES: Final = (0.8, 0.6, 0.4, 0.25, 0.12)
 
 
 def well_formed(text: str) -> str:
-    """Return the text with "?" for lone surrogates, which neither UTF-8 nor a tokenizer takes."""
+    """Return the text with "?" for lone surrogates: UTF-8 and tokenizers reject them."""
     return text.encode(errors="replace").decode()
 
 
 def shorten(text: str, *, characters: int) -> str:
     """Return the start of ``text``, at most ``characters`` long, ending with a whole word.
 
-    A word is only broken if it is longer than a quarter of ``characters``.
+    The last word is broken only if its part here is longer than a quarter of ``characters``.
     """
     if len(text) <= characters:
         return text
@@ -44,7 +44,7 @@ def halves(text: str) -> tuple[str, str]:
 def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> str:
     """Return the start of ``text`` that has at most ``limit`` tokens.
 
-    If they cannot be counted (None), return as many characters as could be that many tokens.
+    If ``count`` returns None, return as many characters as that many tokens could have.
     """
     characters = limit * 12
     while True:
@@ -56,10 +56,10 @@ def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> s
 
 
 def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
-    """Return how many characters to try next of ``text``, which was refused.
+    """Return how many characters of a refused text to try next.
 
-    ``text`` is the whole text, and ``cuts`` is how often it was cut before. The first try is the
-    limit in the server's message, or else ``learnt``, the length of another text that did fit.
+    ``text`` is the whole text, ``cuts`` how many times it was cut before. The first try follows
+    the limit in the server's message, or else ``learnt``, the length of another text that fit.
     """
     if cuts == 0:
         limit, given = _limits(message)
@@ -73,7 +73,7 @@ def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
 
 
 def _limits(message: str) -> tuple[int, int]:
-    """Return the token limit and the tokens given, if a refusal tells both, or else zeros.
+    """Return the token limit and the tokens given if a refusal states both, or else zeros.
 
     "maximum context length is 512 tokens, however you requested 812 tokens": (512, 812).
     """

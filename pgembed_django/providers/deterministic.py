@@ -26,7 +26,7 @@ class DeterministicProvider(Provider):
         return len(_words(text))
 
     def _vector(self, text: str) -> Vectors:
-        # The whole text is hashed, too: words may cancel each other out, and no vector may be zero.
+        # Hash the whole text too: words may cancel each other out, but no vector may be zero.
         vector = 0.01 * self._direction(text)
         for word in _words(text):
             vector += self._direction(word)

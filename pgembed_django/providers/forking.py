@@ -1,7 +1,7 @@
-"""Locks that a fork waits for.
+"""Locks that are acquired before a fork, so that no other thread holds them in the child.
 
-A child process has a copy of its parent's memory, but only the thread that forked. What another
-thread was doing is never finished there: a lock stays locked, a module half imported.
+A child process has a copy of its parent's memory, but only the thread that forked. Whatever
+another thread was doing is never finished there: its lock stays locked, its module half imported.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _held: list[threading.RLock] = []
 
 
 def lock() -> threading.RLock:
-    """Return a lock for the life of the process.
+    """Return a lock that lives as long as the process.
 
-    It is reentrant, as libraries may fork while they are loaded under it.
+    It is reentrant, because a library may fork while it is being loaded under the lock.
     """
     made = threading.RLock()
     _locks.append(made)
@@ -30,7 +30,7 @@ def _hold() -> None:
 
 
 def _let_go() -> None:
-    # Only those that _hold() took: other locks may have been made since.
+    # Only those that _hold() acquired: other locks may have been made since.
     while _held:
         _held.pop().release()
 

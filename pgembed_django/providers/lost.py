@@ -1,4 +1,4 @@
-"""Stand in for a provider that this process cannot build any more."""
+"""A placeholder for a provider that this process can no longer build."""
 
 from __future__ import annotations
 

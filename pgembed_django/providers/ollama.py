@@ -20,14 +20,14 @@ from pgembed_django.providers.wire import Answer
 from pgembed_django.text import clean
 
 RECHECK_SECONDS: Final = 300.0
-"""How long to cache a server's version and routes, as it may be upgraded meanwhile."""
+"""How long to cache a server's version and routes: it may be upgraded."""
 
 DIGEST_SECONDS: Final = 60.0
-"""How long to cache a model's digest: a re-pulled tag is a new model."""
+"""How long to cache a model's digest: a tag that is pulled again may be a new model."""
 
 BATCHES_SINCE: Final = (0, 2, 6)
 IN_ORDER_SINCE: Final = (0, 3, 5)
-"""Older servers may silently answer a batch in another order (Ollama issue 6187)."""
+"""Older servers may silently return a batch in another order (Ollama issue 6187)."""
 
 _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
 
@@ -35,8 +35,8 @@ _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
 class OllamaProvider(ServerProvider):
     """A model of an Ollama server.
 
-    It tells the server to refuse texts that do not fit, because the server would cut them
-    silently. With ``truncate=True`` it may.
+    By default the server would silently cut texts that do not fit. It is told to refuse them
+    instead, unless ``truncate=True``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class OllamaProvider(ServerProvider):
     ) -> None:
         where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
         super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
-        # The same in every request: with another num_ctx the server would reload the model.
+        # The same in every request: if num_ctx changed, the server would reload the model.
         self._constant: dict[str, Any] = {"model": self.model}
         if keep_alive is not None:
             self._constant["keep_alive"] = self._keep_alive(keep_alive)
@@ -118,10 +118,9 @@ class OllamaProvider(ServerProvider):
         return self.clock() < self._one_by_one_until
 
     def _confirm_one_by_one(self, answer: Answer, timeout_seconds: float) -> None:
-        """Raise unless the server is really so old that it has no /api/embed.
+        """Raise unless the server is really too old to have /api/embed.
 
-        The 404 may also be temporary, from a proxy during a restart, or come from a wrong
-        address.
+        The 404 may also be temporary, from a proxy during a restart, or be due to a wrong address.
         """
         version = self._server_version()
         if version is None:
@@ -147,7 +146,7 @@ class OllamaProvider(ServerProvider):
         return self._version is None or self._version >= IN_ORDER_SINCE
 
     def _server_version(self) -> tuple[int, ...] | None:
-        """Return the version, like (0, 3, 5), or None if the server tells no released one.
+        """Return the version, such as (0, 3, 5), or None if the server does not report a release.
 
         Raises:
             ProviderUnavailable: it cannot be asked now.
@@ -165,7 +164,7 @@ class OllamaProvider(ServerProvider):
         except ProviderUnavailable:
             raise
         except ProviderError as error:
-            # The server closed the connection. No text was sent, so none is to be charged.
+            # The server closed the connection. No text was sent, so charge none.
             raise ProviderUnavailable(str(error)) from error
 
     def _read_digest(self) -> str | None:
@@ -177,16 +176,16 @@ class OllamaProvider(ServerProvider):
                 if isinstance(known, dict) and _tagged(known.get("name")) == _tagged(self.model):
                     return clean(str(known["digest"])) if known.get("digest") else None
             raise self._not_pulled()
-        # A proxy may hide the route. But once a digest is known, None would open a new space.
+        # A proxy may block the route. But if a digest is known, None would open a new space.
         if answer.status in (403, 404, 405) and self._digest is None:
             return None
         error = self.error_of(answer)
         raise error if isinstance(error, ProviderUnavailable) else ProviderUnavailable(str(error))
 
     def _keep_alive(self, value: str | float) -> str | float:
-        """Return what Ollama accepts: a number of seconds, or a duration with units.
+        """Return the value as Ollama accepts it: a number of seconds, or a duration with units.
 
-        A setting from the environment is a string, but Ollama would refuse "300".
+        Ollama refuses the string "300", but a setting from the environment is a string.
         """
         if isinstance(value, str):
             if re.fullmatch(r"-?\d+(\.\d+)?", value.strip()):

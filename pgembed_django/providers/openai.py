@@ -1,6 +1,6 @@
 """OpenAI's /v1/embeddings, which many servers implement.
 
-OpenAI, vLLM, text-embeddings-inference, llama.cpp, LM Studio, LiteLLM, and Ollama's own.
+Among them are OpenAI, vLLM, text-embeddings-inference, llama.cpp, LM Studio, LiteLLM and Ollama.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DEFAULT_URL: Final = "https://api.openai.com/v1"
 _ENCODING: Final = re.compile(r"encoding[_ ]format|base64", re.IGNORECASE)
 
 RECHECK_SECONDS: Final = 3600.0
-"""How long a server that refused base64 is spoken to in floats."""
+"""How long to remember which encoding a server accepts, after it refused one."""
 
 Encoding = Literal["base64", "float"] | None
 ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
-"""What a server is asked for in turn. None: nothing, where it knows of no such thing."""
+"""The encodings to try in turn. None: send no ``encoding_format``, for servers without it."""
 
 
 class OpenAIProvider(ServerProvider):
@@ -85,7 +85,7 @@ class OpenAIProvider(ServerProvider):
         return self.vectors_of(value)
 
     def _encodings(self) -> Sequence[Encoding]:
-        """Return the encodings to ask for: the next one if the server refuses the first."""
+        """Return the encodings to try, in order: each if the server refuses the one before."""
         if self._encoding_format != "auto":
             return [self._encoding_format]
         known = self.clock() < self._learnt_until
@@ -107,7 +107,7 @@ class OpenAIProvider(ServerProvider):
         return self.value_of(answer, texts=texts)
 
     def _rows(self, value: dict[str, Any]) -> list[Any]:
-        """Return the vectors in the order of the texts, which is that of ``index``."""
+        """Return the vectors in the order of the texts, that is, sorted by ``index``."""
         data = value.get("data")
         if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
             raise ProviderError(f"{self.base_url} answered without a list of embeddings.")
@@ -119,7 +119,7 @@ class OpenAIProvider(ServerProvider):
         return [self._row(item.get("embedding")) for item in data]
 
     def _row(self, embedding: Any) -> Any:
-        """Return floats: a server may send them although it was asked for base64."""
+        """Return the floats of one embedding. A server may send floats when asked for base64."""
         if not isinstance(embedding, str):
             return embedding
         try:

@@ -35,7 +35,7 @@ class Options:
         return value
 
     def width(self, value: int) -> int:
-        """Return DIMENSIONS, which must not be more than pgvector can store."""
+        """Return DIMENSIONS, which must not exceed what pgvector can store."""
         if self.whole("DIMENSIONS", value) > MOST_DIMENSIONS:
             raise self.wrong("DIMENSIONS", value, f"pgvector stores {MOST_DIMENSIONS:,} at most")
         return value

@@ -1,4 +1,4 @@
-"""Limit how much one request may hold, and count how much was sent. No network."""
+"""Limit the size of requests, and count what was sent. No network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
 
 HOLD_SECONDS: Final = 120.0
-"""How long a smaller size is kept before it is doubled."""
+"""How long to keep a lower limit before it is doubled."""
 
 
 class Pace:
@@ -31,11 +31,11 @@ class Pace:
 
     @property
     def limit(self) -> int | None:
-        """How much one request may hold. None: no limit."""
+        """How much one request may contain. None: no limit."""
         return self._limit
 
     def failed(self, size: int) -> None:
-        """Note that a request of this size was too large, and allow half of it."""
+        """Allow half of this size from now on: a request of it was too large."""
         with self._lock:
             half = max(1, size // 2)
             # A thread that started before the limit fell must not raise it.
@@ -45,7 +45,7 @@ class Pace:
             self._changed_at = self._clock()
 
     def succeeded(self) -> None:
-        """Note that a request was answered. Some time after a failure, allow twice as much."""
+        """Note an answered request. Doubles the limit, if the last change was long enough ago."""
         with self._lock:
             if self._limit is None or self._clock() - self._changed_at < self._hold_seconds:
                 return
@@ -64,7 +64,7 @@ class Meter:
 
     @property
     def total(self) -> dict[str, int]:
-        """How many ``requests`` and ``tokens`` so far."""
+        """How many ``requests`` and ``tokens`` were sent so far."""
         with self._lock:
             return dict(self._total)
 
@@ -74,10 +74,10 @@ class Meter:
 
 
 def fitting_one_request(provider: Provider, texts: Sequence[str]) -> int:
-    """Return how many of the texts, from the first one on, one request may hold: at least one."""
+    """Return how many of the first texts one request may contain: at least one."""
     fitting = min(len(texts), provider.texts_per_request)
     room = min(provider.token_pace.limit or math.inf, provider.max_tokens_per_batch or math.inf)
-    if room == math.inf:  # to count the tokens of each text takes time
+    if room == math.inf:  # counting tokens takes time
         return fitting
     for count, text in enumerate(texts[:fitting]):
         room -= provider.weigh(text)

@@ -1,4 +1,4 @@
-"""Parse JSON. With simdjson, if it is installed, long lists of numbers parse much faster."""
+"""Parse JSON. If simdjson is installed, long lists of numbers parse much faster."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ except ImportError:
     simdjson = None  # type: ignore[assignment]
 
 KEPT_BYTES: Final = 2**20
-"""A thread only reuses its parser up to this size: the parser keeps about twice as much."""
+"""The largest document for a thread's reused parser, which keeps about twice as much memory."""
 
 _own = threading.local()
-"""Each thread's parser, reused because its memory takes longer to allocate than the parsing."""
+"""Each thread's parser. It is reused, because allocating its memory takes longer than parsing."""
 
 
 def loads(body: bytes) -> Any:
     """Return a document's value. With simdjson, a list of numbers is an array (float64).
 
-    What simdjson refuses, ``NaN`` for instance, is left to Python's own parser.
+    Whatever simdjson rejects, such as ``NaN``, is left to Python's own parser.
 
     Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is too deep.
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
     """
     if simdjson is not None:
-        with suppress(ValueError, KeyError, RuntimeError):  # all that it refuses with
+        with suppress(ValueError, KeyError, RuntimeError):  # all that simdjson raises
             return _Document(body).value()
-        vars(_own).clear()  # the error may still hold a part of the document
+        vars(_own).clear()  # the error may still refer to a part of the document
     return json.loads(body)
 
 
@@ -47,11 +47,11 @@ class _Document:
         self._lists = 0
 
     def value(self) -> Any:
-        """Return its value.
+        """Return the document's value.
 
         Raises:
-            ValueError: a list within a list of numbers, which simdjson would flatten, or a
-                duplicate key, of which it would take the first.
+            ValueError: a list is nested in a list of numbers, which simdjson would flatten, or a
+                key is duplicated, and simdjson would take the first.
         """
         value = self._value(self._root)
         if self._lists != self._body.count(b"["):
@@ -72,7 +72,7 @@ class _Document:
 
 
 def _parser(length: int) -> Any:
-    """Return a parser. It cannot parse again while anything holds a part of its last document."""
+    """Return a parser. It cannot parse while anything refers to a part of its last document."""
     if length > KEPT_BYTES:
         return simdjson.Parser()
     if not hasattr(_own, "parser"):
@@ -81,7 +81,7 @@ def _parser(length: int) -> Any:
 
 
 def _numbers(part: Any) -> npt.NDArray[np.float64] | None:
-    """Return a list of numbers as an array, or None if it is empty or has other values."""
+    """Return a list of numbers as an array, or None if it is empty or has any other values."""
     try:
         numbers = np.frombuffer(part.as_buffer(of_type="d"), dtype=np.float64)
     except TypeError:

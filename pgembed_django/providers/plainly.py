@@ -1,4 +1,4 @@
-"""Ask a provider to embed a plain word, to tell its own faults from those of texts."""
+"""Ask a provider to embed a plain word, to find out whether it or a text is at fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ask(provider: Provider) -> None:
-    """Raise ``ProviderUnavailable`` unless the provider embeds a plain word just now."""
+    """Raise ``ProviderUnavailable`` unless the provider now embeds a plain word."""
     try:
         _, faults = provider.answer([provider.plain_text])
     except ProviderLost as error:

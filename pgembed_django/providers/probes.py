@@ -1,4 +1,4 @@
-"""Check for a person whether a provider answers, with what, and how fast."""
+"""Report to a person whether a provider answers, with what, and how fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCHES: Final = (1, 8, 32)
 
 NEARLY_AS_FAST: Final = 1.1
-"""The smallest batch within this factor of the fastest is recommended: a failure costs less."""
+"""Recommend the smallest batch within this factor of the fastest: its failure costs less."""
 
 SAMPLE: Final = " ".join(
     [
@@ -31,12 +31,12 @@ SAMPLE: Final = " ".join(
     ]
     * 4
 )
-"""Some 200 words: a passage of the usual length."""
+"""A passage of typical length, about 200 words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The result of a probe. ``message`` says for a person what failed. Empty: nothing did."""
+    """The result of a probe. ``message`` tells a person what failed. Empty: nothing failed."""
 
     reachable: bool
     model_present: bool | None
@@ -52,7 +52,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long one batch took, or in ``message`` why it failed."""
+    """How long one batch took, or why it failed, in ``message``."""
 
     batch_size: int
     milliseconds_per_text: float | None
@@ -61,7 +61,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A probe, with timings of batches. The probe has loaded the model before these."""
+    """A probe, and timings of batches made after it, when the model is loaded."""
 
     probe: Probe
     timings: tuple[Timing, ...] = ()
@@ -72,7 +72,7 @@ class Report:
 
     @property
     def recommended_batch_size(self) -> int | None:
-        """The smallest size that is nearly as fast per text as the fastest one."""
+        """The smallest size that is nearly as fast per text as the fastest. None: none worked."""
         answered = [
             (timing.milliseconds_per_text, timing.batch_size)
             for timing in self.timings
@@ -85,7 +85,7 @@ class Report:
 
 
 def look(provider: Provider) -> Probe:
-    """Embed one word, and report the result. The provider's errors are in it, not raised."""
+    """Embed one word, and report the result. Errors are reported too, not raised."""
     started = time.monotonic()
     reachable, present, width, digest, message = True, None, None, None, ""
     try:

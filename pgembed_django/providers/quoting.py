@@ -10,18 +10,18 @@ from typing import Any, Final
 from pgembed_django.text import clean
 
 LIMIT: Final = 300
-"""Characters of a server's answer that an error quotes."""
+"""How many characters of a server's answer an error quotes."""
 
 READ: Final = 20_000
-"""Characters of it that are looked at: it may be an echo of all that was sent."""
+"""How many characters of an answer are examined: it may echo everything that was sent."""
 
 HIDDEN: Final = "[hidden]"
 
 OPENING: Final = 12
-"""Characters of a text that are looked for in a server's words."""
+"""How many characters of a text's beginning are searched for in a server's message."""
 
 SHORTEST: Final = 8
-"""What is shorter may stand in any sentence."""
+"""A shorter beginning is not searched for: it may occur in any sentence."""
 
 _SEPARATORS: Final = re.compile(r"""[\s"'\\]+""")
 
@@ -38,9 +38,9 @@ _SECRETS: Final = re.compile(
 
 
 def said(body: bytes) -> str:
-    """Return the reason in an error's body, in any of the formats that servers use.
+    """Return the reason given in an error's body, in any of the formats that servers use.
 
-    Only the reason, never the whole of a JSON body: validation errors carry the input.
+    Returns only the reason, never a whole JSON body: validation errors contain the input.
     """
     text = body.decode(errors="replace").lstrip("\ufeff").strip()  # json refuses a BOM in a str
     if not text:
@@ -75,14 +75,14 @@ def _reason(value: Any) -> str:
 
 
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
-    """Return a server's message, safe for errors, the log, the database and the admin."""
+    """Return a server's message, made safe for errors, the log, the database and the admin."""
     words = clean(words[:READ])  # JSON may escape a lone surrogate, and a body may contain NUL
     for secret in secrets:
         if secret:
             words = words.replace(secret, HIDDEN)
     words = _SECRETS.sub(lambda match: (match["name"] or "") + HIDDEN, words)
     for text in texts:
-        # A server may quote only a part of a text, and escape its characters.
+        # A server may quote only part of a text, and escape characters in it.
         opening = _opening(text)
         if opening and (found := opening.search(words)):
             words = words[: found.start()] + "[the text]"
@@ -91,7 +91,7 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
 
 
 def _opening(text: str) -> re.Pattern[str] | None:
-    """Return a pattern for the beginning of a text, escaped or not. None: it is too short."""
+    """Return a pattern for the start of a text, escaped or not, or None if it is too short."""
     opening = _SEPARATORS.sub(" ", text.strip())[:OPENING]
     if len(opening) < SHORTEST:
         return None

@@ -1,4 +1,4 @@
-"""Turn what a project's own provider raises or returns into what our code expects."""
+"""Convert whatever a project's own provider raises or returns into what our code expects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def provider_errors(provider: object) -> Iterator[None]:
-    """Turn other errors into ``ProviderError``: a project's own provider may raise anything."""
+    """Convert other errors to ``ProviderError``: a project's own provider may raise anything."""
     try:
         yield
     except ProviderError:
@@ -26,12 +26,12 @@ def provider_errors(provider: object) -> Iterator[None]:
     except BaseException as error:
         if _is_interruption(error):
             raise
-        # Without the message, and not chained: it may contain the text.
+        # No message and no chaining: the message may contain the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
 
 
 def counted(provider: Provider, text: str) -> int | None:
-    """Return the number of tokens that a provider counts, or None if it cannot, or fails."""
+    """Return a provider's token count, or None if it cannot count, or fails."""
     try:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
@@ -50,11 +50,11 @@ def digest(provider: Provider) -> str | None:
     """Return a model's digest in a form that can be stored. Also sets ``told_digest``.
 
     Raises:
-        ProviderError: the digest is no string, or what ``model_digest`` raises.
+        ProviderError: the digest is not a string, or ``model_digest`` raised.
     """
     told = provider.model_digest()
     if not isinstance(told, str | None):
-        # Not str(told): an object's address would be a new model in each process.
+        # Not str(told): it may contain an address, and so be a new model in each process.
         raise ProviderError(
             f"{provider} has a model_digest() that returned {type(told).__name__}, where a "
             "string or None is wanted."

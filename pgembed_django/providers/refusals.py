@@ -1,7 +1,7 @@
-"""Tell from an HTTP answer whose fault an error is, for all kinds of servers. Pure.
+"""Determine from an HTTP answer whose fault an error is, for all kinds of servers. Pure.
 
-The body counts more than the status: for a text that is too long servers answer 400, 413 or
-500, and 400 also when a runner has died.
+The body counts more than the status: servers answer 400, 413 or 500 to a text that is too long,
+and 400 also after a runner has died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pgembed_django.exceptions import (
 )
 
 MAX_WAIT_SECONDS: Final = 600.0
-"""The longest wait that a server, or a provider of whatever kind, is granted."""
+"""The longest wait that a server, or any other provider, may ask for."""
 
 
 def _any_of(*patterns: str) -> re.Pattern[str]:
@@ -43,7 +43,7 @@ _BATCH_TOO_LARGE: Final = _any_of(
     r"split into more batches|tokens in batch",  # Mistral
     r"batch size (?:limit is|is invalid)|per submitted batch",  # Voyage, DashScope
 )
-_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with a 429 that waiting does not end
+_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with 429, but waiting does not help
 _TOO_LONG: Final = _any_of(
     r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
     r"must have less than \d+ tokens",  # TEI
@@ -56,7 +56,7 @@ _TOO_LONG: Final = _any_of(
     r"range of input length",  # DashScope
     r"string[ _](?:is )?(?:too long|above_max_length)",
 )
-# The same text raises it again: see the Ollama issues 9639 and 14657.
+# The same text fails again each time: see the Ollama issues 9639 and 14657.
 _NOT_A_NUMBER: Final = _any_of(r"unsupported value: [+-]?(?:nan|inf)", r"nan or inf")
 _MODEL_MISSING: Final = _any_of(
     r"model\b.{0,200}\b(?:not found|does not exist|not exist)", r"model_not_found", r"try pulling"
@@ -84,9 +84,9 @@ _MISCONFIGURED: Final = _any_of(
     r"insufficient_quota|billing",
     r"invalid[_ ]api[_ ]key",
 )
-# Ollama when its runner has died meanwhile. A text may have killed it.
+# Ollama, if its runner died during the request. A text may have killed it.
 _RUNNER_LOST: Final = _any_of(r"process has terminated")
-# Ollama answers 400 when its runner dies. So does LM Studio, and when somebody unloads the model.
+# Ollama answers 400 when its runner dies. So does LM Studio, also when the model is unloaded.
 _RUNNER_DIED: Final = _any_of(
     r"do embedding request",
     r"connection (?:reset|refused)",
@@ -95,7 +95,7 @@ _RUNNER_DIED: Final = _any_of(
     r"model has crashed",
     r"model (?:was |is )?unloaded",
 )
-# Proxies that say 503 where others say 502.
+# Proxies that answer 503 where others answer 502.
 _HUNG_UP: Final = _any_of(
     r"reset reason: (?:connection termination|remote reset)",  # Envoy, Istio
     r"connection to the instance had an error",  # Cloud Run
@@ -103,9 +103,9 @@ _HUNG_UP: Final = _any_of(
 
 
 def classify(status: int, reason: str, *, wait_seconds: float | None, where: str) -> ProviderError:
-    """Return the error that an answer means. ``reason`` has passed through ``quoting``."""
+    """Return the error that an answer stands for. ``reason`` must come from ``quoting.quote``."""
     message = f"{where} answered {status}: {reason}"
-    # These are about the request's sender, whatever the body says.
+    # These are about the sender of the request, whatever the body says.
     if status in (401, 402, 403):
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
@@ -141,7 +141,9 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
 
 
 def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
-    """Return how many seconds the server asks to wait, or None. ``headers`` ignore case.
+    """Return how many seconds the server asks to wait, or None.
+
+    ``headers`` must be case-insensitive.
 
     Source: RFC 9110 section 10.2.3; OpenAI "Rate limits", the headers x-ratelimit-*.
     """
@@ -154,7 +156,7 @@ def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
         return _granted(seconds)
     until = _date(after)
     if until is not None:
-        # Relative to the server's clock if it tells the time: ours may be wrong.
+        # Relative to the server's clock if it sends the time: ours may be wrong.
         told = _date(headers.get("date", ""))
         return _granted(until - (now if told is None else told))
     waits = [
@@ -181,7 +183,7 @@ def _date(value: str) -> float | None:
 
 
 def _duration(value: str) -> float:
-    """Return the seconds of "6m0s", "20ms" or "1.5". Zero when it is none of these."""
+    """Return the seconds in a value such as "6m0s", "20ms" or "1.5". Zero: it is none of these."""
     units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", value)
     return sum(float(number) * units[unit] for number, unit in parts) or _number(value) or 0.0

@@ -1,4 +1,4 @@
-"""Any model of sentence-transformers, in this process."""
+"""Run any sentence-transformers model in this process."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _loading: Final = forking.lock()
 
 
 class _Loaded(NamedTuple):
-    """A loaded model. It computes one batch at a time, as they would share the device's memory."""
+    """A loaded model. It computes one batch at a time: batches would share the device's memory."""
 
     model: Any
     encoding: threading.RLock
 
 
 class SentenceTransformerProvider(Provider):
-    """A model by its name or path, loaded at first use, once per process.
+    """A model given by name or path, loaded at first use, once per process.
 
-    The model would cut long texts silently, so they are cut before, with its own tokenizer.
+    The model would silently cut long texts, so they are cut first, with its own tokenizer.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SentenceTransformerProvider(Provider):
                     convert_to_numpy=True,
                 )
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
-            # For instance out of the device's memory, or a text that the tokenizer refuses.
+            # For instance, the device is out of memory, or the tokenizer rejects a text.
             # Not chained: the message may contain the text.
             raise ProviderError(f"{self} failed with {type(error).__name__}.") from None
         return np.asarray(answer, dtype=np.float32)
@@ -75,7 +75,7 @@ class SentenceTransformerProvider(Provider):
         self._loaded()
 
     def model_digest(self) -> str | None:
-        """Return the revision in the options, as another revision is another model."""
+        """Return the revision in the options: another revision is another model."""
         return self._revision
 
     def count_tokens(self, text: str) -> int | None:
@@ -83,7 +83,7 @@ class SentenceTransformerProvider(Provider):
         return None if tokenizer is None else len(tokenizer.encode(text))
 
     def weigh(self, text: str) -> int:
-        # To tokenize twice would cost more than a batch of the wrong size.
+        # Tokenizing twice would cost more than a batch of the wrong size.
         return len(text) // 4 + 1
 
     def _loaded(self) -> _Loaded:
@@ -105,7 +105,7 @@ def _load(
     local_files_only: bool,
     revision: str | None,
 ) -> _Loaded:
-    # By name: the extra need not be installed where this is type-checked.
+    # Imported by name, so that type checking does not need the extra installed.
     library = importlib.import_module("sentence_transformers")
     loaded = library.SentenceTransformer(
         model,

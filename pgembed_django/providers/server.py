@@ -1,4 +1,4 @@
-"""The base of providers over HTTP: options, secrets, and what an answer means."""
+"""The base class of HTTP providers: options, secrets, and the meaning of answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ServerProvider(Provider):
 
     @abstractmethod
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
-        """Do what ``embed_batch`` does, within the time-out."""
+        """Do what ``embed_batch`` does, within ``timeout_seconds``."""
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
@@ -80,7 +80,7 @@ class ServerProvider(Provider):
         """Return the server's answer, whatever its status. See ``Wire.request``.
 
         Raises:
-            ProviderUnavailable: also, without a request, while the server has asked to wait.
+            ProviderUnavailable: the server is down, or has asked to wait: then no request is sent.
         """
         wait = self._not_before - self.clock()
         if wait > 0:
@@ -98,7 +98,7 @@ class ServerProvider(Provider):
         """Return the JSON object of a successful answer. Its lists of numbers may be arrays.
 
         Raises:
-            ProviderError: the answer is no success. Its kind follows from status and body.
+            ProviderError: the answer is not a success. Status and body determine the subclass.
         """
         value = answer.numbers() if answer.status == 200 else None
         error = value.get("error") if isinstance(value, dict) else None
@@ -115,7 +115,7 @@ class ServerProvider(Provider):
         raise ProviderError(f"{self.base_url} answered 200 and a body {what}.")
 
     def error_of(self, answer: Answer, *, texts: Iterable[str] = ()) -> ProviderError:
-        """Return the error that an unsuccessful answer means."""
+        """Return the error that an unsuccessful answer stands for."""
         return refusals.classify(
             answer.status,
             self._quote(answer, texts),
@@ -134,7 +134,7 @@ class ServerProvider(Provider):
         )
 
     def _headers(self) -> dict[str, str]:
-        """Return the headers. Keys are read for each request, as they may be rotated meanwhile."""
+        """Return the headers. Reads the keys for each request, because they may be rotated."""
         headers = dict(self._plain_headers)
         if self._api_key_env:
             headers["Authorization"] = f"Bearer {self._secret(self._api_key_env)}"
@@ -165,12 +165,12 @@ class ServerProvider(Provider):
         api_key_env: str | None,
         header_envs: Mapping[str, str],
     ) -> None:
-        """Refuse OPTIONS with secrets, because they are stored in the database, with the space.
+        """Refuse secrets in OPTIONS, which are stored in the database with the space.
 
         The errors do not quote the values.
         """
         parts = urlsplit(base_url)
-        # There may be a key alone before the @, although it would not be sent.
+        # There may be just a key before the @, although it would not be sent.
         if parts.username or parts.password or parts.query:
             raise ImproperlyConfigured(
                 "base_url holds a user, a password or a query, which would be stored in the "

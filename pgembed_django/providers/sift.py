@@ -1,10 +1,10 @@
 """Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
 
-A failed request does not tell whose fault it was. So before a text is charged, the provider is
+A failed request does not say whose fault it was. So before a text is charged, the provider is
 asked to embed a plain word: if that fails too, it is an outage.
 
-The texts are sent in groups, one request each. A request that is answered gives each of its texts
-its outcome. One that fails gives groups to send in its place, until a text stands alone:
+The texts are sent in groups, one request each. If a request is answered, each of its texts gets
+its outcome. If it fails, smaller groups are sent instead, down to a single text:
 
 =====================  ==================  ====================================================
 the request failed by  several texts       one text
@@ -18,8 +18,8 @@ ProviderMisconfigured  as ProviderError if a plain word was embedded lately, or 
 ProviderUnavailable    an outage, with the texts in doubt if such an outage is ``suspected``
 =====================  ==================  ====================================================
 
-An outage ends the run: the texts that have no outcome yet are given back. So does a limit to the
-failures that cost most, those by ProviderTimeout and ProviderError.
+An outage ends the run: texts without an outcome are given back. So does reaching a limit on the
+most expensive failures, ProviderTimeout and ProviderError.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
 
 MAX_TIMEOUTS: Final = 4
-"""After so many time-outs the rest of the texts are given back, as each one takes long."""
+"""After this many time-outs the rest of the texts are given back, because each takes long."""
 
 Suspected = type[ProviderUnavailable] | None
-"""The kind of outage that may be about a text, because a plain word was answered lately."""
+"""The kind of outage that a text may have caused, because a plain word was embedded lately."""
 
 Group = list[int]
-"""Texts for one request, by index."""
+"""The indexes of the texts for one request."""
 
 
 class Sift:
@@ -68,10 +68,10 @@ class Sift:
         self._texts = Cuts(provider, texts)
         self._outcomes: dict[int, Embedded | ProviderError] = {}
         self._in_doubt: set[int] = set()
-        """Sent in vain since the provider last embedded anything: they may have brought it down."""
+        """Sent but not embedded since the last success: one may have brought the provider down."""
         self._asked_plainly = False
         self._failed_once: set[int] = set()
-        # To find one culprit among n takes log2(n) failures, and two more to be sure.
+        # Finding one culprit among n takes log2(n) failures, and two more to be sure.
         self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
 
@@ -101,7 +101,7 @@ class Sift:
         return [index for index in range(len(self._texts)) if index not in self._outcomes]
 
     def _send_all(self, group: Group) -> ProviderUnavailable | None:
-        """Send until every text has its outcome, or return the outage that has ended it."""
+        """Send until every text has its outcome, or return the outage that ended the run."""
         todo = deque([group] if group else [])
         try:
             while todo:
@@ -116,7 +116,7 @@ class Sift:
         return None
 
     def _give_back(self, outage: ProviderUnavailable) -> None:
-        """Give back texts without an outcome, as lost if the provider went down with them."""
+        """Give back the texts without an outcome. Those in doubt get ``ProviderLost``."""
         for index in range(len(self._texts)):
             kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
             self._outcomes.setdefault(index, plainly.as_kind(kind, outage))
@@ -148,7 +148,7 @@ class Sift:
         self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()
-        if all(faults):  # it may have no vector for any text at all
+        if all(faults):  # it may fail to return a vector for any text at all
             self._ask_plainly(again=False)
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if fault:
@@ -161,7 +161,7 @@ class Sift:
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
-            # Sorted by length, so that too long texts end up in as few halves as possible.
+            # Sort by length, so that texts that are too long end up in as few halves as possible.
             return _halves(sorted(group, key=lambda index: len(self._texts[index])))
         if self._texts.cut_again(group[0], error):
             return [group]
@@ -182,9 +182,9 @@ class Sift:
 
     def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
         weight = sum(self._provider.weigh(self._texts[index]) for index in group)
-        # Before the plain word, which may fail while the server still computes the request that
-        # was given up: the next one must be smaller in any case. An eighth more, because the
-        # halves of a group are not equal.
+        # Lower the limit before asking the plain word, which may fail while the server still
+        # computes the abandoned request: the next request must be smaller in any case. Add an
+        # eighth, because the halves of a group are not equal.
         self._provider.token_pace.failed(weight + weight // 8)
         self._in_doubt.update(group)
         self._ask_plainly(again=len(group) == 1)
@@ -205,7 +205,7 @@ class Sift:
         return self._divided(group, error)
 
     def _denied(self, group: Group, error: ProviderMisconfigured) -> list[Group]:
-        """Bisect after what looks like a wrong key or model, if a plain word is answered.
+        """Bisect after an apparently wrong key or model, if a plain word is embedded.
 
         For instance, a firewall answers 403 to a text that contains a script.
         """
@@ -222,21 +222,21 @@ class Sift:
         if len(group) > 1:
             return _halves(group)
         if group[0] not in self._failed_once:
-            # A text is only charged when it has failed twice while plain words were answered.
+            # Charge a text only after it failed twice while plain words were embedded.
             self._failed_once.add(group[0])
             return [group]
         self._outcomes[group[0]] = error
         return []
 
     def _give_up(self, error: ProviderError) -> NoReturn:
-        """End the run as an outage does. The provider answers, so no text is in doubt."""
+        """End the run like an outage. The provider does answer, so no text is in doubt."""
         self._in_doubt.clear()
         raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
 
     def _ask_plainly(self, *, again: bool) -> None:
         """Raise ``ProviderUnavailable`` unless the provider embeds a plain word.
 
-        ``again``: just now. Otherwise it is enough that it has done so during this run.
+        ``again``: ask now. Otherwise it is enough that it did so earlier in this run.
         """
         if self._asked_plainly and not again:
             return

@@ -1,4 +1,4 @@
-"""Embed a text that does not fit in pieces, and use the mean of their vectors.
+"""If a text does not fit, embed it in pieces, and use the mean of their vectors.
 
 For ``too_long="split"``. The mean is weighted by the pieces' lengths, as in OpenAI's cookbook
 ("Embedding texts that are longer than the model's maximum context length").
@@ -28,7 +28,7 @@ Outcome = Embedded | ProviderError
 def embed_halved(
     provider: Provider, texts: Sequence[str], outcomes: Sequence[Outcome], *, halvings: int = 0
 ) -> list[Outcome]:
-    """Return the outcomes, with those of too long texts replaced by those of their halves."""
+    """Return the outcomes, with those of texts that are too long computed from their halves."""
     halves = {
         index: cutting.halves(cutting.well_formed(texts[index]))
         for index, outcome in enumerate(outcomes)
@@ -62,7 +62,7 @@ def _joined(pieces: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _rank(error: ProviderError) -> int:
-    """Return the rank by which one error is chosen: lost with the text, its fault, an outage."""
+    """Return the rank of an error, to choose one. ``ProviderLost`` first, other outages last."""
     if isinstance(error, ProviderLost):
         return 0
     return 2 if isinstance(error, ProviderUnavailable) else 1

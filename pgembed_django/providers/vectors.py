@@ -13,31 +13,31 @@ import numpy.typing as npt
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
 
 Vector = npt.NDArray[np.float32]
-"""Shape: ``(dimensions,)``, of length one."""
+"""Shape: ``(dimensions,)``. A unit vector."""
 
 Vectors = npt.NDArray[np.float32]
 """Shape: ``(number of texts, dimensions)``."""
 
 
 ROW = (list, np.ndarray)
-"""What a vector is in an answer: see ``parsing.loads``."""
+"""The types that a vector may have in a parsed answer: see ``parsing.loads``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
-    """A text's vector, and in ``was_cut`` whether the text did not fit the model as a whole."""
+    """A text's vector. ``was_cut``: the text as a whole did not fit the model."""
 
     vector: Vector = field(repr=False)
     was_cut: bool = False
 
 
 def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
-    """Return the matrix of a JSON answer's rows, in order, unchecked but for its shape.
+    """Return the rows of a JSON answer as a matrix, in order. Checks its shape only.
 
-    A row that is null or empty becomes zeros: the server has no vector for just that text.
+    A row that is null or empty becomes zeros: the server has no vector for that one text.
 
     Raises:
-        ProviderError: the rows have different widths, or contain something else than numbers.
+        ProviderError: the rows have different widths, or contain something other than numbers.
     """
     widths = {len(row) for row in rows if isinstance(row, ROW) and len(row)}
     if len(widths) > 1:
@@ -62,7 +62,7 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
 
 
 def matrix_of(answer: object, *, name: str) -> Vectors:
-    """Return the result of ``embed_batch`` as an array: it may be lists or a tensor, for instance.
+    """Return the result of ``embed_batch`` as an array. It may be lists or a tensor, for instance.
 
     Raises:
         ProviderError: it cannot be converted.
@@ -83,9 +83,9 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
 def checked(
     vectors: Vectors, *, count: int, dimensions: int, name: str
 ) -> tuple[Vectors, list[str | None]]:
-    """Return the unit vectors, and for each what is wrong with it, or None.
+    """Return the unit vectors, and for each its fault, or None if it has none.
 
-    A faulty vector must not be used. The others of its batch may be.
+    A vector with a fault must not be used. The others of its batch may be.
 
     Raises:
         ProviderError: there is not exactly one vector per text.

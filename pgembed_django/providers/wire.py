@@ -1,4 +1,4 @@
-"""Send requests to one server, and read answers to their end. Knows nothing of embeddings."""
+"""Send requests to one server, and read the full answers. Knows nothing about embeddings."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ MAX_REDIRECTS: Final = 3
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
 MAX_ANSWER_BYTES: Final = 2**28
-"""Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer is something else."""
+"""Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer must be something else."""
 MAX_PREPARED: Final = 16
 
 ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
-"""A session, and its prepared requests, without bodies, by method and address."""
+"""A session, and its prepared requests (without bodies) by method and URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's response. ``headers`` ignore case."""
+    """A server's response. ``headers`` is case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
     def json(self) -> Any:
-        """Return the body's value, or None when it is not JSON."""
+        """Return the body's value, or None if it is not JSON."""
         return self._value(json.loads)
 
     def numbers(self) -> Any:
-        """Return the body's value like ``json``. A list of numbers may be an array."""
+        """Return the body's value as ``json`` does, but a list of numbers may be an array."""
         return self._value(parsing.loads)
 
     def _value(self, loads: Callable[[bytes], Any]) -> Any:
@@ -72,7 +72,7 @@ class Wire:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._headers = headers
         self._lock = threading.Lock()
-        # Weak, so that a session goes when its thread ends.
+        # Weak references, so that a session is freed when its thread ends.
         self._sessions: WeakSet[requests.Session] = WeakSet()
         self._local = threading.local()
 
@@ -81,7 +81,7 @@ class Wire:
     ) -> Answer:
         """Return the answer, whatever its status. ``payload`` is sent as JSON.
 
-        ``timeout_seconds`` limits each wait for data, and the time until the whole body is read.
+        ``timeout_seconds`` limits each wait for data, and also the whole time until the body ends.
 
         Raises:
             ProviderTimeout: connected, but no answer in time.
@@ -99,8 +99,8 @@ class Wire:
             location = answer.headers.get("location", "")
             if answer.status not in REDIRECTS or not location:
                 return answer
-            # Followed here, with the body: requests would also send it, with our key, to another
-            # server, and would turn it into a GET for statuses below 307.
+            # Followed here, with the body. requests itself would also send it, with our key, to
+            # another server, and would turn it into a GET for statuses below 307.
             target = urljoin(url, location)
             if answer.status < 307 or urlsplit(target)[:2] != urlsplit(url)[:2]:
                 break
@@ -129,7 +129,7 @@ class Wire:
                     raise ProviderUnavailable(f"{self.base_url}: {causes.of(error)}.") from None
                 if is_last:
                     break
-                # Perhaps the server had closed an idle connection. To embed twice is harmless.
+                # The server may have closed an idle connection. Embedding twice is harmless.
                 self._session().close()
         raise ProviderError(f"{self.base_url} hung up without an answer.")
 
@@ -169,8 +169,8 @@ class Wire:
                 f"{self.base_url} broke off its answer: {type(error).__name__}."
             ) from None
         if response.status_code < 200:
-            # http.client takes an interim status for the answer. The real answer comes later, and
-            # on this connection it would be taken for the one to the next request.
+            # http.client mistakes an interim status for the answer. The real answer comes later,
+            # and on this connection it would be mistaken for the answer to the next request.
             self._session().close()
             raise ProviderError(
                 f"{self.base_url} announced an answer with {response.status_code}, which is "
@@ -179,9 +179,9 @@ class Wire:
         return Answer(response.status_code, response.headers, content)
 
     def _read(self, response: requests.Response, deadline: float) -> bytes:
-        """Return the body. A server that sends it too slowly runs into the deadline."""
+        """Return the body. Raises ``ReadTimeout`` if the server sends it too slowly."""
         content = bytearray()
-        # Set here, as the read1 of recorded answers (cassettes) does not take it as an argument.
+        # Set here, because the read1 of recorded answers (cassettes) does not take it as argument.
         response.raw.decode_content = True
         # read1() returns after one recv; read() would wait for READ_BYTES.
         while piece := response.raw.read1(READ_BYTES):
@@ -196,11 +196,11 @@ class Wire:
         return bytes(content)
 
     def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
-        """Return a request. All but body, cookies and secrets is prepared once per session."""
+        """Return a request. Everything but body, cookies and secrets is cached per session."""
         session, known = self._session_here()
         if (method, url) not in known:
             if len(known) >= MAX_PREPARED:
-                known.clear()  # a server may redirect to ever new addresses
+                known.clear()  # a server may redirect to a new address each time
             known[method, url] = session.prepare_request(requests.Request(method, url))
         request: requests.PreparedRequest = known[method, url].copy()
         request.prepare_body(body, None)
@@ -213,16 +213,16 @@ class Wire:
         return self._session_here()[0]
 
     def _session_here(self) -> ThreadSession:
-        """Return this thread's session. A forked child does not get its parent's sockets."""
+        """Return this thread's session. A forked child gets a new one, not its parent's sockets."""
         local = self._local
         here: ThreadSession | None = getattr(local, "here", None)
         if here is None or local.pid != os.getpid():
             session = requests.Session()
-            # The environment is read here, once. With trust_env a .netrc would set Authorization.
+            # Read the environment here, once. With trust_env, a .netrc would set Authorization.
             session.trust_env = False
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
             session.verify = _certificates(self.base_url)
-            # No compression: numbers hardly shrink, and it costs the server time.
+            # No compression: numbers hardly compress, and it costs the server time.
             session.headers.update(
                 {
                     "Accept": "application/json",
@@ -239,7 +239,7 @@ class Wire:
 
 
 def _certificates(base_url: str) -> str | bool:
-    """Return which certificates to trust, as requests does: a path, or True for its own."""
+    """Return the certificates to trust, as requests does: a path, or True for its own."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if path := os.environ.get(name):
             if base_url.startswith("https:") and not Path(path).exists():

@@ -1,4 +1,4 @@
-"""Real embeddings in this process, without a server, by the package ``wordllama``."""
+"""Make real embeddings in this process, without a server, with the package ``wordllama``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
 
 WIDTHS: Final = (64, 128, 256)
-"""The wheel holds 256 dimensions; their first 64 or 128 are vectors of their own."""
+"""The wheel contains 256 dimensions; the first 64 or 128 are usable as vectors on their own."""
 
 TOKENS_AT_ONCE: Final = 8192
-"""Token vectors that are in memory at once: 8 MB."""
+"""How many token vectors to hold in memory at once: 8 MB."""
 
 _loading = forking.lock()
 
@@ -29,7 +29,7 @@ _loading = forking.lock()
 class WordLlamaProvider(Provider):
     """WordLlama's averaged token vectors: 256 dimensions, or their first 64 or 128.
 
-    Small, fast, and for English. The weights are inside the wheel: nothing is downloaded.
+    Small, fast, and for English. The wheel contains the weights: nothing is downloaded.
     """
 
     def __init__(self, *, model: str = "l2_supercat", **common: Any) -> None:
@@ -63,14 +63,14 @@ class WordLlamaProvider(Provider):
         return len(_load(self.model).tokenizer.encode(text, add_special_tokens=False).ids)
 
     def weigh(self, text: str) -> int:
-        # To tokenize is most of the work here, so it is not done twice.
+        # Tokenizing is most of the work here, so it is not done twice.
         return len(text) // 4 + 1
 
     def warm_up(self) -> None:
         _load(self.model)
 
     def model_digest(self) -> str:
-        """Return the SHA-256 of the weights, as another wheel may contain others."""
+        """Return the SHA-256 of the weights: another wheel may contain others."""
         return _digest(self.model)
 
 
@@ -95,7 +95,7 @@ def _load(model: str) -> Any:
 def _load_once(model: str) -> Any:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    # Importing it calls logging.basicConfig(level=INFO), for the whole application.
+    # Importing wordllama calls logging.basicConfig(level=INFO), for the whole application.
     from wordllama import WordLlama
 
     root.handlers[:] = handlers
