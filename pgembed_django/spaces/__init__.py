@@ -1,4 +1,4 @@
-"""What is done with spaces. ``building`` -> ``active`` -> ``retired``, and back only by hand."""
+"""The life of spaces: ``building`` -> ``active`` -> ``retired``. Only a person reopens one."""
 
 from pgembed_django.spaces.coverage import (
     FOUND,

@@ -1,4 +1,4 @@
-"""Let one worker at a time build indexes: two builds on one table wait for each other."""
+"""Let only one worker at a time build indexes: two builds on one table wait for each other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from django.db import OperationalError
 from pgembed_django import database, events
 from pgembed_django.database import locks
 
-# Only ever tried: a session that waited for it would hold a snapshot that the builder waits for.
+# Only ever try it: a session that waited for it would hold a snapshot, and the builder would wait
+# for that.
 LOCK = "pgembed_index_builder"
 
-# No time-out ends a build or a drop: it waits for older transactions, however long.
-# ``transaction_timeout`` is known since PostgreSQL 17.
+# No time-out may end a build or a drop: they wait for older transactions, however long it takes.
+# ``transaction_timeout`` exists since PostgreSQL 17.
 TAKE_TIME = """
     SELECT set_config(name, '0', false)
     FROM pg_settings
@@ -25,9 +26,9 @@ TAKE_TIME = """
 
 @contextmanager
 def as_builder(using: str) -> Iterator[bool]:
-    """Take the builders' lock, and yield whether it was free.
+    """Try the builders' lock, and yield whether it was free.
 
-    A build that Postgres ended because of a deadlock is tried again later.
+    If Postgres ends a build because of a deadlock, this logs it: the build is tried again later.
     """
     try:
         with locks.session_lock(LOCK, using=using) as is_builder:
@@ -35,7 +36,7 @@ def as_builder(using: str) -> Iterator[bool]:
                 database.rows(using, TAKE_TIME)
             yield is_builder
     except OperationalError as error:
-        # Another VACUUM or CREATE INDEX on the same table, and Postgres ended ours.
+        # A VACUUM or another CREATE INDEX on the same table: Postgres ended our build.
         if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
             raise
         events.tell(events.INDEX_POSTPONED, error=str(error).strip())

@@ -1,4 +1,4 @@
-"""Count how many of a spec's rows a search in one space would find."""
+"""Measure how many of a spec's rows a search in one space would find."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
 FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))
-"""The first chunk of a row that a search finds: it has its vector, or the row's text is empty."""
+"""Matches the first chunk of a covered row: it has a vector, or the row's text is empty."""
 
 AT_ONCE = 100
-"""How many gaps are read at once, to find one that is not just a row written a moment ago."""
+"""How many gaps to read at once, to find one that is not a row written a moment ago."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """``rows`` fit the spec's condition, ``covered`` of them a search would find.
+    """How many ``rows`` match the spec's condition, and how many of them a search would find.
 
-    ``is_estimated``: counted in a sample of the table's pages, the same ones every time.
+    ``is_estimated``: counted in a sample of the table's pages, which is the same every time.
     """
 
     rows: int
@@ -35,7 +35,7 @@ class Coverage:
 
     @property
     def ratio(self) -> float:
-        """The share that is covered, from 0 to 1. With no rows it is 1."""
+        """The covered share, from 0 to 1. It is 1 if there are no rows."""
         return self.covered / self.rows if self.rows else 1.0
 
     @property
@@ -45,7 +45,7 @@ class Coverage:
 
     @property
     def percent(self) -> float:
-        """The share in percent, with one decimal, and never rounded up to 100."""
+        """The covered share in percent, with one decimal, never rounded up to 100."""
         return int(self.ratio * 1000) / 10
 
     def __str__(self) -> str:
@@ -54,20 +54,20 @@ class Coverage:
 
 
 class LookedUp(Exists):
-    """EXISTS that Postgres looks up in an index, row by row, and never plans as a join.
+    """An EXISTS that Postgres looks up in an index, row by row, and never plans as a join.
 
-    While a space fills, the planner's statistics know nothing of it. A join would then compare
-    each row with each: for seconds with 20,000 rows, for minutes with more. The OFFSET forbids it.
+    While a space is being filled, the planner has no statistics on it. A join might then compare
+    every row with every other: seconds for 20,000 rows, minutes for more. The OFFSET prevents it.
     """
 
     template = "EXISTS(%(subquery)s OFFSET 0)"
 
 
 def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
-    """Return the outer row's first chunk as in ``FOUND``, where it is stored.
+    """Return the outer row's first chunk in a space if it covers the row (``FOUND``).
 
-    In a building space it must also be of the text that the active space holds, or a newer one:
-    a space that is reopened may have fallen behind while it was retired.
+    In a building space it must also be of the same text as in the active space, or a newer one:
+    a reopened space may have fallen behind while it was retired.
     """
     chunks = spec.embedding_model._base_manager.filter(
         FOUND, source_id=OuterRef("pk"), space_id=space.pk
@@ -80,23 +80,23 @@ def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
             space__spec=spec.key,
             space__state=Space.State.ACTIVE,
         )
-        # An empty digest marks a chunk as older: there the active space has fallen behind.
+        # An empty digest marks a chunk as outdated: then the active space is the one behind.
         same = Q(text_digest=OuterRef("text_digest")) | Q(text_digest=b"")
         chunks = chunks.exclude(LookedUp(of_active.exclude(same)))
     return chunks
 
 
 def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
-    """Return the outer row's jobs of a status."""
+    """Return the outer row's jobs that have a status."""
     return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
 def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
-    """Count exactly. It reads the whole table: too slow for a page that refreshes.
+    """Count exactly. This reads the whole table: too slow for a page that refreshes.
 
     Raises:
-        Busy: a writer holds one of its tables. Who waited for it while holding the other could
-            deadlock with a migration.
+        Busy: a writer has locked one of the two tables. Waiting for it while holding the other
+            could deadlock with a migration.
     """
     rows = spec.rows(using=using)
     covered = rows.filter(LookedUp(covering_chunk(spec, space)))
@@ -107,12 +107,12 @@ def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:
     """Return the key of the last row that lacks its vectors in a space, or None.
 
-    Failed units do not count. In a building space, rows that were just written do not either: the
-    active one lacks them too. A space is filled in the order of the keys, so while it is, a look
-    from the end finds a gap at once. ``within``: look among these rows only.
+    Failed units do not count. In a building space, rows that were just written do not count
+    either: the active space lacks them too. Spaces are filled in key order, so until the end is
+    reached, searching from the end finds a gap at once. ``within``: search these rows only.
 
     Raises:
-        Busy: a writer holds the whole table.
+        Busy: a writer has locked the whole table.
     """
     rows = (
         spec.rows(using=using)
@@ -124,13 +124,13 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
         found = list(rows.order_by("-pk").values_list("pk", flat=True)[:AT_ONCE])
         if space.state == Space.State.BUILDING and found:
             written = _just_written(spec, found, using=using)
-            # Where all of a full read were just written, there may be more: then one counts.
+            # If all of a full read were just written, there may be more gaps: count the last one.
             found = [key for key in found if key not in written] or found[AT_ONCE - 1 :]
     return found[0] if found else None
 
 
 def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
-    """Return whether ``last_gap`` finds one. True as well where a writer holds the whole table."""
+    """Return whether ``last_gap`` finds one, or a writer has locked the whole table."""
     try:
         return last_gap(spec, space, using=using) is not None
     except database.Busy:
@@ -138,7 +138,7 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
 
 
 def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
-    """Return those rows with a pending or running job that the active space lacks as well."""
+    """Return the rows with a pending or running job that lack vectors in the active space too."""
     searched = active(spec, using=using)
     if searched is None:
         return set()
@@ -147,7 +147,7 @@ def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
     )
     lacking = dict(rows.values_list(Cast("pk", TextField()), "pk"))
     jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=list(lacking))
-    # Two queries, not one condition: each status has a partial index of its own.
+    # Two queries, not one condition: each status has its own partial index.
     pending, running = (
         jobs.filter(status).values_list("source_pk", flat=True) for status in (PENDING, RUNNING)
     )

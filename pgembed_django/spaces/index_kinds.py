@@ -1,4 +1,4 @@
-"""The kinds of vector index, and which one is used for a width. Pure."""
+"""The kinds of vector index, and the choice of one for a number of dimensions. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ AUTO = "auto"
 
 
 class Kind(NamedTuple):
-    """A kind of HNSW index. ``widest``: the most dimensions that pgvector indexes with it."""
+    """A kind of HNSW index. ``widest``: the most dimensions that pgvector can index with it."""
 
     name: str
     widest: int
@@ -17,10 +17,10 @@ class Kind(NamedTuple):
     distance: str
     """The operator that the index is ordered by."""
     spread: int
-    """How many times as many chunks are taken from the index as are wanted.
+    """How many times as many chunks to fetch from the index as are wanted.
 
-    An index that stores less than the vectors has an approximate order, so what is taken from it
-    is ranked again by the exact distance.
+    If an index stores less than the full vectors, its order is approximate. So chunks from it are
+    ranked again by exact distance.
     """
 
 
@@ -53,15 +53,15 @@ class VectorIndex(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """What the expression is compared with, as SQL: the query's vector, or its signs."""
+        """What to compare the expression with, as SQL: the query's vector, or its signs."""
         return self.of("%(vector)s") if self.kind.distance == "<~>" else "%(vector)s"
 
 
 def vector_index(width: int, *, chosen: str = AUTO) -> VectorIndex:
-    """Return the index for vectors of this width: of the chosen kind, where the width allows it.
+    """Return the index for vectors of this width: of the chosen kind, if the width allows it.
 
-    Otherwise up to 2,000 dimensions as they are, up to 4,000 in half precision, above that by
-    their signs. What the latter two find is ranked again by the exact distance.
+    Otherwise vectors are indexed as they are up to 2,000 dimensions, in half precision up to
+    4,000, and above that by their signs.
     """
     fitting = [kind for kind in KINDS.values() if width <= kind.widest]
     index = next((kind for kind in fitting if kind.name == chosen), fitting[0])

@@ -1,7 +1,8 @@
-"""Build and drop the partial indexes of a space, ``CONCURRENTLY``: nobody waits for it.
+"""Build and drop the partial indexes of a space, ``CONCURRENTLY``: writers need not wait.
 
-HNSW for nearest neighbours, on an expression with the vectors' width, and GIN for full text.
-Below ``PGEMBED_INDEX_ROWS`` rows there are none: to read all vectors is fast then, and exact.
+A space has an HNSW index for nearest neighbours, on an expression with the vectors' width, and a
+GIN index for full text. Below ``PGEMBED_INDEX_ROWS`` chunks it has none: then reading all vectors
+is fast, and exact.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ STATE = """
     WHERE indexrelid = to_regclass(%(name)s)
 """
 
-# search_path does not find it: with a schema per tenant others have an index of that name.
+# Not by search_path: with a schema per tenant, other schemas have an index of the same name.
 SCHEMA = """
     SELECT nspname::text
     FROM pg_class
@@ -36,7 +37,7 @@ SCHEMA = """
     WHERE pg_class.oid = %(table)s::regclass
 """
 
-# It counts no further than the bound.
+# Stops counting at the bound.
 HAS_ROWS = """
     SELECT count(*) >= %(rows)s
     FROM (
@@ -68,18 +69,19 @@ DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
 _told = Told()
-"""By index and database. A build is tried every few seconds: the role may get the right."""
+"""Keyed by index and database. Refused builds are tried again: the role may get the privilege."""
 
 
 def vector_name(space: Space, kind: str = "") -> str:
-    """Return the name of a space's vector index. By default of the chosen kind."""
+    """Return the name of a space's vector index of a kind. By default, of the chosen kind."""
     return f"pgembed_{space.pk}_{kind or _chosen(space).kind.name}"
 
 
 def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
-    """Return the space's vector index among these names, preferably of the chosen kind.
+    """Return the space's vector index among these names, or None.
 
-    While an index of that kind is built, it is the one of the former kind.
+    An index of the chosen kind is preferred. While it is being built, there may be one of the
+    kind that was chosen before.
     """
     for chosen in (_chosen(space).kind.name, *KINDS):
         if vector_name(space, chosen) in names:
@@ -88,7 +90,7 @@ def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
 
 
 def fulltext_name(space: Space) -> str:
-    """Return the name of a space's index for full text."""
+    """Return the name of a space's full-text index."""
     return f"pgembed_{space.pk}_fulltext"
 
 
@@ -100,7 +102,7 @@ def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
 def build(spec: Spec, space: Space, *, using: str) -> int:
     """Build the missing indexes, and return how many. Only one worker builds at a time.
 
-    Call it outside a transaction. An index that a crash left invalid is built anew.
+    Call it outside a transaction. An index that a crash left invalid is built again.
     """
     built = 0
     for name, statement in _missing(spec, space, using=using):
@@ -113,9 +115,9 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
 
 
 def drop(spec: Spec, space: Space, *, using: str) -> bool:
-    """Drop the indexes of a space that is no longer searched. Return whether it was done.
+    """Drop the indexes of a space that is no longer searched. Return whether this was done.
 
-    Nothing is done while another worker builds or drops an index.
+    It is not done while another worker builds or drops an index.
     """
     is_done = False
     with as_builder(using) as is_builder:
@@ -129,7 +131,7 @@ def drop(spec: Spec, space: Space, *, using: str) -> bool:
 
 @contextmanager
 def _told_if_refused(spec: Spec, name: str, *, using: str) -> Iterator[None]:
-    """Go on without an index that only the table's owner may build: a search needs none."""
+    """Log a refusal once and go on: only the table's owner may build, and no search needs it."""
     try:
         yield
         _told.clear((name, using))
@@ -141,7 +143,7 @@ def _told_if_refused(spec: Spec, name: str, *, using: str) -> Iterator[None]:
 
 
 def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
-    """Drop vector indexes of other kinds than the chosen one, once that one is valid."""
+    """Drop vector indexes of other kinds, once the index of the chosen kind is valid."""
     if not _is_valid(spec, vector_name(space), using=using):
         return
     for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
@@ -158,10 +160,10 @@ def _chosen(space: Space) -> VectorIndex:
 
 
 def _missing(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
-    """Return the indexes that the space lacks for its number of rows: names and statements."""
+    """Return the indexes that the space lacks, as names and statements. Too few rows need none."""
     least = conf.current().index_rows
     missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one[0], using=using)]
-    # Rows are counted last, as this reads the table.
+    # Count rows last, because this reads the table.
     return missing if missing and least and _has_rows(spec, space, least, using=using) else []
 
 
@@ -223,6 +225,6 @@ def _table(spec: Spec) -> sql.Composable:
 
 
 def _qualified(spec: Spec, name: str, *, using: str) -> sql.Composable:
-    """Return an index's name in the schema of its table, which has to be there."""
+    """Return an index's name qualified with the schema of its table. The table must exist."""
     [[schema]] = database.rows(using, SCHEMA, table=postgres.quoted_table(spec.embedding_model))
     return sql.Identifier(schema, name)

@@ -1,4 +1,4 @@
-"""Find the live spaces, the one that is searched, and the provider that each one needs."""
+"""Find the live spaces, the one that is searched, and each one's provider."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_WEIGHTS = (
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
-# It runs for each batch that is stored, and the ORM takes longer to compile it than it runs.
+# Runs for each batch that is stored, and the ORM would take longer to compile it than to run it.
 LIVE_IDS = """
     SELECT spec, id
     FROM pgembed_space
@@ -49,7 +49,7 @@ def live(spec: Spec, *, using: str) -> list[Space]:
 
 
 def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
-    """Return the live spaces of several specs, by the specs' keys, in one query."""
+    """Return the live spaces of several specs by spec key, with one query."""
     found: dict[str, list[Space]] = {spec.key: [] for spec in specs}
     spaces = Space.objects.using(using).filter(spec__in=found, state__in=LIVE)
     for space in spaces.order_by("state"):
@@ -58,7 +58,7 @@ def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
 
 
 def warm_up(specs: Iterable[Spec], *, using: str) -> None:
-    """Load the models of live spaces, and log the ones that cannot be loaded yet."""
+    """Load the models of live spaces, and log those that cannot be loaded yet."""
     for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
         provider = provider_of(space)
         try:
@@ -69,7 +69,10 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
 
 
 def ask_live_ids(specs: Iterable[Spec], *, using: str) -> database.Read[defaultdict[str, set[int]]]:
-    """Query the ids of the live spaces, and return what reads them, by the keys of the specs."""
+    """Send the query for the ids of live spaces, and return a function that reads the answer.
+
+    It returns the ids by spec key.
+    """
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
     read = database.send_prepared(using, LIVE_IDS, **wanted)
 
@@ -83,16 +86,16 @@ def ask_live_ids(specs: Iterable[Spec], *, using: str) -> database.Read[defaultd
 
 
 def active(spec: Spec, *, using: str) -> Space | None:
-    """Return the space that is searched, or None before the first worker has started."""
+    """Return the space that is searched, or None if no worker has started yet."""
     return Space.objects.using(using).filter(spec=spec.key, state=Space.State.ACTIVE).first()
 
 
 def provider_of(space: Space) -> Provider:
     """Return the provider of a space, even if the settings now name another model.
 
-    The declared provider, if it makes the same vectors: so a corrected address or time-out
-    counts at once. Otherwise one is built from what the space has stored. Where that fails, a
-    ``LostProvider`` takes its place, which is always down, so that other spaces go on.
+    It is the declared provider if that makes the same vectors, so that a corrected address or
+    time-out takes effect at once. Otherwise one is built from what is stored in the space. If that
+    fails, a ``LostProvider`` takes its place, which is always down, so that other spaces go on.
     """
     try:
         if _may_be_declared(space):
@@ -113,9 +116,9 @@ def provider_of(space: Space) -> Provider:
 
 
 def provider_of_texts(space: Space) -> Provider:
-    """Return the provider to embed texts with: ``provider_of``, while it has the space's weights.
+    """Return the provider to embed texts with: ``provider_of``, if it has the space's weights.
 
-    Otherwise a ``LostProvider``. ``ask_for_weights`` has to be called first to know the weights.
+    Otherwise a ``LostProvider``. Call ``ask_for_weights`` first, or the weights are unknown.
     """
     provider = provider_of(space)
     told = provider.told_digest
@@ -125,12 +128,12 @@ def provider_of_texts(space: Space) -> Provider:
 
 
 def is_of(space: Space, provider: Provider) -> bool:
-    """Return whether a provider makes the vectors of a space, as far as it knows of itself."""
+    """Return whether a provider makes a space's vectors, judging without the server's digest."""
     return all(getattr(space, name) == value for name, value in provider.declared().items())
 
 
 def ask_for_weights(spaces: Iterable[Space]) -> None:
-    """Ask the providers of spaces for their models' digests: a tag may have been pulled again."""
+    """Have the providers of spaces read their models' digests: a tag may have been pulled again."""
     for provider in {provider_of(space) for space in spaces if space.model_digest}:
         with suppress(ProviderError), raising.provider_errors(provider):
             raising.digest(provider)
@@ -148,7 +151,7 @@ def _lost(space: Space, why: str) -> LostProvider:
 def _may_be_declared(space: Space) -> bool:
     """Return whether the declared provider may be the space's, without building it.
 
-    Building a declaration of another model might raise, which is not this space's fault.
+    If it declares another model, building it might raise an error that is not about this space.
     """
     declared = conf.current().providers.get(space.provider, {})
     wanted = declared.get("MODEL"), declared.get("DIMENSIONS")
@@ -166,7 +169,7 @@ def _may_be_declared(space: Space) -> bool:
 def _former(
     alias: str, backend: str, model: str, dimensions: int, options: str, batch_size: int
 ) -> Provider:
-    """Return the provider of a space that the settings have left behind."""
+    """Build the provider of a space that the settings no longer declare."""
     return providers.build(
         alias=alias,
         backend=backend,

@@ -1,6 +1,6 @@
 """Open a space for a spec's declared provider, if it is new.
 
-No declaration reopens a retired space: during a deploy, old and new workers disagree for a
+A declaration never reopens a retired space: during a deploy, old and new workers disagree for a
 while about what is declared.
 """
 
@@ -28,12 +28,12 @@ from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
 STEP = 10_000_000
-"""The most by which a space's number exceeds the highest one so far."""
+"""A new space's number exceeds the highest so far by at most this."""
 
 _told = Told()
 
 Identity = dict[str, Any]
-"""What makes vectors comparable, as ``Provider.identity`` returns it."""
+"""What must be equal for vectors to be comparable: see ``Provider.identity``."""
 
 
 def ensure(spec: Spec, *, using: str) -> list[Space]:
@@ -47,9 +47,9 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
             _follow_options(space, spec, using=using)
             return live(spec, using=using)
     if specs.without_table([spec], using=using):
-        return []  # newer code has renamed it, or nobody has migrated yet
+        return []  # newer code has renamed the table, or nobody has migrated yet
     if told is None and _has_had_one_of(spec, provider, using=using):
-        return live(spec, using=using)  # it may be a retired one's: its digest will tell
+        return live(spec, using=using)  # the model may be a retired space's: wait for its digest
     try:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)
@@ -59,7 +59,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
 
 
 def _identity(provider: Provider) -> Identity | None:
-    """Return what makes vectors comparable, or None if that cannot be told at the moment."""
+    """Return the provider's identity, or None if its digest cannot be read at the moment."""
     try:
         with raising.provider_errors(provider):
             identity: Identity = provider.identity()
@@ -83,7 +83,7 @@ def _fingerprint(identity: Identity) -> str:
 
 
 def _may_be(space: Space, digest: str | None) -> bool:
-    """Return whether the space may have this digest. An unknown one matches any."""
+    """Return whether the space may have this digest. An unknown digest matches any."""
     return not digest or space.model_digest in ("", digest)
 
 
@@ -95,15 +95,18 @@ def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
         with transaction.atomic(using=using):
             unknown.update(model_digest=identity["digest"], fingerprint=_fingerprint(identity))
     except IntegrityError:
-        # A retired space has this digest, and no declaration reopens it. So the building one is
-        # retired as well; an active one is still searched.
+        # A retired space already has this digest, and no declaration reopens it. So retire this
+        # space too if it is building. An active one is still searched.
         unknown.filter(state=Space.State.BUILDING).update(
             state=Space.State.RETIRED, retired_at=Now()
         )
 
 
 def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
-    """Store the declared options, which make the same vectors, for when the settings change."""
+    """Update the space's options, in case the settings later declare another model.
+
+    The declared options make the same vectors.
+    """
     options = dict(conf.current().providers[spec.provider].get("OPTIONS", {}))
     if (space.provider, space.options) != (spec.provider, options):
         Space.objects.using(using).filter(pk=space.pk).update(
@@ -112,11 +115,11 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
 
 
 def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
-    """Give spaces to the specs whose tables hold their rows. Returns the new key of each.
+    """Assign spaces to the specs whose tables hold their rows. Return the new key of each.
 
-    Call it in a transaction. It is for a model that was renamed, whose spaces have the former key.
-    Another model may have the former name by now, and a worker with the old code may have opened
-    a space by that name, which stays empty and is deleted.
+    Call it in a transaction. After a model was renamed, its spaces still have the former key.
+    Meanwhile another model may have taken the former name. A worker may also have opened a space
+    under the new name, which stays empty and is deleted.
     """
     moved: dict[Space, str] = {}
     for spec in known:
@@ -125,8 +128,8 @@ def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
     every = Space.objects.using(using)
     emptied = every.filter(spec__in=moved.values()).exclude(pk__in=[one.pk for one in moved])
     emptied.delete()
-    # First to a key that no spec has: two specs may have swapped names, and only one space of each
-    # may be active.
+    # First change to a key that no spec has: two specs may have swapped names, and only one space
+    # per spec may be active.
     for space in moved:
         every.filter(pk=space.pk).update(spec=f"pgembed:{space.pk}")
     for space, key in moved.items():
@@ -135,7 +138,7 @@ def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
 
 
 def _strays(spec: Spec, *, using: str) -> list[Space]:
-    """Return other specs' spaces whose rows are in this spec's table, if it has none of its own."""
+    """Return other specs' spaces whose rows are in this spec's table, if its own have no rows."""
     rows = spec.embedding_model._base_manager.using(using)
     every = Space.objects.using(using).filter(pruned_at=None)
     own = list(every.filter(spec=spec.key).values_list("pk", flat=True))
@@ -161,7 +164,7 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     fingerprint = _fingerprint(identity)
     if known := spaces.filter(fingerprint=fingerprint).first():
         if known.state == Space.State.RETIRED:
-            _tell_of(known, provider, using=using)  # by an old worker, or a person who went back
+            _tell_of(known, provider, using=using)  # we are an old worker, or a person rolled back
         return  # else another worker has just opened it
     spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
     is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
@@ -176,11 +179,11 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
         state=Space.State.ACTIVE if is_first else Space.State.BUILDING,
         **({"activated_at": Now()} if is_first else {}),
     )
-    Space.objects.using(using).bulk_create([space])  # without signals, like all that is ours
+    Space.objects.using(using).bulk_create([space])  # sends no signals, like all our writes
 
 
 def _tell_of(retired: Space, provider: Provider, *, using: str) -> None:
-    """Log once that no space is opened, and how a person reopens the retired one."""
+    """Log once that no space is opened, and how a person can reopen the retired one."""
     if _told.is_new((using, retired.spec), str(retired.pk)):
         events.tell(
             events.SPACE_NOT_REOPENED,
@@ -192,9 +195,9 @@ def _tell_of(retired: Space, provider: Provider, *, using: str) -> None:
 
 
 def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
-    """Return the command that reopens a retired space, or two of them.
+    """Return the command, or the two commands, to reopen a retired space.
 
-    If its server has had other weights under the same model name, the space may hold vectors of
+    If the server had other weights under the same model name, the space may contain vectors of
     those, from the minutes before the change was noticed.
     """
     rollback = f"embed_spaces rollback {retired.pk}"
@@ -211,8 +214,8 @@ def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
 def number(*, using: str) -> int:
     """Return a number that no space has had, in this database or another.
 
-    Not from the sequence: TRUNCATE … RESTART IDENTITY and ``loaddata`` begin it anew, and vectors
-    that still carry a former space's number would be taken for the new model's.
+    Not from the sequence: TRUNCATE … RESTART IDENTITY and ``loaddata`` restart it, and vectors that
+    still carry a former space's number would be mistaken for the new model's.
     """
     highest = Space.objects.using(using).aggregate(highest=Max("pk"))["highest"] or 0
     return int(highest) + 1 + secrets.randbelow(STEP)

@@ -1,4 +1,4 @@
-"""Activate, cancel and reopen spaces. One transaction changes which space is searched."""
+"""Activate, cancel and reopen spaces. The switch of the searched space is one transaction."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ MADE_BY = (
     "query_prefix",
     "options",
 )
-"""The columns that a new space copies from the pruned one it replaces."""
+"""The columns that a new space copies from the pruned one that it replaces."""
 
-# Only one worker looks whether a space is full, as that may read the whole table. The lock only
-# saves work: ``activate`` has row locks of its own.
+# Only one worker at a time checks whether a space is full, because that may read the whole table.
+# The lock only saves work: ``activate`` takes row locks.
 LOCK = "pgembed_switch"
 
 
 def turn(space: Space, *, using: str) -> AbstractContextManager[bool]:
-    """Keep other workers from looking at the space. Yields False if one already is."""
+    """Keep other workers from checking the space. Yields False if one already is."""
     return locks.session_lock(LOCK, space.pk, using=using)
 
 
 def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
-    """Make a building space the active one, and retire the one before, in one transaction.
+    """Make a building space the active one, and retire the former one, in one transaction.
 
-    Returns False where another process has activated or retired it meanwhile.
+    Returns False if another process has activated or retired it meanwhile.
     """
     with transaction.atomic(using=using):
-        # Lock all spaces of the spec, so that of two switches one waits for the other.
+        # Lock all spaces of the spec, so that one of two concurrent switches waits for the other.
         spaces = Space.objects.using(using).select_for_update().filter(spec=space.spec)
         states = dict(spaces.order_by("pk").values_list("pk", "state"))
         if states.get(space.pk) != Space.State.BUILDING:
@@ -56,7 +56,7 @@ def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
 
 
 def note_full(space: Space, *, using: str) -> None:
-    """Note that a space which was switched to early has all its vectors now."""
+    """Note that a space which was activated early now has all its vectors."""
     Space.objects.using(using).filter(pk=space.pk).update(is_partial=False)
 
 
@@ -66,10 +66,11 @@ def cancel(spec_key: str, *, using: str) -> bool:
 
 
 def reopen(space: Space, *, using: str) -> Space | None:
-    """Build a retired space again, as a person asked: its gaps are filled, then it is activated.
+    """Reopen a retired space at a person's request: its gaps are filled, then it is activated.
 
-    One whose vectors are pruned is begun anew under another number, as some may still be there.
-    Returns the space that is built. None where this one is not retired, or was begun anew before.
+    If its vectors are pruned, a new space with another number replaces it, because some vectors
+    may still be there. Returns the space that is building. None: this one is not retired, or was
+    replaced before.
     """
     every = Space.objects.using(using)
     with transaction.atomic(using=using):
@@ -82,22 +83,22 @@ def reopen(space: Space, *, using: str) -> Space | None:
             return retired
         made = {name: getattr(retired, name) for name in MADE_BY}
         begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)
-        # A spec's fingerprints are unique, so the pruned space's changes. It tells ``renewed`` the
-        # other one's number, as that one's own fingerprint changes when its digest is learned.
+        # A spec's fingerprints are unique, so change the pruned space's. It gets the number of the
+        # new space, for ``renewed``: that one's own fingerprint changes once its digest is known.
         every.filter(pk=space.pk).update(fingerprint=f"{retired.fingerprint} {begun.pk}")
-        every.bulk_create([begun])  # without signals, like all that is ours
+        every.bulk_create([begun])  # sends no signals, like all our writes
         return begun
 
 
 def renewed(space: Space, *, using: str) -> Space | None:
-    """Return the space that was begun anew in place of a pruned one, the latest of them."""
+    """Return the latest space that replaced a pruned one, or None."""
     _, _, begun_as = space.fingerprint.partition(" ")
     begun = Space.objects.using(using).filter(pk=int(begun_as)).first() if begun_as else None
     return begun and (renewed(begun, using=using) or begun)
 
 
 def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
-    """Return the spaces that are retired for so long that their vectors can be deleted."""
+    """Return the spaces that have been retired for long enough to delete their vectors."""
     return list(
         Space.objects.using(using).filter(
             state=Space.State.RETIRED,
@@ -108,7 +109,7 @@ def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
 
 
 def mark_pruned(space: Space, *, using: str) -> bool:
-    """Note that a retired space's vectors are deleted. Its row stays, so its number stays taken.
+    """Note that a retired space's vectors are deleted. Its row stays, to keep its number in use.
 
     Returns False if it has been reopened.
     """
@@ -117,7 +118,7 @@ def mark_pruned(space: Space, *, using: str) -> bool:
 
 
 def forget(spec_key: str, *, using: str) -> None:
-    """Delete the spaces of a spec that is gone together with its table of vectors."""
+    """Delete the spaces of a spec that is gone, along with its table of vectors."""
     Space.objects.using(using).filter(spec=spec_key).delete()
 
 
