@@ -1,4 +1,4 @@
-"""Read source rows: the committed text of claimed units, and never a lock on them."""
+"""Read source rows: the committed texts of claimed units, without ever locking the rows."""
 
 from pgembed_django.sources.asking import Reading, TooMuch
 from pgembed_django.sources.loading import Loaded, digests, load, read

@@ -1,8 +1,8 @@
-"""Ask for the rows of claimed units, whose number differs from one question to the next.
+"""Read the rows of any number of claimed units with queries that are compiled only once.
 
-Django takes longer to compile such a query than Postgres to answer it. So each is compiled once
-for a spec, with placeholders among its parameters, and its rows are made instances of here, as a
-plain queryset would have made them.
+Django takes longer to compile such a query than Postgres takes to answer it. So each query is
+compiled once per spec, with placeholders among its parameters. Its rows are converted to instances
+here, as a plain queryset would do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ UNITS: Final[list[str]] = []
 """Placeholder for the keys of the units."""
 
 ROOM: Final = object()
-"""Placeholder for how many bytes their texts may have in total."""
+"""Placeholder for how many bytes the units' texts may have in total."""
 
 
 class TooMuch(Exception):
-    """The texts are longer than the room for them, or there are none: ask for their lengths."""
+    """The texts do not fit the room for them, or no rows were found: ask for their lengths."""
 
 
 class Compiled:
@@ -43,11 +43,11 @@ class Compiled:
 
     @property
     def takes_units(self) -> bool:
-        """Whether it has kept the placeholder."""
+        """Whether ``UNITS`` is still among the compiled parameters."""
         return any(one is UNITS for one in self._parameters)
 
     def execute(self, source_pks: Sequence[str], *, room: float = 0) -> Any:
-        """Send it for these units, and return its cursor."""
+        """Send the query for these units, and return its cursor."""
         units = list(source_pks)
         cursor = connections[self._using].cursor()
         cursor.execute(
@@ -60,7 +60,7 @@ class Compiled:
         return cursor
 
     def instances(self, found: list[tuple[Any, ...]]) -> Iterator[Row]:
-        """Make the instances that the queryset would have made, each with its source_pk."""
+        """Yield the instances that the queryset would have made, each with its source_pk."""
         columns = self._compiler.klass_info["select_fields"]
         names = [self._compiler.select[column][0].target.attname for column in columns]
         source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
@@ -80,11 +80,11 @@ class Reading:
         sized = among.values_list(Cast("pk", models.TextField()), lengths.length_of(spec))
         self._lengths = Compiled(sized, using=using)
         self._any: Compiled | None = None
-        """Reads them however long they are. None: a queryset has to."""
+        """Reads the units, however long they are. None: a queryset must do it."""
         self._fitting: Compiled | None = None
-        """Reads them, or none of them where there is not room for all."""
-        # Another base manager may join, prefetch, or make other instances. And where no row
-        # can be in the condition, there is no statement.
+        """Reads the units, or none of them if there is not room for all."""
+        # A custom base manager may join, prefetch, or make other instances. And if no row can
+        # match the condition, there is no statement.
         if type(spec.model._base_manager) is models.Manager:
             with suppress(EmptyResultSet):
                 rows = of_units(spec, UNITS, using=using)
@@ -95,7 +95,7 @@ class Reading:
                     self._fitting = Compiled(rows.filter(fits), using=using)
 
     def lengths(self, source_pks: Sequence[str]) -> dict[str, int]:
-        """Return about how many bytes are read of each unit's row."""
+        """Return roughly how many bytes are read of each unit's row, by source_pk."""
         with self._lengths.execute(source_pks) as cursor:
             return dict(cursor.fetchall())
 
@@ -103,12 +103,12 @@ class Reading:
         """Send the query for units, and return a function that reads their texts.
 
         See ``database.send``. Call it after the claim has committed, and in
-        ``database.giving_way``, for the whole table may be locked (TRUNCATE, ALTER TABLE): the
-        function that is returned raises ``Busy`` then.
+        ``database.giving_way``: if the whole table is locked (TRUNCATE, ALTER TABLE), the
+        returned function raises ``Busy``.
 
         Raises:
-            TooMuch: the texts may have more than ``room`` bytes in total. The function that is
-                returned raises it, too.
+            TooMuch: the texts may have more than ``room`` bytes in total. The returned function
+                may raise it too.
         """
         is_bounded = room < math.inf
         compiled = self._fitting if is_bounded else self._any

@@ -1,4 +1,4 @@
-"""Make the texts of source rows, each with the user's own code, which may raise anything."""
+"""Make the texts of source rows. A spec's text method is user code, which may raise anything."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Digests = dict[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Texts and errors by source_pk. Units in neither have no row in the spec's condition."""
+    """Texts and errors by source_pk. Units in neither have no row that matches the condition."""
 
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
 
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
-    """Return the texts of units. None where a writer holds the whole table."""
+    """Return the texts of units. Returns none if a writer has locked the whole table."""
     try:
         return give_way_and_load(spec, source_pks, using=using)
     except database.Busy:
@@ -37,7 +37,7 @@ def give_way_and_load(spec: Spec, source_pks: Sequence[str], *, using: str) -> L
     """Return the texts of units.
 
     Raises:
-        Busy: a writer holds the whole table.
+        Busy: a writer has locked the whole table.
     """
     with database.giving_way(using):
         found = fetch(of_units(spec, list(source_pks), using=using))
@@ -51,10 +51,11 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
 
 @locales.of_settings()
 def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
-    """Return the digests of rows' texts, and the last key if it stopped early, after ``seconds``.
+    """Return the digests of rows' texts by source_pk. Stops after ``seconds``.
 
-    Rows whose text cannot be made are left out. No text is kept: a text method may make long
-    texts of short rows.
+    The second value is the key of the last row if this stopped early, else None. Rows whose text
+    cannot be made are left out. No text is kept in memory: a text method may make long texts from
+    short rows.
     """
     found, _ = fetch(with_source_pk(rows).order_by("pk"))
     keys, until = [row.pk for _, row in found], time.monotonic() + seconds
@@ -69,7 +70,10 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
 
 @locales.of_settings()
 def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
-    """Return the texts of rows that were found, which are let go, beside the errors of others."""
+    """Return the texts of the rows in ``found``, and the given errors of rows that are not in it.
+
+    Empties ``found``, to free the rows one by one.
+    """
     loaded = Loaded(errors=dict(errors))
     for source_pk, text, error in _each(spec, found, using=using):
         if error:
@@ -80,8 +84,8 @@ def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str)
 
 
 def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
-    """Empty a list of rows, and yield the source_pk of each, its text and its error."""
-    # A query that fails in a text method is not to take our transaction along.
+    """Empty a list of rows, and yield each one's source_pk, text and error (empty: none)."""
+    # A query that fails in a text method must not abort our transaction.
     is_apart = spec.text is not None and connections[using].in_atomic_block
     found.reverse()
     while found:
@@ -90,8 +94,8 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
             with transaction.atomic(using=using) if is_apart else nullcontext():
                 text = spec.text_of(row)
         except BaseException as error:
-            # Whatever the user's own method raises, its job ends with it. It may have
-            # asked another database.
+            # Whatever the text method raises is the error of its row. A lost connection may be
+            # that of another database, which the method asked.
             is_lost = faults.is_lost_connection(error) and database.is_lost(using)
             if is_lost or faults.has_no_room(error) or faults.is_interruption(error):
                 raise

@@ -1,4 +1,4 @@
-"""Choose source rows by units, and read them, with those that Python cannot represent."""
+"""Select the source rows of units, and read them, even if Python cannot represent some values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pgembed_django import faults
 from pgembed_django.specs import Spec
 
 Row = tuple[str, models.Model]
-"""An instance, after its source_pk."""
+"""A source_pk and its instance."""
 
 
 def of_units(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:
-    """Return the rows of units that are in the spec's condition."""
+    """Return the rows of units that match the spec's condition."""
     return with_source_pk(spec.rows(using=using).filter(is_among(spec, source_pks, using=using)))
 
 
 def is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
-    """Return the condition that a row is one of these, by one array of keys.
+    """Return the condition that a row is one of these units, with all keys in one array.
 
-    With ``pk__in`` each number of units would be a statement of its own.
+    With ``pk__in`` the statement would differ for each number of units.
     """
     key = spec.model._meta.pk.db_type(connections[using])
     return models.Func(
@@ -35,7 +35,7 @@ def is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
 
 
 def with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
-    """Return the rows with their key as Postgres prints it."""
+    """Annotate the rows with ``pgembed_source_pk``, their key as Postgres prints it."""
     annotated: models.QuerySet[Any] = rows.annotate(
         pgembed_source_pk=Cast("pk", models.TextField())
     )
@@ -43,10 +43,10 @@ def with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
 
 
 def fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
-    """Return rows ``with_source_pk``, and the errors of those that cannot be read, by source_pk.
+    """Read rows ``with_source_pk``. Return them, and the errors of unreadable ones by source_pk.
 
-    A column may hold a value that Python cannot represent: the date ``infinity``, JSON that is
-    nested too deeply, something encrypted with a lost key. Such a row is found by bisection.
+    A column may contain a value that Python cannot represent: the date ``infinity``, JSON that is
+    nested too deeply, data that was encrypted with a lost key. Bisection finds such rows.
     """
     try:
         with faults.reading():
