@@ -1,7 +1,7 @@
 """Keeps pgvector embeddings of Django rows fresh, with nothing but Postgres.
 
-Public names are imported at first use, because Django imports this package before models
-may be imported.
+Public names are imported on first use, because Django imports this package before models can be
+imported.
 """
 
 from __future__ import annotations

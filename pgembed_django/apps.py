@@ -1,4 +1,4 @@
-"""The Django app. Its label, and so the prefix of its tables, is ``pgembed``."""
+"""The Django app. Its label is ``pgembed``, which is also the prefix of its tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class PgembedConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # Registers the system checks.
+        # Importing checks registers the system checks.
         from pgembed_django import checks, tracing, unmigrated  # noqa: F401
         from pgembed_django.maintenance import numbering, rebinding, renaming
 

@@ -13,14 +13,14 @@ from pgembed_django.cutter import Cutter
 from pgembed_django.text import Count, counted, digest, trim
 
 VERSION = 1
-"""Increase this with every change of what ``split`` returns, so that all rows become stale."""
+"""Increase it with every change to what ``split`` returns. This makes all rows stale."""
 
 TOKEN = re.compile(
     r"""
       [A-Za-z\u00c0-\u024f]{1,4}        # Latin letters
     | [0-9]{1,2}
     | [\u0250-\u167f\u1681-\u1fff]{1,2} # the other alphabets
-    | \s\s{1,16}                        # one space is free: it belongs to its word
+    | \s\s{1,16}                        # a single space is free: it belongs to its word
     | \S                                # ideographs, syllables, punctuation, symbols
     """,
     re.VERBOSE,
@@ -28,19 +28,19 @@ TOKEN = re.compile(
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a model would count, without its vocabulary.
+    """Estimate how many tokens a model makes of a text, without its vocabulary.
 
     One token is four Latin letters, two digits, two letters of another alphabet, any other
-    character, or white space beyond a single space. Beside a vocabulary of 32,000, English prose
-    comes out at 1.0 to 1.3 times as many tokens, code at 1.1, German at 0.8. A vocabulary that
-    hardly knows a language needs up to twice the estimate: choose a smaller size for such texts,
-    or a ``count``. A part of a text never counts more than the whole.
+    character, or white space beyond a single space. Compared with a vocabulary of 32,000 tokens,
+    the estimate is 1.0 to 1.3 times as many for English prose, 1.1 for code, 0.8 for German. A
+    vocabulary that hardly knows a language needs up to twice the estimate: choose a smaller size
+    for it, or give a ``count``. Part of a text never counts more than the whole.
     """
     return len(TOKEN.findall(text))
 
 
 class Chunk(NamedTuple):
-    """A piece of a text: ``text == whole[start:end]``, with its digest."""
+    """A piece of a whole text: ``text == whole[start:end]``, with its SHA-256 digest."""
 
     position: int
     start: int
@@ -53,13 +53,13 @@ class Chunk(NamedTuple):
 class Chunker:
     """Cuts texts into chunks of at most ``size``. Neighbours share at most ``overlap``.
 
-    Both are counted in ``unit``. A model's context is counted in tokens, and a token is about four
-    letters of English, but less than one ideograph: a size in characters that suits one language
-    is too long or too short for the next. So the default is 400 estimated tokens, for the usual
-    context of 512.
+    Both are counted in ``unit``. A model's context is measured in tokens. One token is about
+    four English letters, but less than one ideograph, so a size in characters that suits one
+    language is too long or too short for another. So the default unit is estimated tokens, and
+    the default size 400, for the usual context of 512.
 
-    ``count`` replaces the estimate: a function defined in a module, or its dotted path, that counts
-    the tokens of a text, for instance with the model's own tokenizer.
+    ``count`` replaces the estimate. It is a function defined in a module, or its dotted path,
+    that counts a text's tokens exactly, for instance with the model's own tokenizer.
     """
 
     size: int = 400
@@ -91,23 +91,23 @@ class Chunker:
 
     @property
     def recipe(self) -> str:
-        """A text with all that decides how texts are cut. Equal recipes cut alike, now and later.
+        """Everything that decides how a text is cut. Equal recipes always cut a text the same way.
 
-        Python's Unicode version is not in it: it only matters for characters that are new in that
-        version, but would make every row stale with each new Python.
+        Python's Unicode version is left out: it matters only for characters that are new in it,
+        but would make every row stale with each new Python.
         """
         unit = self.unit if self.count is None else _dotted_path(self.count)
         kind = "chunker" if type(self) is Chunker else _dotted_path(type(self))
         return f"{kind} {VERSION}: size {self.size}, overlap {self.overlap}, {unit}"
 
     def split(self, text: str) -> list[Chunk]:
-        """Return the chunks in order. Offsets are into ``text``, which is ``clean`` already.
+        """Return the chunks in order. Offsets refer to ``text``, which must be ``clean``.
 
-        Every character except white space is in a chunk. A chunk ends at the best break in its
-        second half: the end of a paragraph, else of a line, a sentence or a word. A longer word is
-        cut between graphemes, and only a single grapheme may exceed ``size``. The text around equal
-        breaks decides between them, not their distance from the beginning, so that soon behind an
-        edit the chunks end where they did before.
+        Every character other than white space is in a chunk. A chunk ends at the best break in
+        its second half: the end of a paragraph, else of a line, a sentence, a word. A longer word
+        is cut between graphemes. Only a single grapheme may exceed ``size``. Between equally good
+        breaks, the text that follows them decides, not their distance from the start. So after an
+        edit, the chunks further on soon end at the same breaks as before.
         """
         return [
             Chunk(position, start, end, text[start:end], digest(text[start:end]))
@@ -115,7 +115,7 @@ class Chunker:
         ]
 
     def _spans(self, text: str) -> Iterable[tuple[int, int]]:
-        if self.count is None and len(text) <= self.size:  # no character counts more than one
+        if self.count is None and len(text) <= self.size:  # no character counts as more than one
             start, end = trim(text, 0, len(text))
             return [(start, end)] if start < end else []
         count = self._counter()
@@ -136,7 +136,7 @@ def _dotted_path(named: object) -> str:
 
 
 def _has_lasting_name(count: Count | str) -> bool:
-    """Return whether a dotted path leads to it. None does to a lambda, closure or bound method."""
+    """Return whether a dotted path leads to it: not so for lambdas, closures, bound methods."""
     path = _dotted_path(count)
     if isinstance(count, str):
         # Do not import it here: models are still being loaded, and its module may import them.

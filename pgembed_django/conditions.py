@@ -1,7 +1,7 @@
-"""Compile a spec's ``when`` into SQL about one row, or say why a trigger cannot test it.
+"""Compile a spec's ``when`` to SQL about one row, or say why a trigger cannot test it.
 
-A trigger sees a row's own columns, and only when the row is written. So relations,
-subqueries and the clock are refused, rather than compiled into SQL that looks right.
+A trigger sees only a row's own columns, and only when the row is written. So relations,
+subqueries and the clock are refused, rather than compiled to SQL that looks right but is not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pgembed_django import postgres
 
 Row = Literal["old", "new", "inserted"]
 
-# Types whose values are equal only if their texts are. All others are compared as text: a
-# collation may ignore case, jsonb holds 1 and 1.0 equal, and json has no equality.
+# Types whose values are equal only if their texts are equal. Other types are compared as text: a
+# collation may ignore case, jsonb considers 1 and 1.0 equal, and json has no equality operator.
 SIMPLE_TYPES = frozenset(
     {
         "bigint",
@@ -38,18 +38,19 @@ SIMPLE_TYPES = frozenset(
     }
 )
 
-# Matches a column that is read; also a string or another name, as these may look like one.
+# Group 1 is a column that is read. Strings and other names match without it: they may contain
+# what looks like a column.
 READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
 
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
-    """Return SQL that tells whether this version of the row matches. It is never NULL."""
+    """Return SQL for whether this version of the row matches ``when``. It is never NULL."""
     if not when:
         return "TRUE"
     concrete = model._meta.concrete_model or model
     query = Query(concrete)
-    # Django qualifies columns by the first alias: here "old" or "new", as in a trigger's WHEN.
-    # Quoted here, as not all Django versions quote it, and changed SQL means a migration.
+    # Django qualifies columns with the first alias: here "old" or "new", as in a trigger's WHEN.
+    # Quote it here: not all Django versions do, and any change in the SQL makes a migration.
     alias = f'"{row}"'
     query.alias_map[alias] = BaseTable(concrete._meta.db_table, alias)
     query.alias_refcount[alias] = 1
@@ -64,7 +65,7 @@ def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
 
 
 def changed(field: Any) -> str:
-    """Return SQL that tells whether this column's content has changed. It is never NULL."""
+    """Return SQL for whether this column's content has changed. It is never NULL."""
     column = postgres.quoted_name(field.column)
     old, new = f'"old".{column}', f'"new".{column}'
     if field.db_type(postgres.any_postgres()) in SIMPLE_TYPES:
@@ -75,16 +76,16 @@ def changed(field: Any) -> str:
 def columns_read(condition: str) -> list[str]:
     """Return the columns that a condition reads, in the order of their first use.
 
-    By the order, a caller notices columns that have swapped their names.
+    The order lets a caller notice that two columns have swapped names.
     """
     read = (match[1] for match in READ.finditer(condition) if match[1])
     return list(dict.fromkeys(_unquoted(name) for name in read))
 
 
 def declared(condition: str, *, model: type[Model]) -> str:
-    """Return the properties that a migration may change of the columns that a condition reads.
+    """Return those properties of a condition's columns that a migration may change, as text.
 
-    Name, type, collation and generated expression of each. Empty: it reads no columns.
+    These are each column's name, type, collation and generated expression. Empty: no columns.
     """
     fields = {
         _unquoted(postgres.quoted_name(str(field.column))): field
@@ -104,7 +105,7 @@ def _declared(field: Any) -> str:
 
 
 def _in_order(node: Any) -> Any:
-    """Sort sets: their order differs between processes, and each order would be a migration."""
+    """Sort sets: their order differs between processes, and each order would make a migration."""
     if isinstance(node, Q):
         children = [_in_order(child) for child in node.children]
         return Q.create(children, connector=node.connector, negated=node.negated)
@@ -116,7 +117,7 @@ def _in_order(node: Any) -> Any:
 def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
     """Yield what a trigger cannot test in ``when``, and what to do instead.
 
-    No other model need be loaded.
+    This needs no other model to be loaded.
     """
     if isinstance(when, Q):
         for child in when.children:
@@ -183,13 +184,13 @@ def _is_lookup(field: Any, rest: list[str], is_lookup: bool) -> bool:
 
 
 def columns_hint(model: type[Model]) -> str:
-    """Return a list of the fields that may be named, as the end of an error message."""
+    """Return the end of an error message: the fields that can be named."""
     names = [field.name for field in model._meta.concrete_fields]
     return f"Fields of {model.__name__} are: {', '.join(names)}."
 
 
 def column_problem(field: Any, *, model: type[Model]) -> str | None:
-    """Return why a trigger on the model's table does not see this field, or None if it does."""
+    """Return why a trigger on the model's table cannot see this field, or None if it can."""
     if getattr(field, "many_to_many", False):
         return (
             "is many-to-many: it lives in a table of its own, and a change of it fires no "

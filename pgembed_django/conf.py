@@ -1,7 +1,7 @@
-"""The settings: flat ``PGEMBED_*`` names with their unit, read when they are needed.
+"""The settings: flat ``PGEMBED_*`` names that include their unit, read when they are needed.
 
-``current()`` gives all of them, ``problems()`` what a system check says of them.
-Zero switches a loop off, where the setting's own words say so.
+``current()`` returns all of them, ``problems()`` what the system check reports about them.
+Zero switches a loop off if the setting's description says so.
 """
 
 from __future__ import annotations
@@ -18,129 +18,130 @@ from django.db import connections
 
 PREFIX = "PGEMBED_"
 LEAST = {"index_rows": 0, "index_workers": 0, "hnsw_m": 2, "hnsw_ef_construction": 4}
-"""Whole numbers with another lower bound than one. HNSW's are those that pgvector takes."""
+"""Lower bounds of whole numbers, other than one. HNSW's are those of pgvector."""
 
 MOST = {"hnsw_m": 100, "hnsw_ef_construction": 1000}
 
 ENDLESS = 10**9
-"""The most of all other numbers. No lock is waited for longer, and Postgres adds no infinity."""
+"""The upper bound of other numbers: locks wait no longer, and Postgres cannot add infinity."""
 
 ABOVE_ZERO = {"lease_seconds"}
-"""A lease of no time is over when it begins: jobs of healthy workers would count as crashed."""
+"""A lease of zero seconds ends when it begins: jobs of healthy workers would count as crashed."""
 
 CHOICES = {"index_type": ("auto", "vector", "halfvec", "binary")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting with its default. ``lease_seconds`` is ``PGEMBED_LEASE_SECONDS``."""
+    """All settings with their defaults. ``lease_seconds`` is ``PGEMBED_LEASE_SECONDS``."""
 
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Alias -> BACKEND (dotted path), MODEL, DIMENSIONS and OPTIONS."""
+    """By alias: a dict of BACKEND (dotted path), MODEL, DIMENSIONS and OPTIONS."""
 
     lease_seconds: float = 600
-    """How long a claim holds without a heartbeat. Heartbeats come every third of it."""
+    """How long a claim is valid without a heartbeat. Heartbeats are sent every third of it."""
 
     poll_seconds: float = 30
-    """The longest a job waits when every notification is lost. Zero: until the next one."""
+    """The longest that a job waits if notifications are lost. Zero: until the next notification."""
 
     reap_seconds: float = 30
-    """How often expired leases are looked for. Zero: never."""
+    """How often to look for expired leases. Zero: never."""
 
     reconcile_seconds: float = 300
-    """How often rows without vectors and vectors without a row are looked for.
+    """How often to look for rows without vectors and vectors without a row.
 
-    Zero: never, and no stale ones either. Those are read a page every ten seconds otherwise.
+    Zero: never. Stale rows are then not looked for either. Otherwise a page of rows is checked
+    for stale ones every ten seconds.
     """
 
     max_attempts: int = 5
-    """Failures after which a job is failed."""
+    """After how many failed attempts a job fails."""
 
     max_crashes: int = 3
-    """Leases that may run out before a job is failed as ``worker lost``.
+    """How many leases of a job may run out before it fails as ``worker lost``.
 
-    Also how often its provider may go down at its text alone.
+    Also how many times its provider may go down with its text alone.
     """
 
     backoff_seconds: float = 5
-    """The wait before the second attempt. It doubles with each one, with jitter."""
+    """The wait before the second attempt. It doubles with each further one, with jitter."""
 
     batch_size: int = 32
-    """Texts in one request, unless the provider's OPTIONS say otherwise."""
+    """How many texts to send in one request, unless the provider's OPTIONS say otherwise."""
 
     concurrency: int = 2
-    """Requests in flight at once, per provider."""
+    """How many requests may be in flight at once, per provider."""
 
     claim_limit: int = 500
-    """The most units that one claim takes."""
+    """How many units one claim takes at most."""
 
     notify: bool = True
-    """Whether idle workers LISTEN. Without it a job waits up to ``poll_seconds``."""
+    """Whether idle workers LISTEN. If not, a job waits up to ``poll_seconds``."""
 
     stop_grace_seconds: float = 20
     """How long a stopping worker waits for requests in flight."""
 
     stuck_seconds: float = 300
-    """How long the worker's loop may be at one round before its process counts as stuck.
+    """How long one round of the worker's loop may take before its process counts as stuck.
 
     Zero: never. Waiting for the database does not count.
     """
 
     keep_succeeded_seconds: float = 3600
-    """How long succeeded jobs are kept. Zero deletes them on success."""
+    """How long to keep succeeded jobs. Zero: delete them on success."""
 
     text_search_config: str = "english"
-    """The full-text configuration that passages are stored with."""
+    """The full-text search configuration for passages and queries."""
 
     query_seconds: float = 2.0
-    """How long a search waits for its query's vector. Then it finds by words alone.
+    """How long a search waits for its query's vector. After that it searches by words only.
 
-    Zero never asks for one.
+    Zero: never ask for one.
     """
 
     index_rows: int = 20_000
-    """With how many chunks a space gets its indexes. Zero builds none."""
+    """The number of chunks from which on a space gets its indexes. Zero: build none."""
 
     index_type: str = "auto"
-    """What the index of vectors holds: ``vector``, ``halfvec`` or ``binary``, their signs.
+    """What the vector index stores: ``vector``, ``halfvec``, or ``binary`` (only the signs).
 
-    ``auto`` is the first of them that takes vectors of the space's width.
+    ``auto`` is the first of these that supports the space's number of dimensions.
     """
 
     index_workers: int = 0
-    """Processes that Postgres may add to the one that builds an index.
+    """How many parallel processes Postgres may add to build an index.
 
     They take CPU from searches.
     """
 
     hnsw_m: int = 16
-    """HNSW: neighbours of each vector, 2 to 100."""
+    """HNSW: connections of each vector to neighbours, 2 to 100."""
 
     hnsw_ef_construction: int = 128
-    """HNSW: candidates looked at while an index is built, no fewer than twice ``hnsw_m``."""
+    """HNSW: candidates examined while building an index. At least twice ``hnsw_m``."""
 
     hnsw_ef_search: int = 200
-    """HNSW: candidates that a search keeps in view, at the least. pgvector takes up to 1,000."""
+    """HNSW: candidates that a search examines, at least. pgvector allows up to 1,000."""
 
     retired_seconds: float = 86_400
-    """How long a retired space keeps its vectors, so that going back to it is quick."""
+    """How long a retired space keeps its vectors, so that a rollback to it is quick."""
 
     switch_early: bool = False
-    """Whether a space that is still being built is searched once the old model is out of reach.
+    """Whether to activate a space that is not full yet if the old model cannot be reached.
 
-    Otherwise searches that cannot embed their query fall back to full text until it is full.
+    Otherwise searches that cannot embed their query use full text until the space is full.
     """
 
     tracing: bool = False
-    """Whether writes leave their trace on their jobs, and workers make spans (OpenTelemetry)."""
+    """Whether jobs record the trace of their write, and workers make OpenTelemetry spans."""
 
     worker_database: str | None = None
-    """The alias that workers use where the application's goes through a pooler."""
+    """The database alias for workers, if the application's goes through a pooler."""
 
     def provider_name(self, alias: str, model: str) -> str:
-        """Return what people call a provider: its alias.
+        """Return a provider's name to show to people: its alias.
 
-        The model is added if the alias now declares another: they may be two servers.
+        If the alias now declares another model, ``model`` is added: these may be two servers.
         """
         is_declared = self.providers.get(alias, {}).get("MODEL") == model
         return alias if is_declared else f"{alias} ({model})"
@@ -153,9 +154,9 @@ NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))
 
 @functools.cache
 def current() -> Settings:
-    """Return the settings as they are now: a test's ``override_settings`` counts.
+    """Return the current settings. Respects ``override_settings``.
 
-    What ``instead`` gives counts before them.
+    Values given to ``instead`` take precedence.
     """
     given = {
         setting.name: getattr(django_settings, name)
@@ -167,9 +168,9 @@ def current() -> Settings:
 
 @contextmanager
 def instead(**given: Any) -> Iterator[None]:
-    """Let a command's options count instead of the settings, in all threads of this process.
+    """Override settings with a command's options, in all threads of this process.
 
-    What is built from a setting elsewhere, like a provider, follows the option then, too.
+    Objects built from a setting elsewhere, such as providers, follow the option too.
     """
     before = dict(_instead)
     _instead.update(given)
@@ -219,7 +220,7 @@ def _remedy(name: str, kind: str, value: Any) -> str | None:
         ):
             return f"Set it to twice PGEMBED_HNSW_M or more, which is {neighbours}."
     elif kind == "bool" and not isinstance(value, bool):
-        # From the environment it comes as a string.
+        # A value from the environment is a string.
         return "Set it to True or False. 'False' counts as True."
     elif name in CHOICES and value not in CHOICES[name]:
         return f"Choose one of: {', '.join(CHOICES[name])}."

@@ -1,6 +1,6 @@
 """Choose where to cut a text. Pure.
 
-What this returns may only change together with ``chunkers.VERSION``.
+Its results may only change together with ``chunkers.VERSION``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ONE_BREAK_IN = 4
 
 
 class Level(IntEnum):
-    """How good a place for a cut is: the higher, the better."""
+    """How good a place for a cut is. Higher is better."""
 
     WORD = 1
     SENTENCE = 2
@@ -39,12 +39,12 @@ class Cutter:
     size: int
     overlap: int
     is_one_at_most: bool
-    """Whether no character counts more than one."""
+    """Whether no character counts as more than one."""
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """Yield start and end of each chunk."""
         start, last = trim(self.text, 0, len(self.text))
-        fresh = start  # the first character that is in no chunk yet
+        fresh = start  # the first character that is not in any chunk yet
         while fresh < last:
             end = self._end(start, fresh, last)
             if end is None and start < fresh:
@@ -74,12 +74,13 @@ class Cutter:
         if breaks:
             best = max(found.level for found in breaks)
             equals = [found.end for found in breaks if found.level == best]
-            # Not among words: with so many anchors, the room would choose the last one again.
+            # Prefer anchors, but not for words: they have so many that the last one would depend
+            # on the distance from the start again.
             return max(equals, key=lambda i: (best > Level.WORD and _is_anchor(self.text, i), i))
         return next(self._graphemes(start, range(far, fresh, -1)), None)
 
     def _overlap_start(self, start: int, end: int, fresh: int) -> int:
-        """Return where the next chunk begins: at a sentence, else a word, else a grapheme."""
+        """Return where the next chunk begins: at the start of a sentence, a word, or a grapheme."""
         if not self.overlap:
             return fresh
         nearest = reach_back(self.text, self.overlap, start=start + 1, end=end, count=self.count)
@@ -97,7 +98,7 @@ class Cutter:
 
 
 class Break(NamedTuple):
-    """A possible cut: one chunk may end at ``end``, and the next one begin at ``start``."""
+    """A possible cut: one chunk may end at ``end``, and the next may begin at ``start``."""
 
     level: Level
     end: int
@@ -106,7 +107,7 @@ class Break(NamedTuple):
 
 def _breaks(text: str, low: int, high: int) -> Iterator[Break]:
     """Yield the breaks that begin between ``low`` and ``high``."""
-    # Two characters more, to recognize a paragraph's end that begins at ``high``.
+    # Search two more characters, to recognize the end of a paragraph that begins at ``high``.
     for match in BREAK.finditer(text, low, high + 2):
         lines = match.group().count("\n")
         if lines:
@@ -118,6 +119,6 @@ def _breaks(text: str, low: int, high: int) -> Iterator[Break]:
 
 
 def _is_anchor(text: str, index: int) -> bool:
-    """Return whether the text after ``index`` makes this one of the breaks that attract cuts."""
+    """Return whether cuts prefer this break. The text after it decides, for one break in four."""
     following = text[index : index + ANCHOR_CONTEXT].encode("utf-8", "surrogatepass")
     return zlib.crc32(following) % ONE_BREAK_IN == 0

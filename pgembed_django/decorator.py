@@ -1,7 +1,7 @@
-"""``@embeddable``: declare what is embedded of a model's rows.
+"""``@embeddable``: declare what to embed of a model's rows.
 
-Generates ``<Model>Embedding`` and the triggers, both in the model's own app, where
-makemigrations finds them. Refuses what could not be kept fresh.
+Generates the model ``<Model>Embedding`` and the triggers, both in the model's own app, where
+makemigrations finds them. Refuses declarations that could not be kept fresh.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ M = TypeVar("M", bound=models.Model)
 class embeddable(Declaration):  # noqa: N801 - used as a decorator
     """Keep embeddings of a model's rows.
 
-    ``fields`` are watched and, without ``text``, embedded. ``text`` names a method that
-    returns the text instead. Rows that do not match ``when`` are neither embedded nor found.
-    ``priority``, from -100 to 100: higher first. ``name`` is that of the generated model, by
-    default ``<Model>Embedding``; on an abstract base it may hold ``%(class)s``.
-    ``trigger_level="statement"`` enqueues the rows of an INSERT together.
+    ``fields`` are watched for changes and, without ``text``, embedded. ``text`` names a method
+    that returns the text instead. Rows that do not match ``when`` are neither embedded nor found.
+    ``priority`` is from -100 to 100, higher first. ``name`` is the name of the generated model,
+    by default ``<Model>Embedding``; on an abstract base it may contain ``%(class)s``.
+    ``trigger_level="statement"`` enqueues all rows of an INSERT at once.
 
     Raises:
-        ImproperlyConfigured: the model or a value cannot be kept fresh by triggers.
+        ImproperlyConfigured: triggers cannot keep this model fresh, or a keyword is wrong.
     """
 
     def __call__(self, model: type[M]) -> type[M]:
@@ -53,7 +53,7 @@ class embeddable(Declaration):  # noqa: N801 - used as a decorator
 
 
 def _declare_on_subclasses(declaration: Declaration, base: type[models.Model]) -> None:
-    """Declare on each concrete model of an abstract base, unless its parent is covered."""
+    """Declare on each concrete subclass of an abstract base, unless its parent is one already."""
     if declaration.name is not None and "%(class)s" not in declaration.name:
         refuse(
             base,
@@ -77,7 +77,7 @@ def _on_class_prepared(
 
 
 def _declare(declaration: Declaration, model: type[models.Model]) -> None:
-    """Generate the table's model and the triggers, and register the spec."""
+    """Generate the embedding model and the triggers, and register the spec."""
     name = _name(declaration, model)
     requirements.check(declaration, model)
     keywords = vars(declaration) | {
@@ -131,5 +131,5 @@ def _name(declaration: Declaration, model: type[models.Model]) -> str:
 
 
 def _is_bound(model: type[models.Model]) -> bool:
-    # A decorator is called before its class has a name in the module.
+    # A decorator runs before its class is bound to a name in the module.
     return getattr(sys.modules.get(model.__module__), model.__name__, None) is model

@@ -1,4 +1,4 @@
-"""Generate the model of the table that holds a spec's vectors, beside the decorated one."""
+"""Generate the model for a spec's table of vectors, in the decorated model's module."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
 class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
     """A foreign key whose ``related_name`` is left out of migrations.
 
-    It is made of the model's name. In a migration it would keep makemigrations from seeing
-    that a renamed model's generated model is the same one under a new name.
+    The ``related_name`` contains the model's name. In a migration, it would keep makemigrations
+    from detecting that a generated model was only renamed, along with its source model.
     """
 
     def deconstruct(self) -> Any:
@@ -27,7 +27,7 @@ class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
 
 
 def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
-    """Generate the model of the table that holds a spec's vectors."""
+    """Generate the model for a spec's table of vectors."""
     # Not at the top: our models can only be imported if our app is installed.
     from pgembed_django.models import AbstractEmbedding
 
@@ -57,9 +57,10 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
             "source": SourceKey(
                 model,
                 on_delete=models.DO_NOTHING,
-                # Without it, writers do not wait for our locks, and TRUNCATE needs no CASCADE.
+                # Without a constraint, writers do not wait for our locks, and TRUNCATE needs no
+                # CASCADE.
                 db_constraint=False,
-                # The index of the unique constraint begins with it.
+                # The index of the unique constraint begins with this column.
                 db_index=False,
                 related_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
             ),
@@ -72,7 +73,7 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
 
 
 def _constraint_name(name: str) -> str:
-    # Postgres counts bytes, and cuts longer names silently.
+    # Postgres limits names in bytes, and silently cuts longer ones.
     encoded = name.encode()
     if len(encoded) <= CONSTRAINT_NAME_LENGTH:
         return name

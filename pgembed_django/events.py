@@ -1,7 +1,7 @@
-"""Events: each is written to the log, and sent as a signal.
+"""Events: each is logged, and sent as a signal.
 
-An event has a stable name, a constant text, and values for it. Metrics and traces receive
-``happened``. Without them, an event only costs a check of the logger's level.
+An event has a stable name, a constant text, and values to fill in. Metrics and traces are
+receivers of ``happened``. Without receivers, an event costs only a check of the log level.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ logger = logging.getLogger("pgembed_django")
 happened = Signal(use_caching=True)
 """Sent with the event as ``sender``, its ``fields``, and ``about``: objects that are not logged.
 
-Receivers run in the worker's own threads, so they have to be quick. Their errors are logged,
-but not raised.
+Receivers run in the worker's threads, so they must be quick. Their errors are logged, not raised.
 """
 
 ALL: dict[str, Event] = {}
@@ -26,7 +25,7 @@ ALL: dict[str, Event] = {}
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """A kind of event. The fields are filled into its text by their names."""
+    """A kind of event. Its text is a %-format string with the names of its fields."""
 
     name: str
     level: int
@@ -34,9 +33,9 @@ class Event:
 
 
 def tell(event: Event, /, *, about: object = None, **fields: str | float | None) -> None:
-    """Write an event to the log, with its values in the text and as fields, and send it.
+    """Log an event, with its values in the text and as fields, and send the signal.
 
-    Never give it source texts, vectors, headers or keys.
+    Never pass source texts, vectors, headers or keys.
     """
     if logger.isEnabledFor(event.level):
         values = ({name: _in_a_line(value) for name, value in fields.items()},) if fields else ()
@@ -46,9 +45,9 @@ def tell(event: Event, /, *, about: object = None, **fields: str | float | None)
 
 
 def _in_a_line(value: str | float | None) -> str | float | None:
-    """Return a value in one line for the text: several lines would look like several events.
+    """Return a value as one line for the log: several lines would look like several events.
 
-    The field keeps the value as it is.
+    The field itself keeps the original value.
     """
     if not isinstance(value, str) or value.isprintable():
         return value

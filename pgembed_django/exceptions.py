@@ -1,4 +1,4 @@
-"""The errors that a project may catch or raise, and what the worker does about them."""
+"""The exceptions that a project may catch or raise, and how the worker handles them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class PgembedError(Exception):
-    """The base of all errors of this package."""
+    """The base class of all exceptions of this package."""
 
 
 class SearchError(PgembedError):
@@ -28,11 +28,11 @@ class SearchError(PgembedError):
 
 
 class ProviderError(PgembedError):
-    """An unusable answer of a provider. Retrying may help: an attempt is spent."""
+    """A provider's answer was unusable. Retrying may help: an attempt is spent."""
 
 
 class InputRefused(ProviderError):
-    """The provider will never embed this text. Retrying is useless: the unit fails alone."""
+    """The provider can never embed this text. Retrying is useless: its unit fails, and no other."""
 
 
 class InputTooLong(InputRefused):
@@ -40,13 +40,14 @@ class InputTooLong(InputRefused):
 
 
 class BatchTooLarge(ProviderError):
-    """The server accepts fewer texts or bytes in one request. Smaller batches help."""
+    """A request had more texts or bytes than the server accepts. Smaller batches help."""
 
 
 class ProviderUnavailable(ProviderError):
     """The server is down, busy or still loading. Not the texts' fault: no attempt is spent.
 
-    ``retry_after_seconds`` is what the server asked for, also as its header has it, or None.
+    ``retry_after_seconds`` is the wait that the server asked for, or None. The value of a
+    Retry-After header may be passed as it is.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float | str | None = None) -> None:
@@ -59,16 +60,16 @@ class ProviderTimeout(ProviderUnavailable):
 
 
 class ProviderLost(ProviderUnavailable):
-    """The provider went down while it had this text, which may be what crashed it.
+    """The provider went down while it had this text, which may have crashed it.
 
-    No attempt is spent, but the text is sent by itself from now on.
+    No attempt is spent, but from now on the text is sent alone.
     """
 
 
 class ProviderMisconfigured(ProviderUnavailable):
-    """A person has to correct the settings or the server: a wrong key, model or width.
+    """A wrong key, model or width: a person has to correct the settings or the server.
 
-    The provider is paused as in an outage, so that a typo does not fail a thousand jobs.
+    The provider is paused as in an outage, so that a typo does not fail thousands of jobs.
     """
 
 
@@ -77,11 +78,11 @@ class ModelMissing(ProviderMisconfigured):
 
 
 class MaintenanceDied(PgembedError):
-    """A thread of the maintenance ended with an error: the worker stops with it."""
+    """A maintenance thread ended with an error. The worker stops too."""
 
 
 def _seconds(given: object) -> float | None:
-    """Return a wait in seconds, or None if it is no number, like a date, or is negative."""
+    """Return a wait in seconds, or None if it is negative or not a number, such as a date."""
     try:
         seconds = float(given) if isinstance(given, (int, float, str)) else math.nan
     except ValueError:

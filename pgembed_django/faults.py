@@ -1,4 +1,4 @@
-"""Tell from an error's SQLSTATE whose fault it is, and whether trying again helps."""
+"""Determine from an error's SQLSTATE whose fault it is, and whether retrying helps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psycopg
 from django.apps import apps
 from django.db import DatabaseError, InterfaceError
 
-# SQLSTATEs. The first two end the session, so the connection is lost.
+# SQLSTATEs. The first two mean that the session was ended, so the connection is lost.
 IDLE_TIMEOUT = "25P03"
 TRANSACTION_TIMEOUT = "25P04"
 TOO_MANY_CONNECTIONS = "53300"
@@ -26,10 +26,10 @@ DEADLOCK_DETECTED = "40P01"
 SERIALIZATION_FAILURE = "40001"
 NOT_SUPPORTED = "0A000"
 KEPT_PLAN_CHECK = "RevalidateCachedQuery"
-"""The server's function that refuses a prepared statement whose columns have other types now."""
+"""The server function that rejects a prepared statement after its column types have changed."""
 
-# Only the server's message contains a table's name, and in the server's language: so a quoted name
-# is taken as it is, and every other word as if it were a name.
+# A table's name is only in the server's message, which may be in any language. So quoted names are
+# taken as they are, and every other word is tried as a name.
 NAME = re.compile(r'"([^"]+)"|([\w.$]+)')
 UNDEFINED_COLUMN = "42703"
 OUR_FUNCTION = re.compile(r"pgembed_\w+_v\d+")
@@ -39,35 +39,35 @@ MAX_OUTAGE_SECONDS = 30.0
 
 
 PANICS = "pyo3_runtime"
-"""The module of what a panic in Rust raises. Tokenizers are written in it."""
+"""The module of the exception that a panic in Rust raises. Tokenizers are written in Rust."""
 
 
 class Unreadable(Exception):
-    """The database returned a value that Python cannot represent. Says which error it was."""
+    """The database returned a value that Python cannot represent. Has the original message."""
 
 
 class Fault(enum.Enum):
     """Whose fault an error is."""
 
     TOO_SLOW = enum.auto()
-    """A statement or transaction ran into a time-out, or was canceled by hand. Try fewer rows."""
+    """A statement or transaction timed out, or was canceled by hand. Try fewer rows."""
     OUTAGE = enum.auto()
-    """The connection is gone, or the server is unwell. Try again later."""
+    """The connection is lost, or the server has a problem. Try again later."""
     SCHEMA = enum.auto()
-    """A spec's table differs from what the statement expects, or this role may not use it."""
+    """A spec's table is not as the statement expects, or this role may not use it."""
     OURS = enum.auto()
-    """The same of one of our own tables: the worker can do nothing, for any spec."""
+    """Likewise for one of our own tables: the worker cannot work on any spec."""
     VALUE = enum.auto()
-    """A value is damaged, or the rows are too large together. Try fewer rows."""
+    """A value is damaged, or the rows are too large in total. Try fewer rows."""
     OTHER = enum.auto()
     """Probably the fault of one row."""
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether somebody ends this thread's work, so that no row is at fault.
+    """Return whether an exception from user code ends the thread's work, and is no row's fault.
 
-    Whatever is no ``Exception`` does, such as Ctrl-C and dramatiq's time limit, except a panic.
-    So does what a signal's handler raises, such as Celery's soft time limit.
+    True for what is no ``Exception``, such as Ctrl-C and Dramatiq's time limit, except a panic in
+    Rust, and for what the handler of a signal raises, such as Celery's soft time limit.
     """
     if not isinstance(error, Exception):
         return type(error).__module__ != PANICS
@@ -77,9 +77,9 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def of(error: Exception) -> Fault:
-    """Return whose fault an error of the database is.
+    """Return whose fault a database error is.
 
-    A transaction time-out also ends the session, but counts as too slow, not as an outage.
+    A transaction time-out also ends the session, but counts as ``TOO_SLOW``, not ``OUTAGE``.
     """
     state = sqlstate(error)
     if state in {CANCELED, LOCK_NOT_AVAILABLE, TRANSACTION_TIMEOUT}:
@@ -94,36 +94,36 @@ def of(error: Exception) -> Fault:
 
 
 def goes_in_fewer_rows(error: Exception) -> bool:
-    """Return whether fewer rows may succeed: these took too long or too much, or one is damaged."""
+    """Return whether fewer rows may succeed: these were too slow or large, or one is damaged."""
     return of(error) in {Fault.TOO_SLOW, Fault.VALUE}
 
 
 def is_of_the_server(error: Exception) -> bool:
-    """Return whether the server as a whole is unwell, so that other rows would fail as well.
+    """Return whether the server as a whole has a problem, so that other rows would fail too.
 
-    Its disk or memory is full or fails, or it is read-only for a while.
+    Its disk or memory is full or failing, or it is read-only for a while.
     """
     return has_no_room(error) or sqlstate(error) == READ_ONLY
 
 
 def has_no_room(error: BaseException) -> bool:
-    """Return whether the server's disk or memory is full, or fails."""
+    """Return whether the server's disk or memory is full or failing."""
     state = sqlstate(error)
     return state.startswith(("53", "58")) and state != LIMIT_EXCEEDED
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether the connection is gone, rather than one statement refused.
+    """Return whether the connection is lost, rather than one statement refused.
 
-    It also counts as gone where a statement that is prepared in it returns columns of other
-    types by now: only a new connection helps.
+    It also counts as lost if a statement prepared in it would now return columns of other types:
+    only a new connection helps.
     """
     if _is_by_an_outdated_plan(error):
         return True
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
     return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
-        # Connection errors, and what ends connections. 57014 only cancels a statement.
+        # Connection errors, and errors that end connections. 57014 only cancels a statement.
         not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
     )
 
@@ -143,18 +143,18 @@ def said(error: Exception) -> str:
 
 
 def longer(seconds: float) -> float:
-    """Return the next wait for a server that is away: twice the last one, which may be zero."""
+    """Return the next wait for a server that is down: twice the last one, which may be zero."""
     return min(seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS)
 
 
 def sqlstate(error: BaseException) -> str:
-    """Return the SQLSTATE of the driver's error that Django has wrapped. Empty: none."""
+    """Return the SQLSTATE of the driver's error that Django wrapped. Empty: none."""
     return getattr(error.__cause__, "sqlstate", None) or ""
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Fetch the rows of a statement. Raises ``Unreadable`` if a value cannot be read."""
+    """Convert errors while fetching rows to ``Unreadable`` if a value cannot be read."""
     try:
         yield
     except Exception as error:
@@ -164,10 +164,10 @@ def reading() -> Iterator[None]:
 
 
 def _is_about_ours(error: Exception) -> bool:
-    """Return whether an error names a table or function of ours, rather than one that looks so."""
+    """Return whether an error is about one of our tables or functions, not one named similarly."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")
-        # "column app_note.body", where others have the table behind the schema.
+        # In "column app_note.body", the table comes before the dot. Elsewhere it comes last.
         is_column = sqlstate(error) == UNDEFINED_COLUMN and before
         name = before.rpartition(".")[2] if is_column else last
         if name in _our_tables() or OUR_FUNCTION.fullmatch(name):

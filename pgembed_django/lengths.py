@@ -1,4 +1,4 @@
-"""Choose how many rows to read at once, by their length rather than by their number."""
+"""Choose how many rows to read at once by their total length, not by their number."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from django.db.models.functions import Coalesce
 from pgembed_django.specs import Spec
 
 READ_BYTES = 2**24
-"""How many bytes of texts are read at once: many small rows, or a few large ones."""
+"""How many bytes of text to read at once: many small rows, or a few large ones."""
 
 TEXTUAL = (models.CharField, models.TextField)
 LENGTH = "octet_length(%(expressions)s::text)"
-# The length of JSON as text is only known by reading it. Long values are stored compressed.
+# The text length of JSON is only known by reading it, so estimate it from the stored size. Long
+# values are stored compressed, hence the factor.
 STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 
 def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
-    """Return the first keys, in order, of the rows that can be read at once: at least one."""
+    """Return the keys of the first rows that can be read at once, in key order: at least one."""
     sized = rows.order_by("pk").values_list("pk", length_of(spec))
     keys: list[Any] = []
     room = READ_BYTES
@@ -34,7 +35,7 @@ def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
 
 
 def total(spec: Spec, rows: models.QuerySet[Any]) -> models.Subquery:
-    """Return an expression for roughly how many bytes the rows have in total."""
+    """Return an expression for the approximate total bytes of the rows."""
     summed = models.Func(length_of(spec), function="sum", output_field=models.BigIntegerField())
     return models.Subquery(rows.values_list(summed))
 
@@ -42,7 +43,7 @@ def total(spec: Spec, rows: models.QuerySet[Any]) -> models.Subquery:
 def length_of(spec: Spec) -> Any:
     """Return an expression for roughly how many bytes are read of a row.
 
-    It does not read long values: they are stored apart from the row, but their length is in it.
+    It does not read long values: they are stored outside the row, but the row has their length.
     """
     fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
     if spec.reads_whole_rows:

@@ -1,9 +1,9 @@
-"""Hear of new jobs while idle. Jobs are in the table: a lost notification only costs time.
+"""Learn of new jobs while idle. Jobs are in the table, so a lost notification only costs time.
 
-Before it sleeps, a worker goes on watch: it takes one advisory lock per spec, exclusively. A
-trigger tries to take the same lock, shared. If that fails, a worker is on watch, and the
-trigger notifies. If it succeeds, no worker sleeps, and the trigger saves the notification,
-whose commit locks the whole cluster. It then holds the lock until its transaction ends, so
+Before it sleeps, a worker goes on watch: it takes an exclusive advisory lock for each spec. A
+trigger tries to take the same lock in shared mode. If that fails, a worker is on watch, and the
+trigger sends a notification. If it succeeds, no worker sleeps, and the trigger sends none, because
+committing one locks the whole cluster. It then holds the lock until its transaction ends, so
 that no worker can go on watch before that transaction's jobs are visible.
 """
 
@@ -23,9 +23,9 @@ from pgembed_django import events, jobs
 ECHO_SECONDS = 2.0
 
 SILENT_SECONDS = 5.0
-"""How long to wait for an answer. Then the connection is closed: it may be half open."""
+"""How long to wait for an answer before closing the connection: it may be half open."""
 
-# A role may have a time-out for forgotten sessions. A worker's sessions wait for work.
+# A role may have a time-out for forgotten sessions, but a worker's sessions are waiting for work.
 MAY_BE_IDLE = "SET idle_session_timeout = 0"
 
 KEYS = """
@@ -33,7 +33,7 @@ KEYS = """
     FROM unnest(%(specs)s::text[]) AS known(spec)
 """
 
-# An open writer's transaction holds this lock shared, a worker on watch exclusively.
+# An open writer's transaction holds this lock in shared mode, a worker on watch exclusively.
 WATCH = """
     SELECT key, pg_try_advisory_lock(key)
     FROM unnest(%(keys)s::bigint[]) AS wanted(key)
@@ -58,16 +58,16 @@ class Listener:
         self._keys: list[int] = []
         self._watched: list[int] = []
         self.was_lost = False
-        """Whether the connection was lost since it was opened last."""
+        """Whether the connection was lost since it was last opened."""
 
     @property
     def is_up(self) -> bool:
-        """Whether notifications can be heard."""
+        """Whether notifications can arrive."""
         return self._connection is not None and not self._connection.closed
 
     @property
     def is_standby(self) -> bool:
-        """Whether another worker is on watch for some of the specs."""
+        """Whether this worker is not on watch for some specs, because another one is."""
         return len(self._watched) < len(self._keys)
 
     def open(self) -> bool:
@@ -79,12 +79,12 @@ class Listener:
         try:
             self._connection = _Connection.connect(**parameters, autocommit=True)
             if role := connections[self._using].settings_dict["OPTIONS"].get("assume_role"):
-                # The role may have another search_path, and be the only one with our tables.
+                # The role may have another search_path, and be the only one to see our tables.
                 self._connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
             self._connection.execute(MAY_BE_IDLE)
             self._connection.execute(f"LISTEN {jobs.CHANNEL}")
-            # A pooler in transaction mode accepts a LISTEN, and forgets it. To find out, send a
-            # notification over the other connection: one of our own would always come back.
+            # A pooler in transaction mode accepts a LISTEN, and then forgets it. To find out, send
+            # a notification over the other connection: one sent over this one always comes back.
             list(self._connection.notifies(timeout=0))
             jobs.nudge(using=self._using)
             if not list(self._connection.notifies(timeout=ECHO_SECONDS, stop_after=1)):
@@ -102,8 +102,8 @@ class Listener:
     def watch(self) -> bool:
         """Go on watch. Return whether it is safe to sleep after one last look for jobs.
 
-        It is not safe while a transaction is open that does not notify, as it saw a worker
-        awake. It is safe if another worker is on watch already.
+        It is not safe while a transaction is open that will not notify, because no worker was
+        on watch when it wrote. It is safe if another worker is on watch.
         """
         open_writers: list[tuple[Any, ...]] = []
         with self._closing_when_lost():
@@ -115,14 +115,14 @@ class Listener:
         return self.is_up and not any(has for [has] in open_writers)
 
     def unwatch(self) -> None:
-        """End the watch: triggers need not notify any more."""
+        """End the watch: triggers no longer need to notify."""
         if self._watched:
             with self._closing_when_lost():
                 self._run(UNWATCH, keys=self._watched)
         self._watched = []
 
     def recruit(self) -> None:
-        """Wake the workers that sleep, as there are more jobs than this one can claim."""
+        """Wake sleeping workers: there are more jobs than this one can claim."""
         with self._closing_when_lost():
             self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
@@ -171,7 +171,7 @@ class Listener:
 
 
 class _Connection(psycopg.Connection[Any]):
-    """Gives up on a silent server, because the loop's own thread must not hang."""
+    """A connection that gives up on a silent server, because the loop's thread must not hang."""
 
     def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
         return super().wait(_impatient(gen), *args, **kwargs)

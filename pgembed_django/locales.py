@@ -1,4 +1,4 @@
-"""Make texts the same in all processes, whatever language and time zone are active."""
+"""Make texts the same in all processes, whichever language and time zone are active."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.utils import timezone, translation
 
 @contextmanager
 def of_settings() -> Iterator[None]:
-    """Run in the language and the time zone of the settings, as a worker does."""
+    """Activate the language and time zone of the settings, as in a worker."""
     is_here = (
         translation.get_language() == settings.LANGUAGE_CODE
         and timezone.get_current_timezone() is timezone.get_default_timezone()

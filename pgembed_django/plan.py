@@ -9,11 +9,11 @@ from pgembed_django.chunkers import Chunk
 from pgembed_django.text import digest
 
 EMPTY = Chunk(position=0, start=0, end=0, text="", digest=digest(""))
-"""An empty text is a row without a vector, not a gap for ever."""
+"""The chunk of an empty text. It is stored without a vector, so that the row is not a gap."""
 
 
 class StoredChunk(NamedTuple):
-    """A chunk as one row of the generated table holds it."""
+    """A chunk as stored in the generated table."""
 
     id: int
     position: int
@@ -25,17 +25,17 @@ class StoredChunk(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to embed: a vector is there, or the text is empty."""
+        """Whether there is nothing left to embed: it has a vector, or the text is empty."""
         return self.has_vector or self.start == self.end
 
 
 class Plan(NamedTuple):
-    """What has to happen to one unit's rows in one space.
+    """The changes to one unit's stored chunks in one space.
 
-    ``embed`` holds each new digest once. ``insert`` holds the chunks that need a row:
-    their vectors come from the provider, or from a row or a staged vector of the same
-    digest. ``keep`` maps rows that stay, by id, to the chunk they hold from now on.
-    ``drop`` are the ids of the other rows.
+    ``embed`` has the chunks to send to the provider, one per new digest. ``insert`` has the chunks
+    that need a row. Their vectors come from the provider, or from a row or a staged vector with
+    the same digest. ``keep`` maps the ids of rows that stay but change to their new chunks.
+    ``drop`` has the ids of the rows to delete.
     """
 
     text_digest: bytes
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether what is stored is what the text says already."""
+        """Whether the stored chunks already match the text."""
         return not (self.embed or self.insert or self.keep or self.drop)
 
 
@@ -59,9 +59,9 @@ def make(
     stored: Iterable[StoredChunk],
     staged: Collection[bytes] = (),
 ) -> Plan:
-    """Compare the chunks of a text with what is stored of it in one space.
+    """Compare the chunks of a text with those stored in one space.
 
-    ``staged`` are the digests whose vectors an earlier run left behind.
+    ``staged`` has the digests of chunks whose vectors an earlier run has staged.
     """
     chunks = chunks or (EMPTY,)
     rows = {row.position: row for row in stored}

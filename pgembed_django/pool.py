@@ -1,6 +1,6 @@
 """The requests in flight to one provider, and its pause while it is down.
 
-The threads here only talk to the provider. Only the loop's thread uses the database.
+The threads in here only call the provider. Only the loop's thread uses the database.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FIRST_PAUSE_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 60.0
 
 BY_HAND_SECONDS = 5.0
-"""How soon to look again at units of a provider that a person has paused."""
+"""How soon to look again at the units of a provider that a person has paused."""
 
 PATIENCE_SECONDS = 3.0
-"""How long units are held while their provider's quota is used up."""
+"""How long to hold units while their provider's quota is used up."""
 
 
 class Inline(Executor):
@@ -45,9 +45,9 @@ class Inline(Executor):
 
 
 class Threads(Executor):
-    """Runs requests in daemon threads, so that one that hangs does not keep the process alive.
+    """Runs requests in daemon threads, so that a hanging one does not keep the process alive.
 
-    The interpreter would wait for the threads of a ThreadPoolExecutor at its end.
+    At exit, the interpreter would wait for the threads of a ThreadPoolExecutor.
     """
 
     def __init__(self, count: int, *, name: str) -> None:
@@ -73,7 +73,7 @@ class Threads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let idle threads end. Does not wait for busy ones. May be used again."""
+        """End idle threads. Does not wait for busy ones. The executor may be used again."""
         for _ in range(self._count - self._left):
             self._todo.put(None)
         self._left = self._count
@@ -84,11 +84,11 @@ class Threads(Executor):
 
 
 class Pool:
-    """Up to ``concurrency`` requests to one provider at once.
+    """Sends up to ``concurrency`` requests to one provider at once.
 
-    While the provider is down, the pool is paused. Then it sends a plain word, and once that is
-    answered one request at a time, until the first succeeds. ``wake`` is called from a pool
-    thread when a request has ended.
+    An outage pauses the pool. After the pause it sends a plain word, and once that is answered,
+    one request at a time until the first succeeds. ``wake`` is called from a pool thread when a
+    request has ended.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Pool:
         self.in_flight = 0
         self.reason = ""
         self.paused_by: str | None = None
-        """The name of the person who has paused it. None: nobody."""
+        """The name of the person who paused the provider. None: nobody did."""
         self._wake = wake
         self._clock = clock
         self._paused_until = 0.0
@@ -119,29 +119,29 @@ class Pool:
 
     @property
     def is_down(self) -> bool:
-        """Whether there was an outage, and no text has been embedded since."""
+        """Whether there was an outage, and no text was embedded since."""
         return self._pause_seconds > 0
 
     @property
     def is_lost(self) -> bool:
-        """Whether its provider cannot be built, so that waiting does not help."""
+        """Whether the provider cannot be built, so that waiting does not help."""
         return isinstance(self.provider, LostProvider)
 
     @property
     def is_to_be_probed(self) -> bool:
-        """Whether its pause is over, and the next request has to be a plain word."""
+        """Whether the pause is over, and the next request must be a plain word."""
         return self.is_down and not (self._has_answered or self.in_flight or self.paused_seconds)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing may be sent for so long that its units should be given back."""
+        """Whether nothing can be sent for so long that its units should be given back."""
         quota_seconds = self._quota_until - self._clock()
         is_out_of_reach = self.is_down and self.free <= 0
         return is_out_of_reach or quota_seconds > PATIENCE_SECONDS or self.paused_by is not None
 
     @property
     def paused_seconds(self) -> float:
-        """For how many seconds nothing may be sent: it is paused, or its quota is used up."""
+        """How many seconds nothing may be sent, because of a pause or a used-up quota."""
         by_hand = 0.0 if self.paused_by is None else BY_HAND_SECONDS
         now = self._clock()
         return max(by_hand, self._paused_until - now, self._quota_until - now)
@@ -155,10 +155,11 @@ class Pool:
 
     @property
     def _suspected(self) -> Suspected:
-        """What may be about a text if the next request meets it.
+        """The kind of outage that a text may have caused, if the next request meets it.
 
-        A wrong key is wrong for a plain word too. But a server that is busy, or above its limit,
-        may let one through and refuse a batch: not any longer after the longest pause.
+        If a plain word was answered, a refused key is due to a text: a wrong key is refused for
+        any. But a server that is busy or above its limit may accept a plain word and still refuse
+        a batch. Only after the longest pause is that ruled out.
         """
         if not self._has_answered:
             return None
@@ -166,15 +167,15 @@ class Pool:
         return ProviderUnavailable if is_rested else ProviderMisconfigured
 
     def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
-        """Start one request. ``exclusively``: after a plain word, and with no other in flight."""
+        """Start one request. ``exclusively``: after a plain word, with no other in flight."""
         return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
 
     def probe(self) -> Future[Outcomes]:
-        """Start a request for a plain word alone."""
+        """Start a request for only a plain word."""
         return self._start([], ask_first=True, is_exclusive=False)
 
     def ended(self, future: Future[Outcomes]) -> None:
-        """Note a request's end. An outage pauses the provider, and other results end the outage."""
+        """Note a request's end. An outage pauses the provider. Any other result ends its outage."""
         self.in_flight -= 1
         self._is_exclusive = False
         error = future.exception()
@@ -185,19 +186,19 @@ class Pool:
                 self._pause(outage)
                 return
         if self.is_down and self._paused_until > self._clock():
-            return  # sent before the pause: it tells nothing about the server now
+            return  # sent before the pause: it says nothing about the server now
         self._has_answered = True
         if outcomes or error:
-            # A plain word is not enough to end an outage, as it is within any limit.
+            # A plain word is not enough to end an outage: it is within any limit.
             self._pause_seconds = 0.0
             self.reason = ""
 
     def await_quota(self, seconds: float) -> None:
-        """Send nothing for so many seconds: all workers together have used up the quota."""
+        """Send nothing for ``seconds``: all workers together have used up the quota."""
         self._quota_until = self._clock() + seconds
 
     def close(self) -> None:
-        """Let the threads end, without waiting for requests in flight."""
+        """End the threads, without waiting for requests in flight."""
         self._executor.shutdown(wait=False)
 
     def _start(
@@ -217,7 +218,7 @@ class Pool:
             return  # another request of the same outage
         self._has_answered = False
         if error.retry_after_seconds == 0:
-            # The server answers, only this request gave up: no reason for a longer pause.
+            # The server answers, and only this request gave up: no reason for a longer pause.
             self._pause_seconds = self._pause_seconds or FIRST_PAUSE_SECONDS
         else:
             doubled = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS

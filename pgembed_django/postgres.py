@@ -1,4 +1,4 @@
-"""Whether a database is PostgreSQL, how it quotes our names, and its encoding."""
+"""Find out whether a database is PostgreSQL, how names are quoted, and its encoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from django.db.models import Model
 
 
 def not_postgres(using: str, *, remedy: str) -> str:
-    """Return why a database cannot be used, and which ones can. Empty: it is PostgreSQL."""
+    """Return why a database cannot be used, and which ones can. Empty: it is PostgreSQL.
+
+    ``remedy`` is the argument or option that names another one.
+    """
     if connections[using].vendor == "postgresql":
         return ""
     said = f"The database {using!r} is {connections[using].display_name}, not PostgreSQL"
@@ -38,7 +41,7 @@ def quoted_table(model: type[Model]) -> str:
 
 
 def encoding(using: str) -> str:
-    """Return the encoding of a database by its name in Postgres: mostly UTF8."""
+    """Return a database's encoding, by its name in Postgres. It is usually UTF8."""
     connections[using].ensure_connection()
     info = connections[using].connection.info
     return info.parameter_status("server_encoding") or "UTF8"

@@ -1,6 +1,6 @@
-"""Fixtures for pytest, found by its entry point. Imports neither Django nor our models.
+"""Fixtures for pytest, found through an entry point. Imports neither Django nor our models.
 
-It is loaded in every project of an environment, also in those that use no Django.
+It is loaded for every project in an environment, including those without Django.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def pgembed_provider() -> Iterator[None]:
 
 @pytest.fixture
 def pgembed_run_jobs(pgembed_provider: None) -> Callable[..., int]:
-    """Return ``run_jobs``, which embeds all that is due in the test's transaction, with hashes."""
+    """Return ``run_jobs``, which embeds everything due in the test's transaction, with hashes."""
     from pgembed_django.testing import run_jobs
 
     return run_jobs

@@ -1,7 +1,7 @@
-"""REQUESTS_PER_MINUTE and TOKENS_PER_MINUTE, shared by all workers. Times are the database's.
+"""REQUESTS_PER_MINUTE and TOKENS_PER_MINUTE, shared by all workers. Uses the database's clock.
 
-This is a token bucket: one row per provider says from when on it may be asked again. Each batch
-moves that time forward by its cost, and the next batch of any worker waits for it. Rows are
+This is a token bucket: one row per provider has the time at which it may be asked again. Each
+batch moves that time forward by its cost, and the next batch of any worker waits for it. Rows are
 locked for one statement only.
 """
 
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pgembed_django import conf, database
 
 SAVED_SECONDS = 1.0
-"""How many seconds of unused quota are saved up, and may be used at once."""
+"""How many seconds of unused quota may be saved up and then used at once."""
 
 MINUTE_SECONDS = 60 + SAVED_SECONDS
-"""How long a minute's quota has to last, so that no minute exceeds it even with the savings."""
+"""How long a minute's quota must last, so that no minute exceeds it even with saved quota."""
 
 SHORTEST_WAIT_SECONDS = 0.001
 
 LONGEST_SECONDS = 600.0
-"""The longest wait that one batch may cause, in case a quota was set far too small."""
+"""The longest wait that one batch may cause, in case a quota was set far too low."""
 
 LARGEST_SHARE = 10
-"""One batch holds at most a tenth of a minute's tokens, or one text."""
+"""One batch has at most a tenth of a minute's tokens, or a single text."""
 
 TAKE = """
     INSERT INTO pgembed_quota AS quota (provider, requests_free_at, tokens_free_at)
@@ -64,46 +64,46 @@ class QuotaLimits:
 
     @property
     def tokens_at_once(self) -> int | None:
-        """How many tokens one batch should hold at most."""
+        """How many tokens one batch should have at most."""
         if self.tokens is None:
             return None
-        # If few requests are allowed, they have to be large.
+        # If few requests are allowed, they must be large.
         return max(1, self.tokens // min(LARGEST_SHARE, (self.requests or LARGEST_SHARE) + 1))
 
     def request_seconds(self, requests: int) -> float:
-        """Return how many seconds of quota so many requests use up."""
+        """Return how many seconds of quota this many requests use."""
         return requests * MINUTE_SECONDS / self.requests if self.requests else 0.0
 
     def token_seconds(self, tokens: int) -> float:
-        """Return how many seconds of quota so many tokens use up."""
+        """Return how many seconds of quota this many tokens use."""
         if self.tokens is None or self.tokens_at_once is None:
             return 0.0
-        # Leave room for one batch: the last one in a minute is only charged in the next.
+        # Leave room for one batch: the last one in a minute is only charged in the next minute.
         return tokens * MINUTE_SECONDS / (self.tokens - self.tokens_at_once or 1)
 
 
 def limits(provider: str) -> QuotaLimits | None:
-    """Return the limits of the provider of that name, or None where it has none."""
+    """Return the limits of the provider with this alias, or None if it has none."""
     config = conf.current().providers.get(provider, {})
     requests, tokens = config.get("REQUESTS_PER_MINUTE"), config.get("TOKENS_PER_MINUTE")
     return QuotaLimits(requests, tokens) if requests or tokens else None
 
 
 def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> float:
-    """Reserve one request of so many tokens. Returns zero, or the seconds until the next try."""
+    """Reserve one request of this many tokens. Return zero, or the seconds until the next try."""
     if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
         return 0.0
-    # It may have become free between the two statements.
+    # The quota may have become free between the two statements.
     return max(SHORTEST_WAIT_SECONDS, wait_seconds(provider, using=using))
 
 
 def owe(provider: str, limits: QuotaLimits, *, requests: int, tokens: int, using: str) -> None:
-    """Charge what was used beyond what was reserved: the next batch waits longer for it."""
+    """Charge what was used beyond the reservation: the next batch waits that much longer."""
     _pay(provider, limits, requests=requests, tokens=tokens, is_owed=True, using=using)
 
 
 def wait_seconds(provider: str, *, using: str) -> float:
-    """Return the seconds until a request may be reserved. Zero: at once."""
+    """Return the seconds until a request can be reserved. Zero: at once."""
     found = database.rows(using, WAIT, provider=provider)
     return max(0.0, found[0][0]) if found else 0.0
 

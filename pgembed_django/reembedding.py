@@ -1,4 +1,4 @@
-"""Embed units anew at a person's request, though their text is the same."""
+"""Embed units again at a person's request, although their texts have not changed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
 AT_ONCE = 50
-"""Units in one transaction, whose jobs a writer may have to wait for."""
+"""How many units to enqueue in one transaction: writers may have to wait for their jobs."""
 
 MAX_BUSY = 20
-"""How many waits for open writers ``reembed`` makes before it leaves the rest."""
+"""How many times ``reembed`` waits for open writers before it leaves the rest."""
 
 
 class Reembedded(NamedTuple):
-    """How many units have a job now, and which ones have none, as writers had locked them."""
+    """How many units were enqueued, and the source_pks of those that writers had locked."""
 
     enqueued: int
     busy: Sequence[str]
@@ -32,10 +32,10 @@ def reembed(
     kind: str = Job.Kind.MANUAL_RETRY,
     wait: str = database.SHORTLY,
 ) -> Reembedded:
-    """Enqueue units so that they are embedded anew. Searches find their old vectors until then.
+    """Enqueue units to be embedded again. Until then, searches find their old vectors.
 
     ``wait``: how long to wait at most, each time that an open writer has locked some of them.
-    If there are many such units, some of the others are left to the next call, too.
+    If that happens often, some units that are not locked are also returned as ``busy``.
     """
     wanted = list(dict.fromkeys(source_pks))
     pieces = deque(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE))
@@ -62,7 +62,8 @@ def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wa
     """Enqueue all of these units, or return False if an open writer has locked one."""
     try:
         with database.giving_way(using, wait=wait):
-            # The pending jobs first, as a delete does, so that no worker starts one meanwhile.
+            # Enqueue first, in the order of a delete: it locks the pending jobs, so that no worker
+            # starts one meanwhile.
             jobs.enqueue_again(spec, source_pks, kind=kind, using=using)
             store.outdate(spec, source_pks, using=using)
     except database.Busy:

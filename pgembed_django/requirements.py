@@ -1,4 +1,4 @@
-"""What ``@embeddable`` refuses: models and keywords that triggers could not keep fresh."""
+"""Check what ``@embeddable`` refuses: models and keywords that triggers could not keep fresh."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ HIGHEST_PRIORITY = 100
 
 
 def check(declaration: Declaration, model: type[models.Model]) -> None:
-    """Refuse what is wrong with a declaration, or with the model that it is for.
+    """Check a declaration, and the model that it is for.
 
     Raises:
-        ImproperlyConfigured: what is wrong, and what to do.
+        ImproperlyConfigured: something is wrong. The message says what, and what to do.
     """
     _require_app(model)
     _require_model(model)
@@ -30,7 +30,7 @@ def check(declaration: Declaration, model: type[models.Model]) -> None:
 
 
 def refuse(model: type[models.Model], problem: str) -> NoReturn:
-    """Raise what is wrong with a declaration on a model."""
+    """Raise ``ImproperlyConfigured`` for a declaration on a model."""
     raise ImproperlyConfigured(f"@embeddable on {model.__name__}: {problem}")
 
 
@@ -59,7 +59,7 @@ def _require_model(model: type[models.Model]) -> None:
 
 
 def _require_fields(declaration: Declaration, model: type[models.Model]) -> None:
-    # A set's order differs between processes: in each, all rows would be stale.
+    # A set's order differs between processes: all rows would be stale in each new one.
     if not isinstance(declaration.fields, (list, tuple)) or not declaration.fields:
         refuse(
             model,
@@ -122,7 +122,7 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
     if declaration.when is not None and not isinstance(declaration.when, models.Q):
         refuse(model, f"when is {declaration.when!r}. Give a Q object.")
     for refusal in conditions.refusals(declaration.when or models.Q(), model=model):
-        # Without repr(when): that of a queryset in it would run its query.
+        # Do not show repr(when): if it contains a queryset, that would run its query.
         refuse(model, f"when: {refusal}")
     is_number = isinstance(declaration.priority, int) and not isinstance(declaration.priority, bool)
     if not is_number or abs(declaration.priority) > HIGHEST_PRIORITY:

@@ -1,7 +1,7 @@
-"""Sums per spec and minute, for charts and rates. The only writer of their table.
+"""Keep sums per spec and minute, for charts and rates. Nothing else writes their table.
 
-Each worker counts in memory, and adds its counts every few seconds, in one statement. A kill
-loses the counts that were not added yet, which charts can do without.
+Each worker counts in memory, and adds its counts every few seconds, in one statement. If it is
+killed, the counts since then are lost, which charts can tolerate.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pgembed_django import database
 from pgembed_django.models import Ending, Rollup
 
 FLUSH_SECONDS = 5.0
-"""How often a worker adds its counts."""
+"""How often a worker adds its counts to the table."""
 
 BOUNDS = tuple(0.005 * 2 ** (n / 2) for n in range(48))
-"""The histogram's upper bounds in seconds, 5 ms to 16 hours. One more bucket is for the rest."""
+"""The upper bounds of the histogram's buckets in seconds, 5 ms to 16 hours. A last one has none."""
 
 KEPT = {Rollup.Width.MINUTE.value: 2 * 3600, Rollup.Width.QUARTER.value: 2 * 86_400}
-"""How long the sums of each width are kept, in seconds: two hours, and two days."""
+"""How long to keep the sums of each width, in seconds: two hours, and two days."""
 
-# In the order of the key, like every other writer of several rows.
+# Rows are written in key order, as by every writer of several rows: so there are no deadlocks.
 ADD = """
     INSERT INTO pgembed_rollup AS sums (
         spec, seconds, starts_at, completed, embedded, reused, failed, retried, waits
@@ -45,7 +45,7 @@ ADD = """
         %(reused)s::int[],
         %(failed)s::int[],
         %(retried)s::int[],
-        -- unnest would take arrays of arrays apart.
+        -- As text, because unnest would flatten arrays of arrays.
         %(waits)s::text[]
     ) AS counted(spec, completed, embedded, reused, failed, retried, waits)
     CROSS JOIN unnest(%(widths)s::int[]) AS width(seconds)
@@ -73,7 +73,7 @@ PRUNE = """
 
 @dataclass(slots=True)
 class Sums:
-    """Counts of one spec's units. ``waits`` counts writes by the time until their vectors."""
+    """Counts of one spec's units. ``waits``: a histogram of how long writes waited for vectors."""
 
     completed: int = 0
     embedded: int = 0
@@ -84,13 +84,13 @@ class Sums:
 
 
 class Tally:
-    """Counts in memory until ``flush``. It is not thread-safe."""
+    """Counts in memory until ``flush`` is called. Not thread-safe."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, Sums] = defaultdict(Sums)
 
     def completed(self, spec: str, *, embedded: int, reused: int, waited: float | None) -> None:
-        """Count a unit, its chunks, and how long a write has waited for them."""
+        """Count a completed unit, its chunks, and for a write, how long its vectors took."""
         sums = self._sums[spec]
         sums.completed += 1
         sums.embedded += embedded
@@ -99,14 +99,14 @@ class Tally:
             sums.waits[bisect.bisect_left(BOUNDS, waited)] += 1
 
     def ended(self, spec: str, ending: Ending) -> None:
-        """Count an attempt or a crash by its result: another attempt, or a failure."""
+        """Count the end of a failed attempt or a crash: a retry, or a failed job."""
         if ending is Ending.FAILED:
             self._sums[spec].failed += 1
         elif ending is Ending.REQUEUED:
             self._sums[spec].retried += 1
 
     def flush(self, *, using: str) -> None:
-        """Add the counts to the sums of the current minute, by the database's clock."""
+        """Add the counts to the current sums in the table, by the database's clock."""
         if not self._sums:
             return
         specs = sorted(self._sums)
@@ -146,9 +146,9 @@ def merged(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def quantile(waits: Sequence[int], share: float) -> float | None:
-    """Return the seconds within which this share of the writes had their vectors, roughly.
+    """Return roughly within how many seconds this share of the writes had their vectors.
 
-    The error is a fifth at most. None: nothing was counted.
+    The error is at most a fifth. None: nothing was counted.
     """
     wanted = share * sum(waits)
     if not wanted:

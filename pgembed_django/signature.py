@@ -1,15 +1,15 @@
-"""Reduce an error to what all errors of its kind have in common. Pure, standard library only."""
+"""Reduce an error to what all errors of its kind share. Pure, standard library only."""
 
 from __future__ import annotations
 
 import re
 
 MAX_CHARACTERS = 160
-"""Short enough for a column, and for an entry of a B-tree."""
+"""Short enough for a table column, and for a B-tree entry."""
 
 UNKNOWN = "unknown error"
 
-# An apostrophe inside a word ("can't") opens nothing.
+# An apostrophe inside a word ("can't") does not begin a quotation.
 QUOTED = re.compile(
     r"""
       (?<!\w)'[^'\n]*'(?!\w)
@@ -20,22 +20,22 @@ QUOTED = re.compile(
     """,
     re.VERBOSE,
 )
-# Numbers that distinguish kinds of errors, and so are kept.
+# Numbers that distinguish kinds of errors are kept.
 STATUS = re.compile(r"\b(HTTP|status|status code|answered) ([1-5]\d\d)\b", re.IGNORECASE)
 KEPT = re.compile("[\ue000-\ue009]+")
 DIGITS_AS_KEPT = {ord(str(digit)): 0xE000 + digit for digit in range(10)}
 KEPT_AS_DIGITS = {0xE000 + digit: str(digit) for digit in range(10)}
-# Numbers, keys, hashes, UUIDs, addresses in memory: any word with a digit in it.
+# Numbers, keys, hashes, UUIDs, memory addresses: any word with a digit in it.
 ID = re.compile(r"[+-]?\b\w*\d\w*(?:[-.:]\w*\d\w*)*\b")
 SERIES = re.compile(r"#(?:[\s,;:./]*#)+")
 QUOTES = re.compile(r"…(?:[\s,;]*…)+")
 
 
 def of(error: str) -> str:
-    """Return an error's signature: the same for all errors that differ in their details.
+    """Return an error's signature, which is the same for errors that differ only in details.
 
-    Numbers and ids become ``#``, and quotations ``…``, but an HTTP status stays. It is one line,
-    not empty, and has at most ``MAX_CHARACTERS``. Idempotent.
+    Numbers and ids become ``#``, and quotations ``…``, but an HTTP status stays. It is one
+    non-empty line of at most ``MAX_CHARACTERS``. Idempotent.
     """
     found, before = _shortened(error), error
     while found != before:  # a removed number, or the cut at the end, may expose another quotation

@@ -1,4 +1,4 @@
-"""What each ``@embeddable`` declared, by key and by model. Reads rows, writes nothing."""
+"""The registry of specs: what each ``@embeddable`` declared. Reads rows, writes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pgembed_django.chunkers import Chunker
 Stale = Literal["serve", "hide"]
 TriggerLevel = Literal["row", "statement"]
 
-# With a schema per tenant, a table in the shared schema does not belong to this tenant.
+# With a schema per tenant, search_path may also find a table in the shared schema, which does not
+# belong to this tenant.
 IS_HERE = """
     SELECT name
     FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -44,7 +45,7 @@ _registry: dict[str, Spec] = {}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Declaration:
-    """The keywords of one ``@embeddable``, as they were given."""
+    """The keywords of one ``@embeddable``, as given."""
 
     fields: Sequence[str]
     text: str | None = None
@@ -60,7 +61,7 @@ class Declaration:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spec(Declaration):
-    """One declaration on one model. Jobs carry its ``key``: ``<app_label>.<name>``."""
+    """One declaration on one model. Jobs store its ``key``: ``<app_label>.<name>``."""
 
     key: str
     model: type[Model]
@@ -68,25 +69,25 @@ class Spec(Declaration):
     fields: tuple[str, ...]
     chunker: Chunker
     name: str
-    """That of the generated model, which tells several declarations of a model apart."""
+    """The name of the generated model. It distinguishes several declarations on one model."""
     is_from_outside: bool = False
-    """Whether the model was decorated by another module than its own."""
+    """Whether the model was decorated in another module than its own."""
 
     def __str__(self) -> str:
         return self.key
 
     @cached_property
     def recipe(self) -> str:
-        """How a row becomes chunks. Without the model's name, so that it may be renamed."""
+        """How a row becomes chunks. Does not have the model's name, so that it may be renamed."""
         source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"
         return f"{source}; {self.chunker.recipe}"
 
     @cached_property
     def reads_whole_rows(self) -> bool:
-        """Whether to load all columns, because the text or the model's own code may read any.
+        """Whether to load all columns, because the text method or the model's code may read any.
 
-        A model that copies its fields in ``__init__`` would load each deferred one by a query.
-        So would a field whose descriptor reads other columns: an amount with its currency.
+        A model that copies its fields in ``__init__`` would load each deferred field with a query.
+        So would a field whose descriptor reads other columns, such as an amount with a currency.
         """
         made = Model.__init__, Model.from_db.__func__  # type: ignore[attr-defined]
         of_model: Any = self.model
@@ -100,24 +101,24 @@ class Spec(Declaration):
         )
 
     def text_digest(self, text: str) -> bytes:
-        """Return the SHA-256 of the text with its recipe: a row is stale if it differs."""
+        """Return the SHA-256 of recipe and text. A row is stale if its stored one differs."""
         return texts.digest(self.recipe, text)
 
     def rows(self, *, using: str | None = None) -> QuerySet[Any]:
-        """Return the rows to embed, also those that the default manager hides.
+        """Return the rows to embed, including those that the default manager hides.
 
-        They are not in the model's default order, which may join other tables.
+        They are unordered, because the model's default order may join other tables.
         """
         rows = self.model._base_manager.using(using).order_by()
         if self.when:
             rows = rows.filter(self.when)
         if self.text:
-            return rows  # a text method may read any column, and what its manager joins
+            return rows  # a text method may read any column, and whatever the base manager joins
         rows = rows.select_related(None).prefetch_related(None)
         return rows if self.reads_whole_rows else rows.only("pk", *self.fields)
 
     def text_of(self, instance: Model) -> str:
-        """Return the row's text, clean. Empty means: nothing to embed.
+        """Return the row's text, cleaned. Empty: there is nothing to embed.
 
         Raises:
             TypeError: the text method returned neither a string nor None.
@@ -139,16 +140,16 @@ class Spec(Declaration):
         """Return the primary key's Python value, given the key as Postgres prints it.
 
         Raises:
-            ValidationError: it is a value of a field that was the primary key before.
+            ValidationError: it cannot be: another field was the primary key when it was stored.
         """
         return self.model._meta.pk.to_python(source_pk)
 
     def parse_cursor(self, cursor: str | None) -> Any:
-        """Return the key after which a walk goes on. None: it starts from the beginning."""
+        """Return the key after which to continue a walk over rows. None: start at the beginning."""
         try:
             return None if cursor is None else self.parse_pk(cursor)
         except (ValidationError, ValueError):
-            return None  # another field is the key by now
+            return None  # another field is the primary key now
 
 
 def register(spec: Spec) -> None:
@@ -157,15 +158,15 @@ def register(spec: Spec) -> None:
 
 
 def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
-    """Return every declaration, in the order of their keys."""
+    """Return all declarations, ordered by key."""
     return [_registry[key] for key in sorted(_registry)]
 
 
 def on(using: str) -> list[Spec]:
     """Return the declarations whose rows are in a database.
 
-    These are the ones that routers write there, and those whose table is found there: the alias
-    may be another way to the same database, past a pooler.
+    These are those that routers write to this alias, and those whose table exists there: the alias
+    may lead to the same database as another one, but bypass a pooler.
     """
     known = all()
     here = set(written_to(using))
@@ -195,10 +196,10 @@ def get(key: str) -> Spec | None:
 
 
 def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
-    """Return the declarations that cover the model's rows, the nearest ones.
+    """Return the nearest declarations that cover the model's rows.
 
-    These are its own, or else those of the same table (a proxy, or its concrete model), or else
-    those of a parent's table. ``name``: the nearest one of that name.
+    These are the model's own, or else those of the same table (on a proxy, or on the concrete
+    model), or else those of a parent's table. ``name``: the nearest one of that name.
 
     Raises:
         ImproperlyConfigured: there are none, or none of that name.
@@ -222,7 +223,7 @@ def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
 
 
 def _covering(model: type[Model]) -> list[list[Spec]]:
-    """Return the declarations that cover the model's rows, the nearest ones first."""
+    """Return the declarations that cover the model's rows, in groups, the nearest first."""
     concrete = model._meta.concrete_model
     parents = [parent._meta.concrete_model for parent in model._meta.all_parents]
     levels = (

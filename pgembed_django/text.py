@@ -21,7 +21,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 SPACES = re.compile(r"\s+")
 FIRST_MARK = "\u0300"
 
-# What general categories do not tell of UAX #29, up to Unicode 18.
+# What UAX #29 needs beyond the general categories, up to Unicode 18.
 LINKERS = "\u1cf5\u1cf6\U00011a3a"
 PREPENDED = (
     "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\u0d4e\U000110bd\U000110cd\U000111c2\U000111c3"
@@ -33,7 +33,7 @@ JAMO_VT = "\u1160-\u11ff\ud7b0-\ud7fb\U00016d63\U00016d67-\U00016d6a"
 HANGUL = "\uac00-\ud7a3"
 JOINED = re.compile(
     rf"""
-      [{PREPENDED}{LINKERS}\u200d].       # \u200d joins emoji; more than those is kept together
+      [{PREPENDED}{LINKERS}\u200d].       # \u200d joins emoji; here it joins any two characters
     | .[{APPENDED}]
     | [{JAMO_L}][{JAMO_L}{HANGUL}]
     | [{JAMO_L}{JAMO_VT}{HANGUL}][{JAMO_VT}]
@@ -43,14 +43,14 @@ JOINED = re.compile(
 EXTENDER = re.compile(f"[{APPENDED}]")
 BREAKING = frozenset({"Cc", "Zl", "Zp"})
 MARKS = frozenset({"Mn", "Mc", "Me"})
-VIRAMA = 9  # the canonical combining class of what links Indic consonants
+VIRAMA = 9  # the canonical combining class of the signs that link Indic consonants
 
 
 def of(value: object) -> str:
-    """Return the text of a field's value, the same in every process.
+    """Return a field's value as text, the same in every process.
 
     Raises:
-        TypeError: its str() is only its address in memory.
+        TypeError: its str() would only show its memory address.
     """
     if value is None:
         return ""
@@ -61,7 +61,7 @@ def of(value: object) -> str:
 
 
 def _lasting(value: object) -> object:
-    """Return a value as a text, or as something that JSON can make a text of."""
+    """Return a value as a string, or as a dict or list, which JSON can convert."""
     if isinstance(value, (dict, list)):
         return value
     if isinstance(value, (set, frozenset)):
@@ -77,8 +77,8 @@ def _lasting(value: object) -> object:
 def clean(text: str) -> str:
     """Return the text in a form that Postgres and every provider accept. Idempotent.
 
-    NUL is removed, a surrogate without its partner becomes U+FFFD, every line ends
-    with LF, the form is NFC, and there is no white space around the whole.
+    NUL is removed, lone surrogates become U+FFFD, line ends become LF, the text is normalized
+    to NFC, and white space around it is stripped.
     """
     text = text.replace("\0", "")
     if "\r" in text:
@@ -91,9 +91,9 @@ def clean(text: str) -> str:
 
 
 def encodable(text: str, encoding: str, *, errors: str = "backslashreplace") -> str:
-    """Return a text in the characters of an encoding, given by its name in Postgres.
+    """Return a text with only the characters of an encoding, given by its name in Postgres.
 
-    All other characters become Python escapes, or with ``errors="replace"`` question marks.
+    Other characters become Python escapes, or question marks with ``errors="replace"``.
     """
     if encoding in {"UTF8", "SQL_ASCII"}:
         return text
@@ -107,7 +107,7 @@ def encodable(text: str, encoding: str, *, errors: str = "backslashreplace") -> 
 def digest(*parts: str | bytes) -> bytes:
     """Return the SHA-256 (32 bytes) of the parts, each preceded by its length.
 
-    So ``("ab", "c")`` and ``("a", "bc")`` differ. A str counts as its UTF-8.
+    So ``("ab", "c")`` and ``("a", "bc")`` differ. A str is encoded as UTF-8.
     """
     sha = hashlib.sha256()
     for part in parts:
@@ -118,11 +118,11 @@ def digest(*parts: str | bytes) -> bytes:
 
 
 def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
-    """Return whether a cut at ``index`` leaves all extended grapheme clusters whole.
+    """Return whether a cut at ``index`` keeps all extended grapheme clusters whole.
 
-    ``start`` is a boundary known already: nothing before it is looked at, which keeps
-    long runs of flags linear. A legal cut may be refused, an illegal one never passes:
-    next to characters that this Python's ``unicodedata`` does not know yet, none does.
+    ``start`` is a known boundary: nothing before it is read, so long runs of flags take linear
+    time. This may refuse a legal cut, but never accepts an illegal one: next to characters that
+    this Python's ``unicodedata`` does not know, it refuses every cut.
 
     Source: UAX #29, "Grapheme Cluster Boundary Rules".
     """
@@ -144,17 +144,17 @@ def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
 
 
 def _is_unknown(char: str) -> bool:
-    """Return whether a newer Unicode may make this a mark or a prefix."""
+    """Return whether a later Unicode version may assign a mark or a prefix here."""
     return (
         unicodedata.category(char) == "Cn"
-        # Reserved for pictographs and for ideographs, which join with nothing by themselves.
+        # Reserved for pictographs and for ideographs, which do not join with their neighbours.
         and not "\U0001f000" <= char <= "\U0001faff"
         and not "\U00020000" <= char <= "\U0003ffff"
     )
 
 
 def _is_regional(char: str) -> bool:
-    """Return whether this is half a flag."""
+    """Return whether this is a regional indicator: two of them make a flag."""
     return "\U0001f1e6" <= char <= "\U0001f1ff"
 
 
@@ -166,7 +166,7 @@ def _regionals_before(text: str, index: int, start: int) -> int:
 
 
 def _is_linked(text: str, index: int, start: int) -> bool:
-    """Return whether a virama among the marks before ``index`` binds the next consonant."""
+    """Return whether a virama among the marks before ``index`` links the next consonant."""
     for position in range(index - 1, start - 1, -1):
         char = text[position]
         if unicodedata.combining(char) == VIRAMA or char in LINKERS or _is_unknown(char):
@@ -180,7 +180,7 @@ def counted(count: Callable[[str], object], text: str) -> int:
     """Return the result of a project's own count function.
 
     Raises:
-        TypeError: the result is no whole number.
+        TypeError: the result is not a whole number.
     """
     found = count(text)
     if not isinstance(found, SupportsIndex):
@@ -190,20 +190,20 @@ def counted(count: Callable[[str], object], text: str) -> int:
 
 
 def reach(text: str, limit: int, *, start: int = 0, count: Count = len) -> int:
-    """Return the furthest end for which ``text[start:end]`` counts at most ``limit``."""
+    """Return the greatest ``end`` for which ``text[start:end]`` counts at most ``limit``."""
     return start + _longest(len(text) - start, limit, lambda n: count(text[start : start + n]))
 
 
 def reach_back(text: str, limit: int, *, start: int, end: int, count: Count = len) -> int:
-    """Return the first index from ``start`` on for which ``text[index:end]`` still fits."""
+    """Return the first index from ``start`` on for which ``text[index:end]`` fits ``limit``."""
     return end - _longest(end - start, limit, lambda n: count(text[end - n : end]))
 
 
 def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
     """Return the greatest length up to ``most`` that measures at most ``limit``.
 
-    Assumes that a longer text does not measure less. A measure may be a slow tokenizer, so
-    guesses assume an even density, but every third one bisects in case it is uneven.
+    Assumes that a longer text never measures less. ``measure`` may be a slow tokenizer, so guesses
+    assume an even density to need few calls. Every third one bisects, in case it is uneven.
     """
     fits, exceeds = 0, most + 1
     guess, guesses = limit, 0
@@ -223,7 +223,10 @@ def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
 
 
 def trim(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span without its outer white space, but keep a space with a combining mark."""
+    """Return the span without its outer white space, but keep a space with a combining mark.
+
+    Both arguments and results are offsets in ``text``.
+    """
     if start == end or not (text[start].isspace() or text[end - 1].isspace()):
         return start, end
     leading = SPACES.match(text, start, end)
@@ -234,9 +237,9 @@ def trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def cut(text: str, limit: int, *, count: Count = len) -> str:
-    """Return the longest beginning that counts at most ``limit`` and ends after a word.
+    """Return the longest start of ``text`` that counts at most ``limit`` and ends after a word.
 
-    If that would lose more than half of it, a word is cut, between graphemes.
+    If that would drop more than half of what fits, the last word is cut, between graphemes.
     """
     end = reach(text, limit, count=count)
     if end == len(text):

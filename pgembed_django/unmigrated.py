@@ -1,7 +1,7 @@
-"""Create what our migrations create besides tables, where they do not.
+"""If our migrations do not run, create what they create besides tables.
 
-``pytest --nomigrations``, ``TEST = {"MIGRATE": False}`` and apps without migrations have
-their tables made from the models. And ``PGTRIGGER_SCHEMA`` may change after our migration has run.
+``pytest --nomigrations``, ``TEST = {"MIGRATE": False}`` and apps without migrations create their
+tables from the models. Also, ``PGTRIGGER_SCHEMA`` may change after our migration has run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ IS_POSSIBLE = """
 
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receive ``pre_migrate``: create the extension and functions that tables and triggers need.
+    """On ``pre_migrate``, create the extension and functions that tables and triggers need.
 
-    Tables of apps without migrations are created first, with their triggers, and a receiver of
-    ``post_migrate`` may write into them before ours runs.
+    ``post_migrate`` would be too late: migrate first creates the tables of apps without
+    migrations, with their triggers, and another receiver may write to them before ours runs.
     """
     if not _is_ours(sender, using):
         return
@@ -45,7 +45,7 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
 
 
 def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """Receive ``post_migrate``: create the constraint that needs the table of jobs."""
+    """On ``post_migrate``, create the constraint that needs the table of jobs."""
     if not _is_unmigrated(sender) or not _is_ours(sender, using):
         return
     with connections[using].cursor() as cursor:
