@@ -198,7 +198,7 @@ def column_problem(field: Any, *, model: type[Model]) -> str | None:
         )
     if not isinstance(field, Field) or not field.concrete or field.column is None:
         return (
-            "is no column of the table: it is reverse, generic or computed. Name the columns "
+            "is not a column of the table: it is reverse, generic or computed. Name the columns "
             "that it is made of."
         )
     if field.model._meta.concrete_model is not model._meta.concrete_model:

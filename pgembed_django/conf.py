@@ -195,7 +195,7 @@ def problems() -> Iterator[tuple[str, str]]:
     """Yield ``(what is wrong, what to do)`` for each unusable setting."""
     for name in sorted(dir(django_settings)):
         if name.startswith(PREFIX) and name not in NAMES:
-            yield f"{name} is no setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
+            yield f"{name} is not a setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
     for setting, name in zip(fields(Settings), NAMES, strict=True):
         value: Any = getattr(django_settings, name, setting.default)
         if remedy := _remedy(setting.name, str(setting.type), value):

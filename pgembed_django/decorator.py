@@ -42,7 +42,7 @@ class embeddable(Declaration):  # noqa: N801 - used as a decorator
     def __call__(self, model: type[M]) -> type[M]:
         if not (isinstance(model, type) and issubclass(model, models.Model)):
             raise ImproperlyConfigured(
-                f"@embeddable on {model!r}: that is no model. Put it above a class of "
+                f"@embeddable on {model!r}: that is not a model. Put it above a subclass of "
                 "django.db.models.Model."
             )
         if model._meta.abstract:
@@ -124,7 +124,7 @@ def _name(declaration: Declaration, model: type[models.Model]) -> str:
     if name.lower() in model._meta.apps.all_models[model._meta.app_label]:
         refuse(
             model,
-            f"there is a model {key!r} already. Give this declaration a name of its own: "
+            f"there already is a model {key!r}. Give this declaration a name of its own: "
             f"name={model.__name__ + 'Vectors'!r}.",
         )
     return name

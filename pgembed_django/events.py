@@ -69,7 +69,7 @@ WORKER_PROGRESS = _event(
     "Brought %(rows)d rows up to date in the last %(seconds).0f s, holds %(holds)d",
 )
 WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
-WORKER_RECYCLED = _event("worker_recycled", INFO, "Ending to be started again: %(reason)s")
+WORKER_RECYCLED = _event("worker_recycled", INFO, "Stopping, to be restarted: %(reason)s")
 WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(rows)d rows")
 WORKER_STUCK = _event(
     "worker_stuck", ERROR, "The worker's loop has been stuck for %(seconds).0f s in %(where)s"
@@ -92,7 +92,7 @@ CONNECTIONS_CUT = _event(
 DATABASE_REFUSES = _event(
     "database_refuses",
     WARNING,
-    "The database cannot work just now, trying again in %(seconds).1f s: %(error)s",
+    "The database cannot work at present, trying again in %(seconds).1f s: %(error)s",
 )
 DATABASE_BACK = _event("database_back", INFO, "The database is back")
 STORING_ALONE = _event(
@@ -180,7 +180,7 @@ PROVIDER_PAUSED = _event(
 )
 PROVIDER_BACK = _event("provider_back", INFO, "Provider %(provider)s answers again")
 DIGEST_UNKNOWN = _event(
-    "digest_unknown", WARNING, "%(provider)s cannot tell its model's digest: %(error)s"
+    "digest_unknown", WARNING, "Cannot read the digest of %(provider)s's model: %(error)s"
 )
 
 # Spaces
@@ -205,28 +205,28 @@ SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
 TRIGGERS_AMISS = _event(
     "triggers_amiss",
     WARNING,
-    "Triggers of %(spec)s are %(states)s, and writes may go unseen: run manage.py check "
+    "Triggers of %(spec)s are %(states)s, so writes may be missed: run manage.py check "
     "--database %(database)s",
 )
 TRIGGERS_RENEWED = _event(
     "triggers_renewed",
     WARNING,
-    "A column of %(spec)s has taken another's name, and is watched from now on: what the rows "
-    "hold by now is found by manage.py embed_reconcile --deep",
+    "A column of %(spec)s has taken another's name, and is watched from now on. To embed what its "
+    "rows hold already, run manage.py embed_reconcile --deep",
 )
 NUMBERS_CAUGHT_UP = _event(
     "numbers_caught_up",
     WARNING,
-    "The sequences of %(tables)s were behind the ids of their rows, and now go on after these",
+    "The sequences of %(tables)s were behind the ids of their rows, and now continue after them",
 )
 SPEC_SET_ASIDE = _event(
     "spec_set_aside",
     ERROR,
-    "%(spec)s is not worked on: its tables are not as this code declares them: %(error)s",
+    "%(spec)s is set aside, because its tables are not as this code declares them: %(error)s",
 )
 SPEC_TAKEN_UP = _event("spec_taken_up", INFO, "%(spec)s is worked on again")
 SPEC_RENAMED = _event(
-    "spec_renamed", INFO, "%(spec)s is the new name of %(former)s: it keeps what that had"
+    "spec_renamed", INFO, "%(spec)s is the new name of %(former)s, and keeps its vectors and jobs"
 )
 INDEX_STARTED = _event("index_started", INFO, "Building the index %(index)s")
 INDEX_BUILT = _event("index_built", INFO, "Built the index %(index)s in %(seconds).0f s")

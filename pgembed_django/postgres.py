@@ -18,7 +18,7 @@ def not_postgres(using: str, *, remedy: str) -> str:
     others = [one.alias for one in connections.all() if one.vendor == "postgresql"]
     if not others:
         return f"{said}, and no other in DATABASES is."
-    return f"{said}. Name one that is with {remedy}: {', '.join(others)}."
+    return f"{said}. Use {remedy} to name one that is: {', '.join(others)}."
 
 
 def any_postgres() -> BaseDatabaseWrapper:

@@ -86,7 +86,7 @@ def build(
         raise
     except Exception as error:
         raise ImproperlyConfigured(
-            f"{provider_class.__name__} cannot be made of it, which raised "
+            f"{provider_class.__name__} cannot be built with these values: "
             f"{type(error).__name__}: {quoting.quote(str(error))}"
         ) from error
 
@@ -121,7 +121,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
     for key in config:
         if key not in NEEDED + OPTIONAL:
             raise ImproperlyConfigured(
-                f"{where} has no use for {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}."
+                f"{where} has an unknown key {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}."
             )
     for key in LIMITS:
         limit = config.get(key)
@@ -137,8 +137,8 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(
-            f"{where}: OPTIONS holds what JSON cannot: {error}. "
-            "It is stored in the database: give strings, numbers, lists and dicts."
+            f"{where}: OPTIONS cannot be stored as JSON: {error}. "
+            "It is kept in the database: use only strings, numbers, lists and dicts."
         ) from error
     try:
         return build(

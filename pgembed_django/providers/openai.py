@@ -126,4 +126,4 @@ class OpenAIProvider(ServerProvider):
             return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4")
         except (binascii.Error, ValueError):
             # Not chained: its message contains the vector.
-            raise ProviderError(f"{self.base_url} answered base64 that is none.") from None
+            raise ProviderError(f"{self.base_url} answered with invalid base64.") from None

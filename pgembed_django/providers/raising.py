@@ -56,8 +56,8 @@ def digest(provider: Provider) -> str | None:
     if not isinstance(told, str | None):
         # Not str(told): it may contain an address, and so be a new model in each process.
         raise ProviderError(
-            f"{provider} has a model_digest() that returned {type(told).__name__}, where a "
-            "string or None is wanted."
+            f"{provider}: model_digest() returned {type(told).__name__}. It must return a string "
+            "or None."
         )
     provider.told_digest = told and clean(told)
     return provider.told_digest

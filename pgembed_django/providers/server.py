@@ -40,7 +40,7 @@ class ServerProvider(Provider):
         for option, given in (("headers", headers), ("header_envs", header_envs)):
             if given is not None and not isinstance(given, Mapping):
                 raise ImproperlyConfigured(
-                    f"{option} is no dict. Give a name and a value for each."
+                    f"{option} is not a dict. Give a dict of names and values."
                 )
         self.string("base_url", base_url)
         self._refuse_secrets(base_url, headers or {}, api_key_env, header_envs or {})
@@ -85,7 +85,7 @@ class ServerProvider(Provider):
         wait = self._not_before - self.clock()
         if wait > 0:
             raise ProviderUnavailable(
-                f"{self.base_url} asked to be left alone for {wait:.1f} s.",
+                f"{self.base_url} asked to wait for another {wait:.1f} s.",
                 retry_after_seconds=wait,
             )
         answer = self._wire.request(method, path, payload, timeout_seconds=timeout_seconds)
@@ -109,10 +109,10 @@ class ServerProvider(Provider):
         if answer.body.lstrip().startswith(b"<"):
             raise ProviderUnavailable(
                 f"{self.base_url} answered {self._quote(answer, texts)} instead of JSON. "
-                "Is it the server that base_url means?"
+                "Does base_url lead to the right server?"
             )
-        what = "that is not JSON" if answer.body.strip() else "with nothing in it"
-        raise ProviderError(f"{self.base_url} answered 200 and a body {what}.")
+        what = "a body that is not JSON" if answer.body.strip() else "an empty body"
+        raise ProviderError(f"{self.base_url} answered 200 with {what}.")
 
     def error_of(self, answer: Answer, *, texts: Iterable[str] = ()) -> ProviderError:
         """Return the error that an unsuccessful answer stands for."""

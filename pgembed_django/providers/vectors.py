@@ -41,7 +41,7 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     """
     widths = {len(row) for row in rows if isinstance(row, ROW) and len(row)}
     if len(widths) > 1:
-        raise ProviderError(f"One answer holds vectors of the widths {sorted(widths)}.")
+        raise ProviderError(f"One answer has vectors of different widths: {sorted(widths)}.")
     width = widths.pop() if widths else dimensions
     matrix = np.zeros((len(rows), width), dtype=np.float32)
     # A number like 1e39 is finite as a float64, but becomes inf as a float32.
@@ -50,13 +50,13 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
             if row is None or (isinstance(row, ROW) and not len(row)):
                 continue
             if not isinstance(row, ROW):
-                raise ProviderError("The answer holds something else than lists of numbers.")
+                raise ProviderError("The answer has something other than lists of numbers.")
             try:
                 matrix[position] = row
             except (TypeError, ValueError):
                 # Not chained: numpy's message quotes the values.
                 raise ProviderError(
-                    "The answer holds something else than lists of numbers."
+                    "The answer has something other than lists of numbers."
                 ) from None
     return matrix
 
@@ -75,7 +75,7 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
             return matrix
     # Not chained: numpy's message quotes the values.
     raise ProviderError(
-        f"{name} returned {type(answer).__name__}, where embed_batch() is to return an array of "
+        f"{name}: embed_batch() returned {type(answer).__name__}. It must return an array of "
         "numbers, one row per text."
     )
 

@@ -149,7 +149,7 @@ class Wire:
                 content = self._read(response, deadline)
         except requests.ConnectTimeout:
             raise ProviderUnavailable(
-                f"{self.base_url} took no connection within {connect_seconds:g} s."
+                f"{self.base_url} accepted no connection within {connect_seconds:g} s."
             ) from None
         except (requests.Timeout, urllib3.exceptions.TimeoutError):
             raise ProviderTimeout(
@@ -173,8 +173,8 @@ class Wire:
             # and on this connection it would be mistaken for the answer to the next request.
             self._session().close()
             raise ProviderError(
-                f"{self.base_url} announced an answer with {response.status_code}, which is "
-                "not understood here."
+                f"{self.base_url} answered with the interim status {response.status_code}, which "
+                "is not supported."
             )
         return Answer(response.status_code, response.headers, content)
 
@@ -189,7 +189,7 @@ class Wire:
             if len(content) > MAX_ANSWER_BYTES:
                 mib = MAX_ANSWER_BYTES >> 20
                 raise ProviderError(
-                    f"{self.base_url} answered more than {mib} MiB, which is not read."
+                    f"{self.base_url} answered more than {mib} MiB, which is too long to read."
                 )
             if time.monotonic() > deadline:
                 raise requests.ReadTimeout
@@ -244,7 +244,7 @@ def _certificates(base_url: str) -> str | bool:
         if path := os.environ.get(name):
             if base_url.startswith("https:") and not Path(path).exists():
                 raise ProviderMisconfigured(
-                    f"The environment variable {name} is {path!r}, where nothing is."
+                    f"The environment variable {name} is {path!r}, which does not exist."
                 )
             return path
     return True

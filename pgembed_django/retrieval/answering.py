@@ -27,9 +27,9 @@ DEEP = Depth(results=1001, rows=1001)
 
 NOTHING_YET = "Nothing is embedded yet: is manage.py embed_worker running?"
 EMPTY = "The query is empty."
-NO_WORDS = "There is no word in the query that full text looks for."
-NO_VECTOR = "The query could not be embedded, so it was looked for by its words alone."
-PARTIAL = "The vectors of a new model are searched before all rows have one."
+NO_WORDS = "The query has no words that full-text search can find."
+NO_VECTOR = "The query could not be embedded, so it was searched by its words alone."
+PARTIAL = "A new model is searched already, although not all rows have its vectors yet."
 
 MOMENT_SECONDS = 0.005
 """How long to wait for the query's vector: if it comes in time, one statement runs both arms."""

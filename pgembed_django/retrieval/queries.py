@@ -97,7 +97,7 @@ class QueryVectors:
                 self._kept.move_to_end(key)
                 return _answered(self._kept[key])
             if self._resting.get(server, 0.0) > time.monotonic():
-                return _failed(ProviderUnavailable(f"{space.model} did not answer just before."))
+                return _failed(ProviderUnavailable(f"{space.model} did not answer a moment ago."))
             if (server, text) in self._coming:
                 return self._coming[server, text]
             if not seconds:
@@ -172,8 +172,8 @@ def _refuse_other_weights(space: Space, provider: Provider) -> None:
             digest = raising.digest(provider)
     if digest and digest != space.model_digest:
         raise ModelMissing(
-            f"{provider} has other weights by now than those of space {space.pk}. Searches "
-            "are by words until the new space is full, or activated: manage.py embed_spaces."
+            f"{provider} now has other weights than those of space {space.pk}. Searches are by "
+            "words only until the new space is full, or activated: manage.py embed_spaces."
         )
 
 

@@ -99,13 +99,15 @@ def of_several(where: Where[Any] | Sequence[Where[Any]], *, name: str | None) ->
     if isinstance(where, type | QuerySet | Manager | str) or not isinstance(where, Sequence):
         return [of(where, name=name)]
     if not where:
-        raise SearchError("There is nothing to search in. Give a model, or several.")
+        raise SearchError("There is nothing to search in: the list is empty. Give a model.")
     if name is not None and len(where) > 1:
-        raise SearchError(f"name is {name!r}. It chooses for one model: search them one by one.")
+        raise SearchError(f"name is {name!r}, but there are several models. Search each alone.")
     targets = [of(one, name=name) for one in where]
     keys = [target.spec.key for target in targets]
     if twice := {key for key in keys if keys.count(key) > 1}:
-        raise SearchError(f"{', '.join(sorted(twice))} is given twice. Combine with Q objects.")
+        raise SearchError(
+            f"{', '.join(sorted(twice))} is given twice. Combine the conditions with Q objects."
+        )
     return targets
 
 
@@ -155,7 +157,7 @@ def _queryset(where: Where[Row]) -> QuerySet[Row]:
     if any(expression.contains_over_clause for expression in expressions):
         # Django would apply a search's own conditions before the window is computed.
         raise SearchError(
-            "Cannot search in a queryset with window functions. Search in one of the rows that "
-            'it has: filter(pk__in=that.values("pk")).'
+            "Cannot search in a queryset with window functions. Select its rows by key instead: "
+            'filter(pk__in=that.values("pk")).'
         )
     return queryset

@@ -27,9 +27,9 @@ REMEDY = (
 )
 
 OTHER_WEIGHTS = (
-    "The server has other weights by now under the name of its model. Wait until a space of "
-    "these is full, or switch to that one now: manage.py embed_spaces. Where theirs is retired, "
-    "it is gone back to by hand only: embed_spaces prune, then rollback. Or pull the former ones."
+    "The server now has other weights under the name of its model. Wait until a space of the new "
+    "weights is full, or switch to it now: manage.py embed_spaces. If their space is retired, "
+    "reopen it: embed_spaces prune, then rollback. Or pull the former weights again."
 )
 
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)

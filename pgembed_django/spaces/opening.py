@@ -206,7 +206,7 @@ def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
     if retired.pruned_at or not any(is_of(one, provider) for one in others):
         return rollback
     return (
-        f"embed_spaces prune {retired.pk}, for some of its vectors may be of other weights, "
+        f"embed_spaces prune {retired.pk}, because some of its vectors may be of other weights, "
         f"then {rollback}"
     )
 

@@ -82,7 +82,7 @@ def test_no_job_is_lost_and_no_innocent_one_is_charged(
     server.faults.extend(fault for group in groups for fault in group)
 
     for _ in range(MAX_ROUNDS):
-        # What the server asked to be left alone for, pauses and backoffs are over.
+        # What the server asked to wait for, pauses and backoffs are over.
         provider.clock.now += 4000
         Job.objects.filter(status="pending").update(run_at="2020-01-01T00:00:00Z")
         run_jobs()

@@ -257,7 +257,7 @@ def test_several_models_have_to_differ():
         search([], "trout")
     with pytest.raises(SearchError, match="given twice"):
         search([Article, Article.objects.filter(pk=1)], "trout")
-    with pytest.raises(SearchError, match="chooses for one model"):
+    with pytest.raises(SearchError, match="there are several models"):
         search([Article, Note], "trout", name="ArticleEmbedding")
 
 

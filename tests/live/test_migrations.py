@@ -450,7 +450,7 @@ def test_half_an_exchange_of_names_is_followed_once_it_is_whole(project):
     (swapped.parent / "0003_swap.py").write_text(later)
 
     said = project.manage("migrate", "shop", "0002")
-    assert "Triggers of shop.ItemEmbedding are outdated, and writes may go unseen" in said
+    assert "Triggers of shop.ItemEmbedding are outdated, so writes may be missed" in said
     project.manage("migrate")
 
     project.ask("INSERT INTO shop_item (title, title_old, is_public) VALUES ('a', '', true)")

@@ -68,7 +68,7 @@ def test_unknown_and_unusable_settings_are_named(settings):
     first, second = check_settings()
 
     assert (first.id, second.id) == ("pgembed.E002", "pgembed.E002")
-    assert "PGEMBED_LEASE is no setting" in first.msg
+    assert "PGEMBED_LEASE is not a setting" in first.msg
     assert "PGEMBED_LEASE_SECONDS" in first.hint
     assert second.msg == "PGEMBED_POLL_SECONDS is -1."
 
@@ -136,20 +136,20 @@ def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(setting
         ({"BACKEND": "datetime.date"}, "BACKEND is 'datetime.date', which is not a subclass of"),
         ({"DIMENSIONS": "768"}, "DIMENSIONS is '768'."),
         ({"DIMENSIONS": 0}, "DIMENSIONS is 0."),
-        ({"MODELL": "m"}, "has no use for 'MODELL'"),
+        ({"MODELL": "m"}, "has an unknown key 'MODELL'"),
         ({"OPTIONS": {"colour": "red"}}, "DeterministicProvider has no option 'colour'"),
         ({"DIMENSIONS": 16_001}, "DIMENSIONS is 16001."),
         ({"BACKEND": dict}, "BACKEND is <class 'dict'>."),
         ({"MODEL": None}, "MODEL is None."),
         ({"OPTIONS": None}, "OPTIONS is None."),
         ({"OPTIONS": {"document_prefix": None}}, "document_prefix is None."),
-        ({"OPTIONS": {"query_prefix": Path("/")}}, "OPTIONS holds what JSON cannot"),
+        ({"OPTIONS": {"query_prefix": Path("/")}}, "OPTIONS cannot be stored as JSON"),
         (
             {
                 "BACKEND": "pgembed_django.providers.openai.OpenAIProvider",
                 "OPTIONS": {"header_envs": "API_KEY"},
             },
-            "header_envs is no dict",
+            "header_envs is not a dict",
         ),
         (
             {

@@ -123,7 +123,8 @@ def test_a_database_that_is_not_postgres_is_named_with_those_that_are(name: str,
 
     assert caught.value.returncode == 2
     assert str(caught.value) == (
-        "The database 'lite' is SQLite, not PostgreSQL. Name one that is with --database: default."
+        "The database 'lite' is SQLite, not PostgreSQL. "
+        "Use --database to name one that is: default."
     )
 
 
@@ -140,7 +141,7 @@ def test_a_database_where_nothing_would_be_committed_is_refused(
 
 
 def test_so_it_is_where_tests_embed_and_searches_ask(lite: str) -> None:
-    said = r"'lite' is SQLite, not PostgreSQL\. Name one that is with using: default\.$"
+    said = r"'lite' is SQLite, not PostgreSQL\. Use using to name one that is: default\.$"
 
     with pytest.raises(ImproperlyConfigured, match=said):
         testing.run_jobs(using=lite)

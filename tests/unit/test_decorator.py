@@ -184,7 +184,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ),
         ({"fields": ["title", "title"]}, "fields is ['title', 'title']. Name each field once."),
         ({"fields": ["tags"]}, "'tags' is many-to-many: it lives in a table of its own"),
-        ({"fields": ["target"]}, "'target' is no column of the table"),
+        ({"fields": ["target"]}, "'target' is not a column of the table"),
         ({"fields": ["double"]}, "'double' is a virtual generated column, which triggers do not"),
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
@@ -200,7 +200,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"name": "class"}, "name is 'class'. Give a name"),
         ({"name": "A__B"}, "name is 'A__B'. Give a name"),
         ({"name": "_A"}, "name is '_A'. Give a name"),
-        ({"name": "thing"}, "there is a model 'app.thing' already. Give this declaration"),
+        ({"name": "thing"}, "there already is a model 'app.thing'. Give this declaration"),
         ({"priority": 101}, "priority is 101. Give a whole number from -100 to 100."),
         ({"priority": -101}, "priority is -101. Give a whole number from -100 to 100."),
         ({"priority": 1.5}, "priority is 1.5. Give a whole number"),
@@ -223,7 +223,7 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
         (Q(parent__name="x"), "'parent__name' follows a relation, and a trigger sees one row."),
         (Q(parent__id=1), "'parent__id' follows a relation"),
         (Q(tags=1), "'tags' is many-to-many"),
-        (Q(target=1), "'target' is no column"),
+        (Q(target=1), "'target' is not a column"),
         (Q(double=2), "'double' is a virtual generated column"),
         (Q(at__year=2020), "'at__year' transforms 'at'."),
         (Q(at__year__gt=2020), "'at__year__gt' transforms 'at'."),
@@ -312,7 +312,7 @@ def test_the_same_name_twice_is_refused():
 
     said = refusal(model)
 
-    assert "there is a model 'app.ThingEmbedding' already" in said
+    assert "there already is a model 'app.ThingEmbedding'" in said
     assert "name='ThingVectors'" in said
 
 
@@ -330,7 +330,7 @@ def test_without_our_app_it_says_what_to_install(settings):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(ImproperlyConfigured, match=r"that is no model\. Put it above a class"):
+    with pytest.raises(ImproperlyConfigured, match=r"that is not a model\. Put it above"):
         embeddable(fields=["title"])(str)
 
 

@@ -61,7 +61,7 @@ def test_a_server_is_left_alone_as_long_as_it_asks(make_provider: Make, status, 
     assert raised.value.retry_after_seconds == seconds
 
     if seconds:
-        with pytest.raises(ProviderUnavailable, match="left alone"):
+        with pytest.raises(ProviderUnavailable, match="asked to wait"):
             provider.embed_query("two")
         assert len(provider.played.asked) == 1
     clock.now += seconds or 0

@@ -389,6 +389,6 @@ def test_what_holds_no_numbers_is_told_by_its_type(answer):
     provider.made_of = lambda vectors: answer
     kind = type(answer).__name__
 
-    with pytest.raises(ProviderUnavailable, match=f"returned {kind}, where embed_batch"):
+    with pytest.raises(ProviderUnavailable, match=rf"embed_batch\(\) returned {kind}\."):
         provider.embed_each(["one", "two"])
-    assert f"returned {kind}, where" in provider.probe().message
+    assert f"returned {kind}. It must" in provider.probe().message

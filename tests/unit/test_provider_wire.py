@@ -61,7 +61,7 @@ def test_a_connection_has_a_time_out_of_its_own(make_provider: Make):
             timeout_seconds=60,
         )
 
-        with pytest.raises(ProviderUnavailable, match=r"took no connection within 0\.2 s"):
+        with pytest.raises(ProviderUnavailable, match=r"accepted no connection within 0\.2 s"):
             provider.embed_each(["one"])
 
 
@@ -123,7 +123,7 @@ def test_a_server_that_hangs_up_on_everything_is_down(make_provider: Make):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (played.EMPTY, "nothing in it"),
+        (played.EMPTY, "an empty body"),
         (played.plain(200, "[1, 2"), "not JSON"),
         (played.plain(200, "[1, 2]"), "not JSON"),
         (played.plain(500, ""), "an empty body"),
@@ -131,10 +131,10 @@ def test_a_server_that_hangs_up_on_everything_is_down(make_provider: Make):
         (played.Reply(body=b'{"data": [' + b" " * 100, how="cut"), "broke off"),
         (played.Reply(body=b'{"data": [' + b" " * 9000, how="cut"), "broke off"),
         (played.reply({"data": "none"}), "without a list"),
-        (played.reply({"data": [{"embedding": "%%%", "index": 0}]}), "base64 that is none"),
-        (played.reply({"data": [{"embedding": "AAA=", "index": 0}]}), "base64 that is none"),
-        (played.reply({"data": [{"embedding": 0.5, "index": 0}]}), "else than lists"),
-        (played.reply({"data": [{"embedding": ["x"], "index": 0}]}), "else than lists"),
+        (played.reply({"data": [{"embedding": "%%%", "index": 0}]}), "invalid base64"),
+        (played.reply({"data": [{"embedding": "AAA=", "index": 0}]}), "invalid base64"),
+        (played.reply({"data": [{"embedding": 0.5, "index": 0}]}), "other than lists"),
+        (played.reply({"data": [{"embedding": ["x"], "index": 0}]}), "other than lists"),
         (played.reply({"data": []}), "0 vectors for 1 texts"),
         (played.reply({"error": [1, 2]}), "no reason given"),
     ],
@@ -181,7 +181,7 @@ def test_an_answer_without_an_end_is_not_read_into_memory(make_provider: Make, m
     good, bad = provider.embed_each(["good", "bad"])
 
     assert isinstance(good, Embedded)
-    assert str(bad) == f"{provider.base_url} answered more than 1 MiB, which is not read."
+    assert str(bad) == f"{provider.base_url} answered more than 1 MiB, which is too long to read."
     assert not isinstance(bad, ProviderUnavailable)
 
 
@@ -296,7 +296,7 @@ def test_what_follows_an_interim_answer_is_not_taken_for_another_texts(make_prov
     provider = make_provider()
     provider.played.faults.append(played.plain(103, "", Link="</style.css>"))
 
-    with pytest.raises(ProviderError, match="announced an answer with 103"):
+    with pytest.raises(ProviderError, match="interim status 103"):
         provider.embed_query("one")
     provider.embed_query("two")
 
