@@ -51,17 +51,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The ranked rows of one target, best first.
-
-    ``merits`` has one score per row, by rank alone, which is comparable between models. ``reach``
-    and ``within`` are as in ``answer``.
-    """
+    """The ranked rows of one target, best first. ``reach`` and ``within`` are as in ``answer``."""
 
     question: Question
     reach: int
     within: bool
     ranked: Sequence[Ranked] = ()
-    merits: Sequence[float] = ()
     ranking: Ranking = "none"
     degraded: bool = False
     note: str = ""
@@ -123,24 +118,21 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         NO_WORDS: not survey.words and question.mode != "semantic",
         PARTIAL: survey.space.is_partial,
     }
-    ranked, merits = _rank(look, reach=reach)
     return replace(
         none,
-        ranked=ranked,
-        merits=merits,
+        ranked=_rank(look, reach=reach),
         ranking=_ranking(vector is not None, by_words, question.mode),
         degraded=is_degraded,
         note=" ".join(note for note, holds in notes.items() if holds),
     )
 
 
-def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> tuple[list[Ranked], list[float]]:
-    """Return the rows, best first, and their merits: 1 for a row that is first in each arm.
+def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> list[Ranked]:
+    """Return the rows, best first. A row that is first in each arm has the merit 1.
 
     ``look`` runs the arms at a depth.
     """
     ranked: dict[Any, Ranked] = {}
-    merits: dict[Any, float] = {}
     least = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
@@ -155,9 +147,9 @@ def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> tuple[list[Ranked]
         for key, score in list(fused.items())[: min(depth.results, reach)]:
             if key not in ranked:
                 # DEEP may score a row higher than SHALLOW's last, but it still comes after that.
-                merits[key] = least = min(score, least)
+                least = min(score, least)
                 ranked[key] = _ranked(key, least, by_meaning, by_words, places)
-    return list(ranked.values()), list(merits.values())
+    return list(ranked.values())
 
 
 def _ranked(
@@ -174,7 +166,7 @@ def _ranked(
     else:
         best = near or by_words[key]
     is_fused = len(places) > 1
-    return Ranked(key, best.chunk, merit if is_fused else best.value, similarity)
+    return Ranked(key, best.chunk, merit if is_fused else best.value, similarity, merit)
 
 
 def _vector(pending: Pending | None) -> Vector | None:

@@ -142,9 +142,9 @@ def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
     if len(answers) == 1:
         return [(0, one) for one in answers[0].ranked]
     ranked = [
-        (number, Ranked(one.key, one.chunk, merit, one.similarity))
+        (number, Ranked(one.key, one.chunk, one.merit, one.similarity, one.merit))
         for number, answer in enumerate(answers)
-        for one, merit in zip(answer.ranked, answer.merits, strict=True)
+        for one in answer.ranked
     ]
     # The sort is stable: on a tie, the model that was given first comes first.
     return sorted(ranked, key=lambda one: -one[1].score)

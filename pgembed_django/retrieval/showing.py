@@ -18,6 +18,8 @@ class Ranked(NamedTuple):
     chunk: int
     score: float
     similarity: float | None
+    merit: float
+    """A score by rank alone, which is comparable between models."""
 
 
 def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) -> list[Hit[Any]]:
