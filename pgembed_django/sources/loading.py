@@ -58,13 +58,15 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
     short rows.
     """
     found, _ = fetch(with_source_pk(rows).order_by("pk"))
-    keys, until = [row.pk for _, row in found], time.monotonic() + seconds
+    keys = {source_pk: row.pk for source_pk, row in found}
+    until = time.monotonic() + seconds
     digests = {}
     for source_pk, text, error in _each(spec, found, using=rows.db):
         if not error:
             digests[source_pk] = spec.text_digest(text)
-        if found and time.monotonic() >= until:
-            return digests, keys[-len(found) - 1]
+        has_more = bool(found)  # _each takes out the rows that it has yielded
+        if has_more and time.monotonic() >= until:
+            return digests, keys[source_pk]
     return digests, None
 
 
