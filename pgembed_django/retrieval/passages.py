@@ -25,7 +25,21 @@ class Passage(NamedTuple):
     text: str
     start: int
     end: int
-    marks: Marks
+    marks: Marks = ()
+
+
+class _Stored(NamedTuple):
+    """A chunk as ``statements.PASSAGES`` reads it."""
+
+    id: int
+    text: str | None
+    """None: the spec does not store texts."""
+    start: int
+    end: int
+    text_digest: bytes
+    waits: bool
+    """The chunk has no vector yet."""
+    headline: str | None
 
 
 def of(
@@ -41,30 +55,35 @@ def of(
     out a row whose chunk is of an older text if the spec hides stale rows.
     """
     spec = target.spec
-    stored = _stored(target, list(chunks.values()), mark=(mark := _mark()), words=words)
+    mark = _mark()
+    stored = _stored(target, list(chunks.values()), mark=mark, words=words)
     found: dict[Any, Passage] = {}
-    cut: dict[Any, tuple[str, int, int]] = {}
+    unmarked: dict[Any, Passage] = {}
     for key, row in rows.items():
-        if chunks[key] not in stored:
+        chunk = stored.get(chunks[key])
+        if chunk is None:
             # A worker has replaced the chunk since. Still show the row: the start of its text.
             text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
-            cut[key] = text, 0, len(text)
+            unmarked[key] = Passage(text, 0, len(text))
+        elif chunk.waits and spec.stale == "hide" and not _is_of_text(chunk, spec, row):
             continue
-        text, start, end, digest, waits, headline = stored[chunks[key]]
-        if waits and spec.stale == "hide":
-            now = _text_now(spec, row)
-            if now is None or spec.text_digest(now) != bytes(digest):
-                continue
-        if text is None:
-            cut[key] = (_text_now(spec, row) or "")[start:end], start, end
+        elif chunk.text is None:
+            text = (_text_now(spec, row) or "")[chunk.start : chunk.end]
+            unmarked[key] = Passage(text, chunk.start, chunk.end)
         else:
-            marks = highlights.marks_in(headline or "", passage=text, mark=mark)
-            found[key] = Passage(text, start, end, marks)
-    if cut:
-        marked = _marks(target.using, [text for text, _, _ in cut.values()], words=words)
-        for key, marks in zip(cut, marked, strict=True):
-            found[key] = Passage(*cut[key], marks)
+            marks = highlights.marks_in(chunk.headline or "", passage=chunk.text, mark=mark)
+            found[key] = Passage(chunk.text, chunk.start, chunk.end, marks)
+    if unmarked:
+        marked = _marks(target.using, [one.text for one in unmarked.values()], words=words)
+        for (key, passage), marks in zip(unmarked.items(), marked, strict=True):
+            found[key] = Passage(passage.text, passage.start, passage.end, marks)
     return found
+
+
+def _is_of_text(chunk: _Stored, spec: Spec, row: Any) -> bool:
+    """Return whether a chunk is of the row's present text."""
+    now = _text_now(spec, row)
+    return now is not None and spec.text_digest(now) == bytes(chunk.text_digest)
 
 
 @locales.of_settings()
@@ -80,7 +99,8 @@ def _text_now(spec: Spec, row: Any) -> str | None:
 
 def _stored(
     target: Target[Any], chunks: Sequence[int], *, mark: str, words: Words | None
-) -> dict[int, tuple[Any, ...]]:
+) -> dict[int, _Stored]:
+    """Return the chunks that are still there, by id."""
     rows = database.rows(
         target.using,
         selects.passages(target),
@@ -89,7 +109,7 @@ def _stored(
         options=_options(mark),
         ids=chunks,
     )
-    return {row[0]: row[1:] for row in rows}
+    return {row[0]: _Stored(*row) for row in rows}
 
 
 def _marks(using: str, passages: list[str], *, words: Words | None) -> list[Marks]:
