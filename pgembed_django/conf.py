@@ -204,28 +204,29 @@ def problems() -> Iterator[tuple[str, str]]:
 
 def _remedy(name: str, kind: str, value: Any) -> str | None:
     if kind in ("float", "int"):
-        least = LEAST.get(name, 1) if kind == "int" else 0
-        most = MOST.get(name, ENDLESS)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not least <= value <= most or (kind == "int" and value % 1):
-            whole = "whole " if kind == "int" else ""
-            return f"Set it to a {whole}number from {least} to {most:,}."
-        if name in ABOVE_ZERO and not value:
-            return "Set it to a number above zero."
-        neighbours: object = current().hnsw_m
-        if (
-            name == "hnsw_ef_construction"
-            and isinstance(neighbours, int)
-            and value < 2 * neighbours
-        ):
-            return f"Set it to twice PGEMBED_HNSW_M or more, which is {neighbours}."
-    elif kind == "bool" and not isinstance(value, bool):
+        return _remedy_of_number(name, value, is_whole=kind == "int")
+    if kind == "bool" and not isinstance(value, bool):
         # A value from the environment is a string.
         return "Set it to True or False. 'False' counts as True."
-    elif name in CHOICES and value not in CHOICES[name]:
+    if name in CHOICES and value not in CHOICES[name]:
         return f"Choose one of: {', '.join(CHOICES[name])}."
-    elif kind == "str" and not isinstance(value, str):
+    if kind == "str" and not isinstance(value, str):
         return "Set it to a string."
-    elif name == "worker_database" and value is not None and value not in connections:
+    if name == "worker_database" and value is not None and value not in connections:
         return f"Name an alias of DATABASES: {', '.join(connections)}. Or None."
+    return None
+
+
+def _remedy_of_number(name: str, value: Any, *, is_whole: bool) -> str | None:
+    least = LEAST.get(name, 1) if is_whole else 0
+    most = MOST.get(name, ENDLESS)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most or (is_whole and value % 1):
+        return f"Set it to a {'whole ' if is_whole else ''}number from {least} to {most:,}."
+    if name in ABOVE_ZERO and not value:
+        return "Set it to a number above zero."
+    if name == "hnsw_ef_construction":
+        neighbours: object = current().hnsw_m
+        if isinstance(neighbours, int) and value < 2 * neighbours:
+            return f"Set it to twice PGEMBED_HNSW_M or more, which is {neighbours}."
     return None
