@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from django.db import ProgrammingError, connections
@@ -68,6 +68,13 @@ HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, fa
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
 
+class _Index(NamedTuple):
+    """An index that a space should have, and the statement that creates it."""
+
+    name: str
+    create: sql.Composed
+
+
 _told = Told()
 """Keyed by index and database. Refused builds are tried again: the role may get the privilege."""
 
@@ -105,11 +112,11 @@ def build(spec: Spec, space: Space, *, using: str) -> int:
     Call it outside a transaction. An index that a crash left invalid is built again.
     """
     built = 0
-    for name, statement in _missing(spec, space, using=using):
+    for index in _missing(spec, space, using=using):
         with as_builder(using) as is_builder:
             if is_builder:
-                with _told_if_refused(spec, name, using=using):
-                    built += _build_one(spec, name, statement, using=using)
+                with _told_if_refused(spec, index.name, using=using):
+                    built += _build_one(spec, index, using=using)
     _drop_other_kinds(spec, space, using=using)
     return built
 
@@ -159,24 +166,24 @@ def _chosen(space: Space) -> VectorIndex:
     return vector_index(space.dimensions, chosen=conf.current().index_type)
 
 
-def _missing(spec: Spec, space: Space, *, using: str) -> list[tuple[str, sql.Composed]]:
-    """Return the indexes that the space lacks, as names and statements. Too few rows need none."""
+def _missing(spec: Spec, space: Space, *, using: str) -> list[_Index]:
+    """Return the indexes that the space lacks. With too few rows it needs none."""
     least = conf.current().index_rows
-    missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one[0], using=using)]
+    missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one.name, using=using)]
     # Count rows last, because this reads the table.
     return missing if missing and least and _has_rows(spec, space, least, using=using) else []
 
 
-def _wanted(spec: Spec, space: Space) -> list[tuple[str, sql.Composed]]:
+def _wanted(spec: Spec, space: Space) -> list[_Index]:
     settings = conf.current()
     index = _chosen(space)
     names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
     return [
-        (
+        _Index(
             fulltext_name(space),
             sql.SQL(CREATE_FULLTEXT).format(name=sql.Identifier(fulltext_name(space)), **names),
         ),
-        (
+        _Index(
             vector_name(space),
             sql.SQL(CREATE_VECTOR).format(
                 name=sql.Identifier(vector_name(space)),
@@ -190,16 +197,17 @@ def _wanted(spec: Spec, space: Space) -> list[tuple[str, sql.Composed]]:
     ]
 
 
-def _build_one(spec: Spec, name: str, statement: sql.Composed, *, using: str) -> bool:
-    if _is_valid(spec, name, using=using):
+def _build_one(spec: Spec, index: _Index, *, using: str) -> bool:
+    """Build an index, unless another worker has. Return whether it was built."""
+    if _is_valid(spec, index.name, using=using):
         return False
     database.execute(using, HELPERS, workers=str(conf.current().index_workers))
-    _run(using, DROP, name=_qualified(spec, name, using=using))
-    events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
+    _run(using, DROP, name=_qualified(spec, index.name, using=using))
+    events.tell(events.INDEX_STARTED, spec=spec.key, index=index.name)
     started = time.monotonic()
-    _run(using, statement)
+    _run(using, index.create)
     seconds = time.monotonic() - started
-    events.tell(events.INDEX_BUILT, spec=spec.key, index=name, seconds=seconds)
+    events.tell(events.INDEX_BUILT, spec=spec.key, index=index.name, seconds=seconds)
     return True
 
 
