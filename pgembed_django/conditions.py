@@ -180,6 +180,7 @@ def _path_refusals(path: str, *, model: type[Model], is_lookup: bool) -> Iterato
 
 
 def _is_lookup(field: Any, rest: list[str], is_lookup: bool) -> bool:
+    """Return whether the rest of a path is a single lookup, such as ``isnull``."""
     return is_lookup and len(rest) == 1 and field.get_lookup(rest[0]) is not None
 
 

@@ -213,6 +213,7 @@ class Pool:
         return future
 
     def _pause(self, error: ProviderUnavailable) -> None:
+        """Pause after an outage: twice as long each time, or as long as the server asks."""
         self.reason = clean(str(error))  # shown in the log, at the port, and by other processes
         if self._paused_until > self._clock():
             return  # another request of the same outage

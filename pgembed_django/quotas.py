@@ -111,6 +111,7 @@ def wait_seconds(provider: str, *, using: str) -> float:
 def _pay(
     provider: str, limits: QuotaLimits, *, requests: int, tokens: int, is_owed: bool, using: str
 ) -> bool:
+    """Charge a provider's quota. Return whether that was done: without ``is_owed`` only if free."""
     paid = database.rows(
         using,
         TAKE,

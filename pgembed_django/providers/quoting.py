@@ -56,6 +56,7 @@ def said(body: bytes) -> str:
 
 
 def _reason(value: Any) -> str:
+    """Return the first reason found in a JSON value. Empty: there is none."""
     # Ollama: {"error": "…"}; OpenAI: {"error": {…}}; TEI: {"message": …}; FastAPI: {"detail": …}
     if isinstance(value, str):
         return value

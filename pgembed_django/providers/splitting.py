@@ -49,6 +49,7 @@ def embed_halved(
 
 
 def _joined(pieces: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the mean of the pieces' vectors, or one error, by ``_rank``, if any piece failed."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, ProviderError)]
     if errors:
         return min(errors, key=_rank)

@@ -159,6 +159,7 @@ def _ranked(
     by_words: dict[Any, Found],
     places: Sequence[dict[Any, int]],
 ) -> Ranked:
+    """Return a row with the chunk of the arm that ranks it higher. ``places``: its rank per arm."""
     near, worded = by_meaning.get(key), by_words.get(key)
     similarity = near.value if near else None
     if near and worded:
@@ -170,6 +171,7 @@ def _ranked(
 
 
 def _vector(pending: Pending | None) -> Vector | None:
+    """Wait for the query's vector. Return None, and log why, if it cannot be embedded."""
     if pending is None:
         return None
     try:

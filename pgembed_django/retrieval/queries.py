@@ -90,6 +90,7 @@ class QueryVectors:
         return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
 
     def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
+        """Return the cached vector, the request already in flight, or a new one."""
         key = (space.fingerprint, text)
         server = _server(space)
         with self._lock:
@@ -125,6 +126,7 @@ class QueryVectors:
         self._resting[_server(space)] = time.monotonic() + REST_SECONDS
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
+        """Embed a query. Runs in a thread."""
         provider = spaces.provider_of(space)
         # A user's class may override embed_query, and raise or return anything.
         with raising.provider_errors(provider):
@@ -137,6 +139,7 @@ class QueryVectors:
         return vector
 
     def _arrived(self, space: Space, text: str, done: Future[Vector]) -> None:
+        """Cache a vector, or let a provider that is down rest. Runs in a thread."""
         server = _server(space)
         error = done.exception()
         with self._lock:

@@ -139,6 +139,7 @@ async def asearch(
 
 
 def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
+    """Return the rows of all models, best first, each with the number of its answer."""
     if len(answers) == 1:
         return [(0, one) for one in answers[0].ranked]
     ranked = [

@@ -127,6 +127,7 @@ def _is_whole(number: object) -> bool:
 
 
 def _queryset(where: Where[Row]) -> QuerySet[Row]:
+    """Return the queryset to search. Raises ``SearchError`` if it cannot be ranked."""
     if isinstance(where, type) and issubclass(where, Model):
         if where._meta.abstract:
             raise SearchError(

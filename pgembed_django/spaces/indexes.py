@@ -175,6 +175,7 @@ def _missing(spec: Spec, space: Space, *, using: str) -> list[_Index]:
 
 
 def _wanted(spec: Spec, space: Space) -> list[_Index]:
+    """Return the indexes of a space that has enough rows for them."""
     settings = conf.current()
     index = _chosen(space)
     names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}

@@ -74,6 +74,7 @@ def _identity(provider: Provider) -> Identity | None:
 
 
 def _has_had_one_of(spec: Spec, provider: Provider, *, using: str) -> bool:
+    """Return whether any space of the spec, live or retired, may be of this provider."""
     spaces = Space.objects.using(using).filter(spec=spec.key)
     return any(is_of(space, provider) for space in spaces)
 
@@ -88,6 +89,7 @@ def _may_be(space: Space, digest: str | None) -> bool:
 
 
 def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
+    """Store the digest of a space that was opened while the server could not be asked."""
     if not identity["digest"] or space.model_digest:
         return
     unknown = Space.objects.using(using).filter(pk=space.pk, model_digest="")
@@ -153,6 +155,7 @@ def _strays(spec: Spec, *, using: str) -> list[Space]:
 
 
 def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
+    """Return whether the spec's own table has rows of the space."""
     return (
         spec is not None
         and spec.embedding_model._base_manager.using(using).filter(space=space).exists()
@@ -160,6 +163,11 @@ def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
 
 
 def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:
+    """Open a space, active if it is the spec's first. Retires one that is being built.
+
+    Raises:
+        IntegrityError: another worker has opened one at the same time.
+    """
     spaces = Space.objects.using(using).filter(spec=spec.key)
     fingerprint = _fingerprint(identity)
     if known := spaces.filter(fingerprint=fingerprint).first():
