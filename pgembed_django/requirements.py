@@ -59,7 +59,7 @@ def _require_model(model: type[models.Model]) -> None:
 
 
 def _require_fields(declaration: Declaration, model: type[models.Model]) -> None:
-    # A set's order differs between processes: all rows would be stale in each new one.
+    # A set's order differs between processes, and each would consider all rows stale.
     if not isinstance(declaration.fields, (list, tuple)) or not declaration.fields:
         refuse(
             model,

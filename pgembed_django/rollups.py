@@ -18,7 +18,7 @@ FLUSH_SECONDS = 5.0
 """How often a worker adds its counts to the table."""
 
 BOUNDS = tuple(0.005 * 2 ** (n / 2) for n in range(48))
-"""The upper bounds of the histogram's buckets in seconds, 5 ms to 16 hours. A last one has none."""
+"""The histogram's upper bounds in seconds, 5 ms to 16 hours. One more bucket has no bound."""
 
 KEPT = {Rollup.Width.MINUTE.value: 2 * 3600, Rollup.Width.QUARTER.value: 2 * 86_400}
 """How long to keep the sums of each width, in seconds: two hours, and two days."""

@@ -140,7 +140,7 @@ class Spec(Declaration):
         """Return the primary key's Python value, given the key as Postgres prints it.
 
         Raises:
-            ValidationError: it cannot be: another field was the primary key when it was stored.
+            ValidationError: it is not a valid key: another field was the primary key before.
         """
         return self.model._meta.pk.to_python(source_pk)
 

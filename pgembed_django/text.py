@@ -144,7 +144,7 @@ def is_boundary(text: str, index: int, *, start: int = 0) -> bool:
 
 
 def _is_unknown(char: str) -> bool:
-    """Return whether a later Unicode version may assign a mark or a prefix here."""
+    """Return whether a later Unicode version may make this character a mark or a prefix."""
     return (
         unicodedata.category(char) == "Cn"
         # Reserved for pictographs and for ideographs, which do not join with their neighbours.

@@ -182,7 +182,7 @@ class Sift:
 
     def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
         weight = sum(self._provider.weigh(self._texts[index]) for index in group)
-        # Lower the limit before asking the plain word, which may fail while the server still
+        # Lower the limit before sending a plain word, which may fail while the server still
         # computes the abandoned request: the next request must be smaller in any case. Add an
         # eighth, because the halves of a group are not equal.
         self._provider.token_pace.failed(weight + weight // 8)

@@ -85,7 +85,7 @@ class Arms:
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
         """Return what the arms find, one chunk per row."""
         if len(arms) > 1 and any(arm.exact for arm in arms):
-            # Separate statements: set_config, which an index scan needs, rules out parallel plans.
+            # One statement per arm: the set_config of an index scan rules out a parallel plan.
             return {arm.name: self.find([arm], depth=depth)[arm.name] for arm in arms}
         taken = {arm.name: self._first(depth) * arm.spread for arm in arms}
         looks = self._look(arms, taken)

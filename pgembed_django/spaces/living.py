@@ -128,7 +128,7 @@ def provider_of_texts(space: Space) -> Provider:
 
 
 def is_of(space: Space, provider: Provider) -> bool:
-    """Return whether a provider makes a space's vectors, judging without the server's digest."""
+    """Return whether a provider makes a space's vectors, going by its declaration alone."""
     return all(getattr(space, name) == value for name, value in provider.declared().items())
 
 

@@ -118,7 +118,7 @@ def mark_pruned(space: Space, *, using: str) -> bool:
 
 
 def forget(spec_key: str, *, using: str) -> None:
-    """Delete the spaces of a spec that is gone, along with its table of vectors."""
+    """Delete the spaces of a spec that is gone. Its table of vectors must be gone too."""
     Space.objects.using(using).filter(spec=spec_key).delete()
 
 
