@@ -5,8 +5,8 @@ packages. First comes a plain backfill of all rows, then a calm, then the swap. 
 searches go on throughout, and as many workers are killed in the swap as in the backfill. The
 workers run with ``nice``, as the deployment's unit does on a machine that serves searches too.
 Every search must return vectors of exactly one space, and the searched space must never hold fewer
-rows than before. The bars: the p99 of searches during the swap is at most 1.5 times that in the calm,
-and the swap takes at most 1.15 times as long as the backfill.
+rows than before. The bars: the p99 of searches during the swap is at most 1.5 times that in the
+calm, and the swap takes at most 1.15 times as long as the backfill.
 """
 
 from __future__ import annotations
