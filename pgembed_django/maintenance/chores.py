@@ -32,6 +32,8 @@ class Chore:
 
     seconds: float
     once: Callable[[], int]
+    starts_at_once: bool = True
+    """Whether its first turn is at the start. Otherwise it is after ``seconds``."""
     due_at: float = 0.0
     put_off_seconds: float = 0.0
 
@@ -85,7 +87,10 @@ class Chores:
         self._thread = threading.Thread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Every chore is due immediately."""
+        """Start the thread. Chores that start at once are due immediately."""
+        now = time.monotonic()
+        for chore in self._chores:
+            chore.due_at = now if chore.starts_at_once else now + chore.seconds
         self._thread.start()
 
     def check(self) -> None:

@@ -53,8 +53,13 @@ class Maintenance:
             [
                 Chore(settings.reap_seconds, self.reap),
                 Chore(settings.reconcile_seconds, self.reconcile),
-                Chore(LAPS_SECONDS * is_reconciling, self.continue_laps),
-                Chore(STALE_PAGE_SECONDS * is_reconciling, self.look_for_stale_rows),
+                # Not at once: the laps that ``reconcile`` begins are to take turns with the work.
+                Chore(LAPS_SECONDS * is_reconciling, self.continue_laps, starts_at_once=False),
+                Chore(
+                    STALE_PAGE_SECONDS * is_reconciling,
+                    self.look_for_stale_rows,
+                    starts_at_once=False,
+                ),
                 Chore(PRUNE_SECONDS, self.prune_jobs),
             ],
             using=using,

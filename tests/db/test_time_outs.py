@@ -265,6 +265,33 @@ def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplo
     assert "(take_long) was given up, trying again later: canceling statement" in caplog.text
 
 
+def test_a_chore_that_does_not_start_at_once_waits_for_its_turn():
+    turns: list[str] = []
+    done = threading.Event()
+
+    def wait() -> int:
+        turns.append("too early")
+        return 0
+
+    def do() -> int:
+        done.set()
+        return 0
+
+    chores = Chores(
+        "both",
+        [Chore(60.0, wait, starts_at_once=False), Chore(60.0, do)],
+        using="default",
+        wake=lambda: None,
+    )
+    chores.start()
+    assert done.wait(10)
+    chores.stop()
+    chores.join()
+
+    chores.check()
+    assert not turns
+
+
 def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
     """An index build, say. It ends the session, too."""
     skip_where_unknown("transaction_timeout")
