@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from pgembed_django.text import Count, is_boundary, reach, reach_back, trim
+from pgembed_django.graphemes import is_boundary
+from pgembed_django.text import Count, reach, reach_back, trim
 
 BREAK = re.compile(r"\s+|(?<=[。！？｡])(?![\s。！？｡”’」』）])")  # noqa: RUF001
 SENTENCE_ENDS = frozenset(".!?…。！？｡؟۔।॥։።")  # noqa: RUF001

@@ -3,40 +3,13 @@ from __future__ import annotations
 import time
 import unicodedata
 from hashlib import sha256
-from itertools import accumulate
 
 import pytest
-import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.text import clean, cut, digest, encodable, is_boundary, reach, reach_back, trim
-
-FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
-GERMANY = "\U0001f1e9\U0001f1ea"
-THUMB = "\U0001f44d\U0001f3fd"
-
-# Where clusters are made: one sample at least of each class of UAX #29, and plain letters.
-JOINING = (
-    "ab .\r\n\t\0\x85\u2028\xad\u200b"  # letters, spaces, controls
-    "\u0301\u0308\u20dd\ufe0f\U000e0101\u200c\u200d\uff9e\u302e"  # extenders
-    "\u0903\u0e33\u0eb3\u093e\U0001d166"  # spacing marks
-    "\u0600\u06dd\u070f\u0890\u0d4e\U000110bd\U000113d1\U00011f02"  # prefixes
-    "\u1100\u1160\u11a8\uac00\uac01\ua960\ud7b0\ud7cb\U00016d63\U00016d67"  # syllables
-    "\u0915\u094d\u0937\u093c\u0995\u09cd\u1b13\u1b44\u1780\u17d2"  # Indic conjuncts
-    "\U0001f469\U0001f467\u2764\xa9\U0001f3fd\U0001f1e9\U0001f1ea\U000e0067\U000e007f"  # emoji
-    "\u0378\U0001fadf\U00020000\U0002ebf0\U000323b0\ud800\ufffd\uffff"  # unassigned and odd
-)
-joining_text = st.text(st.sampled_from(JOINING) | st.characters(), max_size=30)
-
-
-def true_boundaries(text: str) -> set[int]:
-    return {0, *accumulate(len(cluster) for cluster in regex.findall(r"\X", text))}
-
-
-def allowed_boundaries(text: str) -> set[int]:
-    return {index for index in range(len(text) + 1) if is_boundary(text, index)}
-
+from pgembed_django.text import clean, cut, digest, encodable, reach, reach_back, trim
+from tests.unit.joining import FAMILY, GERMANY, JOINING, joining_text, true_boundaries
 
 # clean
 
@@ -85,56 +58,6 @@ def test_digests_are_equal_only_for_the_same_parts(parts, others):
 def test_a_str_is_digested_as_its_utf8():
     assert digest("\xe9") == digest(b"\xc3\xa9")
     assert len(digest()) == len(digest("\ud800")) == 32
-
-
-# is_boundary
-
-
-@given(joining_text)
-@example("\u0915\u094d\u200d\u0937")
-@example("\u0301\u0915")
-@example(GERMANY * 2 + "\U0001f1eb")
-@example("\n\u0301 \u0301")
-def test_no_cut_is_allowed_inside_a_grapheme(text):
-    assert allowed_boundaries(text) <= true_boundaries(text)
-
-
-@given(joining_text, st.data())
-def test_a_boundary_known_already_saves_looking_before_it(text, data):
-    start = data.draw(st.sampled_from(sorted(true_boundaries(text))))
-
-    allowed = {i for i in range(start, len(text) + 1) if is_boundary(text, i, start=start)}
-
-    assert allowed <= true_boundaries(text)
-
-
-@pytest.mark.parametrize(
-    "around", ["a{}a", "\u0915{}\u0301\u0915", "\u0915\u094d{}\u0915", "\u1100{}\u11a8"]
-)
-def test_every_character_is_judged_safely(around):
-    texts = [around.format(chr(code)) for code in (*range(0x20000), *range(0xE0000, 0xE1000))]
-
-    assert [t for t in texts if not allowed_boundaries(t) <= true_boundaries(t)] == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Plain English, with 2 lines.\nAnd a tab\t.",
-        "d\xe9j\xe0 vu, gro\xdf, \u010de\u0161tina",
-        "\u041f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440",
-        "\u6f22\u5b57\u304b\u306a\u3002\ud55c\uad6d\uc5b4",
-        "\u0928\u092e\u0938\u094d\u0924\u0947 \u0926\u0941\u0928\u093f\u092f\u093e",
-        f"x{FAMILY}y{GERMANY}{GERMANY}{THUMB}\u2764\ufe0f1\ufe0f\u20e3",
-        "e\u0301\u0308\nz",
-    ],
-)
-def test_in_common_text_every_boundary_is_found(text):
-    assert allowed_boundaries(text) == true_boundaries(text)
-
-
-def test_a_character_from_a_later_unicode_is_not_torn_off():
-    assert allowed_boundaries("a\u0378b") == {0, 3}
 
 
 # reach and cut
