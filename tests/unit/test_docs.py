@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import pkgutil
 import re
 import shlex
 from dataclasses import MISSING, fields
@@ -275,6 +276,12 @@ def test_every_address_elsewhere_is_on_the_list() -> None:
 def test_every_python_block_is_python(page: Path) -> None:
     for block in blocks(page, "python"):
         compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_name_of_ours_can_be_imported(page: Path) -> None:
+    for name in re.findall(r"(?<!/)\bpgembed_django(?:\.[A-Za-z_]\w*)+", page.read_text()):
+        pkgutil.resolve_name(name)
 
 
 def test_every_test_that_the_guarantees_name_is_there() -> None:
