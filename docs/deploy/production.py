@@ -1,4 +1,4 @@
-"""Settings of a server, from its environment. As mysite/production.py, beside settings.py."""
+"""Settings from the environment. Save it as mysite/production.py, beside settings.py."""
 
 import os
 
@@ -10,7 +10,7 @@ SECRET_KEY = os.environ["SECRET_KEY"]
 ALLOWED_HOSTS = os.environ["ALLOWED_HOSTS"].split(",")
 DATABASES = {"default": dj_database_url.parse(os.environ["DATABASE_URL"])}
 
-# Only where DATABASE_URL leads to a pooler: workers need a connection that stays theirs.
+# Only if DATABASE_URL leads to a pooler: workers need connections of their own.
 if "WORKER_DATABASE_URL" in os.environ:
     DATABASES["direct"] = dj_database_url.parse(os.environ["WORKER_DATABASE_URL"])
     PGEMBED_WORKER_DATABASE = "direct"

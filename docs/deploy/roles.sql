@@ -1,16 +1,16 @@
 -- Roles with no more rights than they need, for a project called mysite: replace that name.
 --
 --   mysite_web      saves rows, and searches
---   mysite_staff    serves the admin pages of pgembed, too. Leave it out where nobody uses them
+--   mysite_staff    also serves the admin pages of pgembed. Leave it out if nobody uses them
 --   mysite_worker   runs embed_worker and the other embed_ commands
 --
--- Whoever owns the tables runs migrate, and gets no role here. Run this as a superuser, or as
--- that owner with CREATEROLE and the database its own, after migrate, and again after each
--- migrate that adds a decorated model:
+-- The owner of the tables runs migrate, and needs no role from here. Run this after migrate, and
+-- again after each migrate that adds a decorated model, as a superuser, or as that owner if it
+-- has CREATEROLE and also owns the database:
 --
 --   psql -v ON_ERROR_STOP=1 -f roles.sql mysite
 --
--- Give the roles to those who log in: GRANT mysite_worker TO worker_login.
+-- Then grant the roles to the users that log in: GRANT mysite_worker TO worker_login.
 
 DO $$
 DECLARE
@@ -24,14 +24,14 @@ BEGIN
 END
 $$;
 
--- Saving rows takes no right on our tables: triggers call functions that have them. What
+-- Saving rows needs no rights on our tables: triggers call functions that have them. What
 -- mysite_web may do with your own tables is up to you. To search, it reads:
 GRANT SELECT ON pgembed_space TO mysite_web;
--- Only for @embeddable(stale="hide"). No errors: those may quote what providers answered.
+-- Only for @embeddable(stale="hide"). Not the errors, which may quote answers of providers.
 GRANT SELECT (spec, source_pk, status, kind, settled_at) ON pgembed_job TO mysite_web;
 
--- The admin pages read everything of ours. Retry, Dismiss and Pause write two tables; Re-embed
--- forgets vectors that wait for the rest of their row, and notes how far a run over all has come.
+-- The admin pages read all our tables. Retry, Dismiss and Pause write to two of them; Re-embed
+-- deletes staged vectors, and records the progress of a run over all rows.
 GRANT mysite_web TO mysite_staff;
 GRANT SELECT
     ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
@@ -46,10 +46,10 @@ GRANT SELECT, INSERT, UPDATE, DELETE
     ON pgembed_attempt, pgembed_job, pgembed_lap, pgembed_pause, pgembed_quota, pgembed_rollup,
        pgembed_space, pgembed_staging, pgembed_worker
     TO mysite_worker;
--- Started anew in the middle of a deploy, it looks whether a migration explains why a table is gone.
+-- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;
 
--- The functions run as the owner of our tables, who deletes vectors of rows that go.
+-- The functions run as the owner of our tables, which deletes the vectors of deleted rows.
 DO $$
 BEGIN
     EXECUTE format(
@@ -59,7 +59,7 @@ BEGIN
 END
 $$;
 
--- Tables that our triggers watch: the worker reads them, and nothing else. Where a text method
+-- Tables that our triggers watch: of your tables, the worker reads only these. If a text method
 -- reads other tables, grant SELECT on those as well.
 DO $$
 DECLARE
@@ -93,7 +93,7 @@ BEGIN
         EXECUTE format('GRANT CREATE ON SCHEMA %s TO mysite_worker', chunks.schema);
         EXECUTE format('ALTER TABLE %s OWNER TO mysite_worker', chunks.name);
         EXECUTE format('GRANT SELECT ON %s TO mysite_web', chunks.name);
-        -- To embed rows anew, it is noted that theirs are outdated.
+        -- To re-embed rows, their chunks are marked as stale.
         EXECUTE format('GRANT UPDATE (chunk_digest) ON %s TO mysite_staff', chunks.name);
     END LOOP;
 END
