@@ -31,7 +31,7 @@ Counts = Mapping[str, int]
 PARTS: dict[str, _StrPromise] = {
     "retried": gettext_lazy("retried %d"),
     "dismissed": gettext_lazy("dismissed %d"),
-    "reembedded": gettext_lazy("to be embedded anew %d"),
+    "reembedded": gettext_lazy("to be embedded again %d"),
     "released": gettext_lazy("released %d"),
     "forward": gettext_lazy("brought forward %d"),
     "failed": gettext_lazy("failed by it %d"),

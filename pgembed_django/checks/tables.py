@@ -166,7 +166,7 @@ def _keys(connection: Any) -> Iterator[CheckMessage]:
             f"{spec}: the key of {spec.model.__name__} is {key}, and that of its vectors {stored}. "
             "Nothing of it can be embedded or searched.",
             hint="Another field has become the primary key, which alters no foreign key. Let a "
-            f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded anew.",
+            f"migration run: {RETYPE.format(table=table, key=key)}. The rows are embedded again.",
             id="pgembed.W005",
         )
 

@@ -127,7 +127,7 @@ def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) ->
             continue
         keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
         line = f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and "
-        line += f"are not embedded anew yet: {keys}. "
+        line += f"are not embedded again yet: {keys}. "
         if and_rows_after and (rows := one.keys_left.count()):
             line += f"{rows:,} rows after them have yet to be looked at. "
         lines.append(f"{line}The same command goes on with them.")

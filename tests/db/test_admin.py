@@ -638,7 +638,7 @@ def test_every_row_of_a_spec_is_embedded_anew_in_batches(
     assert "Re-embed 3 rows?" in asked.content.decode()
     first = client.post(where, hidden(asked))
 
-    assert said(client.post(where, hidden(first))) == "To be embedded anew 3."
+    assert said(client.post(where, hidden(first))) == "To be embedded again 3."
     assert Job.objects.filter(status="pending", kind="backfill").count() == 3
     assert run_jobs() == 3
     assert client.get(where, {"scope": "rows", "spec": "nonsense"}).status_code == 404
@@ -657,11 +657,11 @@ def test_a_running_job_is_released_and_a_unit_embedded_anew(
     assert 'value="retry"' not in page
 
     assert act(client, "release", held.id) == "Released 1."
-    assert act(client, "reembed", held.id) == "To be embedded anew 1."
+    assert act(client, "reembed", held.id) == "To be embedded again 1."
 
     assert set(LogEntry.objects.values_list("object_id", "change_message")) == {
         (str(held.id), "Released 1."),
-        (str(held.id), "To be embedded anew 1."),
+        (str(held.id), "To be embedded again 1."),
     }
 
 

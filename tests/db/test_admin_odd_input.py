@@ -151,5 +151,5 @@ def test_jobs_whose_key_is_none_keep_no_other_from_being_embedded_anew(
         "/admin/pgembed/job/", {"action": "reembed", "_selected_action": selected}, follow=True
     )
 
-    assert "To be embedded anew 1, left alone 5." in page.content.decode()
+    assert "To be embedded again 1, left alone 5." in page.content.decode()
     assert Job.objects.filter(source_pk=there.source_pk, status="pending").exists()

@@ -74,10 +74,10 @@ def test_it_goes_on_when_the_workers_have_made_room(operator, articles, run_jobs
     assert 'data-pgembed-continue="3"' in told
     assert Job.objects.filter(status="pending", kind="backfill").count() == 2
     run_jobs()
-    assert run.go_on() == "To be embedded anew 3."
+    assert run.go_on() == "To be embedded again 3."
     # A batch that did nothing is not logged.
     messages = LogEntry.objects.order_by("id").values_list("change_message", flat=True)
-    assert list(messages) == ["To be embedded anew 2.", "To be embedded anew 1."]
+    assert list(messages) == ["To be embedded again 2.", "To be embedded again 1."]
 
 
 def test_a_run_that_was_left_goes_on_where_it_was(operator, articles):
@@ -87,7 +87,7 @@ def test_a_run_that_was_left_goes_on_where_it_was(operator, articles):
 
     assert "Re-embed 1 row?" in again.text
     assert f"A run before this one has come to the row {articles[1].pk}" in again.text
-    assert again.go_on() == "To be embedded anew 1."
+    assert again.go_on() == "To be embedded again 1."
     assert not Lap.objects.get().cursor
     assert "Re-embed 3 rows?" in Run(operator).text
 
@@ -100,7 +100,7 @@ def test_or_begins_anew(operator, articles):
     assert 'name="restart"' in again.text
     assert "2 of 2 so far." in again.go_on(restart="1")
     assert "restart" not in hidden(again.page)
-    assert again.go_on() == "To be embedded anew 3."
+    assert again.go_on() == "To be embedded again 3."
 
 
 def test_it_begins_anew_also_where_workers_have_to_make_room_first(
@@ -113,7 +113,7 @@ def test_it_begins_anew_also_where_workers_have_to_make_room_first(
     assert "It goes on when fewer than 2 rows wait" in again.go_on(restart="1")
     run_jobs()
 
-    assert "To be embedded anew 2." in again.go_on()
+    assert "To be embedded again 2." in again.go_on()
 
 
 def test_the_command_goes_on_with_it_too(operator, articles):
@@ -131,7 +131,7 @@ def test_another_backfill_of_the_model_does_not_set_it_back(operator, articles):
 
     run("embed_backfill", KEY, "--no-wait", "--force", "--where", f"pk={articles[0].pk}")
 
-    assert asked.go_on() == "To be embedded anew 3."
+    assert asked.go_on() == "To be embedded again 3."
 
 
 def test_what_the_command_has_brought_to_its_end_does_not_begin_anew(operator, articles):
@@ -140,7 +140,7 @@ def test_what_the_command_has_brought_to_its_end_does_not_begin_anew(operator, a
 
     run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert asked.go_on() == "To be embedded anew 2."
+    assert asked.go_on() == "To be embedded again 2."
     assert "2 of 3 so far." in Run(operator).go_on()
 
 
@@ -178,7 +178,7 @@ def test_it_comes_back_to_a_row_that_is_being_written(writer, articles, operator
     assert "1 row is locked by an open write" in told
     writer.rollback()
 
-    assert run.go_on() == "To be embedded anew 3."
+    assert run.go_on() == "To be embedded again 3."
     assert outdated() == {article.pk for article in articles}
 
 
@@ -187,9 +187,9 @@ def test_and_leaves_it_to_the_next_run_after_a_while(writer, articles, operator)
     for _ in range(3):
         run.go_on()
 
-    assert run.go_on() == "To be embedded anew 2, locked by an open write 1 (try again)."
+    assert run.go_on() == "To be embedded again 2, locked by an open write 1 (try again)."
     writer.rollback()
     again = Run(operator)
     assert "Re-embed 1 row?" in again.text
-    assert again.go_on() == "To be embedded anew 1."
+    assert again.go_on() == "To be embedded again 1."
     assert outdated() == {article.pk for article in articles}

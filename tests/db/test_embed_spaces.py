@@ -109,7 +109,7 @@ def test_a_space_that_was_begun_anew_is_not_gone_back_to_twice(two_spaces):
     embed_spaces("rollback", str(old.pk))
     begun = Space.objects.get(spec=KEY, state="building")
 
-    with pytest.raises(CommandError, match=f"begun anew as {begun.pk}, which is building"):
+    with pytest.raises(CommandError, match=f"started again as {begun.pk}, which is building"):
         embed_spaces("rollback", str(old.pk))
 
     begun.refresh_from_db()
@@ -182,7 +182,7 @@ def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
     assert "pruned" in embed_spaces()
-    assert "built anew" in embed_spaces("rollback", str(old.pk))
+    assert "built again" in embed_spaces("rollback", str(old.pk))
     assert re.search(r"\d+  building  bag-of-words", embed_spaces())
 
 

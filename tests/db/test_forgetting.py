@@ -101,7 +101,7 @@ def test_a_declared_spec_is_not_forgotten(gone: str) -> None:
 def test_nor_one_that_a_live_worker_knows(gone: str) -> None:
     Worker.objects.create(host="here", pid=7, version="1", specs=[gone])
 
-    with pytest.raises(CommandError, match=r"the worker here:7 knows it\. Start it anew"):
+    with pytest.raises(CommandError, match=r"the worker here:7 knows it\. Restart it"):
         run("embed_forget", "--yes")
 
     assert Job.objects.filter(spec=gone).count() == 4

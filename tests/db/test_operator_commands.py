@@ -655,7 +655,7 @@ def test_force_tells_which_rows_it_could_not_have_embedded_anew(written):
 
     assert raised.value.returncode == 1
     assert "1 rows are locked by an open write" in str(raised.value)
-    assert f"anew yet: {articles[1].pk}. The same command goes on" in str(raised.value)
+    assert f"again yet: {articles[1].pk}. The same command goes on" in str(raised.value)
     assert outdated() == {articles[0].pk, articles[2].pk}
 
     other.rollback()
@@ -678,7 +678,7 @@ def test_stopped_it_tells_them_too(written, monkeypatch):
     with pytest.raises(CommandError):
         call_command("embed_backfill", KEY, "--force", stdout=out, stderr=out)
 
-    assert f"anew yet: {articles[1].pk}. The same command goes on" in out.getvalue()
+    assert f"again yet: {articles[1].pk}. The same command goes on" in out.getvalue()
 
 
 BULK = 400

@@ -43,7 +43,7 @@ class Command(EmbedCommand):
         "Queues rows without vectors, behind all other work and never more than 10,000 at a "
         "time, and waits until the workers have embedded them. Workers do the same by "
         "themselves every few minutes: this is for some rows only (--where), at a bounded rate "
-        "(--rate), with progress, or to embed rows anew whose text is the same (--force). "
+        "(--rate), with progress, or to embed rows again whose text is the same (--force). "
         "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
         "first what it would embed and what that costs: --dry-run. "
         "Exit status: 0 done; 1 not done, or with --force not all, because open writes lock some "
@@ -175,7 +175,7 @@ class Command(EmbedCommand):
         self.stdout.write(
             f"{backfill.spec.key}: going on after {backfill.resumed_from}"
             f"{f', with {left:,} rows that were being written' * bool(left)}. "
-            "--restart begins anew."
+            "--restart starts over."
         )
 
     def _queue(self, backfill: Backfill, rate: float | None, progress: Progress) -> tuple[int, int]:

@@ -77,5 +77,5 @@ class Command(EmbedCommand):
             )
         for worker in status.overview(specs=[], using=self.using).workers:
             if worker.is_live and key in worker.specs:
-                return f"the worker {worker.name} knows it. Start it anew, with the code of today"
+                return f"the worker {worker.name} knows it. Restart it with the current code"
         return ""

@@ -21,7 +21,7 @@ class Command(EmbedCommand):
         "Lists the spaces: one for each model that a spec's vectors were made with. A new model "
         "in the settings is built behind the active one and switched to by itself. By hand: "
         "'activate' switches now, before it is full; 'cancel' stops building; 'rollback' goes "
-        "back to a retired space, after it is topped up, or built anew if it was pruned; 'prune' "
+        "back to a retired space, after it is topped up, or built again if it was pruned; 'prune' "
         "deletes what is retired: all of it, or the space of that number. "
         "Exit status: 0 done; 1 not done, the space is in another state; 2 could not start."
     )
@@ -113,7 +113,7 @@ class Command(EmbedCommand):
             done, needed = built is not None, "retired"
             said = f"{space} is topped up by the workers, then searched."
             if built != space:
-                said = f"{space} is built anew by the workers, then searched."
+                said = f"{space} is built again by the workers, then searched."
         else:
             done = space.state == Space.State.BUILDING and spaces.cancel(
                 space.spec, using=self.using
@@ -126,7 +126,7 @@ class Command(EmbedCommand):
     def _refuse(self, space: Space, needed: str) -> NoReturn:
         if anew := spaces.renewed(space, using=self.using):
             raise CommandError(
-                f"Space {space.pk} was begun anew as {anew.pk}, which is {anew.state}."
+                f"Space {space.pk} was started again as {anew.pk}, which is {anew.state}."
             )
         raise CommandError(f"Space {space.pk} is {space.state}. It has to be {needed}.")
 
