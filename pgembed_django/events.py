@@ -201,6 +201,12 @@ SPACE_ACTIVATED_EARLY = _event(
     "%(spec)s is now searched with %(space)s, which is not full yet: "
     "%(previous)s cannot be reached",
 )
+SPACE_HELD_UP = _event(
+    "space_held_up",
+    WARNING,
+    "Too many rows have failed with %(space)s to search it: %(count)d. Mend and retry them, "
+    "dismiss them, or run manage.py embed_spaces activate %(number)s",
+)
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
 TRIGGERS_AMISS = _event(
     "triggers_amiss",

@@ -42,7 +42,8 @@ RESTS = 10
 class Seen:
     """What the last looks at a space found, and when the next ones are due.
 
-    ``gap``: the key of a row that lacked vectors, or None. Times are by the monotonic clock.
+    ``gap``: the key of a row that lacked vectors, or None. ``is_held_up``: the space was full, but
+    too many rows had failed. Times are by the monotonic clock.
     """
 
     gap: Any = None
@@ -50,6 +51,7 @@ class Seen:
     index_at: float = float("-inf")
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
+    is_held_up: bool = False
     failed_probes: int = 0
     """How many probes of the active space's model failed in a row."""
 
@@ -145,6 +147,8 @@ class Filling:
         return seen.gap is None
 
     def _switch(self, spec: Spec, space: Space, seen: Seen) -> None:
+        if self._is_held_up(spec, space, seen):
+            return
         # Indexes are built last, because inserts are many times faster without them. As that takes
         # time, check for gaps again afterwards.
         if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
@@ -153,6 +157,25 @@ class Filling:
             space, using=self.using
         ):
             events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
+
+    def _is_held_up(self, spec: Spec, space: Space, seen: Seen) -> bool:
+        """Return whether a switch would lose many rows, as the new model refuses them. Tell once.
+
+        The provider may be set up wrongly, and the former vectors are pruned some time after.
+        """
+        started = self._clock()
+        lost = spaces.lost_by_switching(spec, space, using=self.using)
+        seen.look_at += RESTS * (self._clock() - started)
+        if lost and not seen.is_held_up:
+            events.tell(
+                events.SPACE_HELD_UP,
+                spec=spec.key,
+                space=str(space),
+                number=space.pk,
+                count=lost,
+            )
+        seen.is_held_up = lost > 0
+        return seen.is_held_up
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Go over the rows now, if no job covers the gap. Return how many jobs were added.

@@ -1,6 +1,7 @@
 """The life of spaces: ``building`` -> ``active`` -> ``retired``. Only a person reopens one."""
 
 from pgembed_django.spaces.coverage import (
+    FEW,
     FOUND,
     Coverage,
     LookedUp,
@@ -9,6 +10,7 @@ from pgembed_django.spaces.coverage import (
     has_gap,
     jobs_of_row,
     last_gap,
+    lost_by_switching,
 )
 from pgembed_django.spaces.living import (
     active,
@@ -34,6 +36,7 @@ from pgembed_django.spaces.switching import (
 )
 
 __all__ = [
+    "FEW",
     "FOUND",
     "Coverage",
     "LookedUp",
@@ -52,6 +55,7 @@ __all__ = [
     "last_gap",
     "live",
     "live_of",
+    "lost_by_switching",
     "mark_pruned",
     "note_full",
     "provider_of",

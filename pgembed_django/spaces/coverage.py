@@ -11,12 +11,15 @@ from django.db.models.functions import Cast
 
 from pgembed_django import database
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
 FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))
 """Matches the first chunk of a covered row: it has a vector, or the row's text is empty."""
+
+FEW = 0.01
+"""The share of the rows that a switch may lose because they have failed with the new model."""
 
 AT_ONCE = 100
 """How many gaps to read at once, to find one that is not a row written a moment ago."""
@@ -135,6 +138,28 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
         return last_gap(spec, space, using=using) is not None
     except database.Busy:
         return True
+
+
+def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
+    """Count the rows that the active space covers but a full one does not: they have failed there.
+
+    Returns 0 if they are ``FEW``. Dismissed failures do not count.
+
+    Raises:
+        Busy: a writer has locked the whole table.
+    """
+    searched = active(spec, using=using)
+    failures = Job.objects.using(using).filter(OPEN_FAILURE, spec=spec.key)
+    if searched is None or not failures.exists():
+        return 0
+    rows = spec.rows(using=using)
+    failed = rows.filter(LookedUp(jobs_of_row(spec, OPEN_FAILURE)))
+    lost = failed.filter(LookedUp(covering_chunk(spec, searched))).exclude(
+        LookedUp(covering_chunk(spec, space))
+    )
+    with database.giving_way(using):
+        number, every = lost.count(), rows.count()
+    return number if number > FEW * every else 0
 
 
 def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:

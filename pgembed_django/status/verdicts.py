@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgembed_django.spaces import Coverage
+from pgembed_django.spaces import FEW, Coverage
 from pgembed_django.status.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 
 LATE_SECONDS = 60.0
@@ -71,6 +71,12 @@ class Facts:
     def is_short(self) -> bool:
         """Whether a search misses more rows than have a dismissed failure."""
         return self.coverage is not None and self.coverage.missing > self.spec.dismissed.value
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether only failed rows may be missing in the space being built, but too many."""
+        built = self.spec.building.coverage if self.spec.building else None
+        return built is not None and not self.spec.waiting and built.missing > FEW * built.rows
 
 
 def judge(facts: Facts) -> Verdict:
@@ -140,6 +146,8 @@ def _degraded(facts: Facts) -> Iterator[str]:
             f"{spec.open_failures} {'row has' if one else 'rows have'} failed and "
             f"may not be found with {'its' if one else 'their'} present text."
         )
+        if facts.is_held_up:
+            yield "The new space is not searched until they are mended or dismissed."
     if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
         yield f"Changes are late: {_changes(spec)}{_eta(spec)}."
 

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, providers, spaces, specs, store
+from pgembed_django import conf, providers, spaces, specs, status, store
 from pgembed_django.database import locks
 from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, Worker
@@ -24,12 +24,23 @@ from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import Writer, backend_pid, make_due
 
 KEY = "app.ArticleEmbedding"
+BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
 
 
-def provider(*, model: str = "bag-of-words", dimensions: int = 64, **options: object) -> object:
-    backend = "pgembed_django.providers.deterministic.DeterministicProvider"
+def provider(
+    *,
+    model: str = "bag-of-words",
+    dimensions: int = 64,
+    backend: str = BACKEND,
+    **options: object,
+) -> object:
     config = {"BACKEND": backend, "MODEL": model, "DIMENSIONS": dimensions, "OPTIONS": options}
     return override_settings(PGEMBED_PROVIDERS={"default": config})
+
+
+def picky_provider(*, max_characters: int, model: str = "another") -> object:
+    backend = "tests.providers.PickyProvider"
+    return provider(model=model, backend=backend, max_characters=max_characters)
 
 
 @pytest.fixture
@@ -56,10 +67,12 @@ def maintain(spec: specs.Spec):
 def fill(maintain, run_jobs):
     """Find what a building space lacks, embed it, and switch where it is full."""
 
-    def fill() -> None:
+    def fill() -> Maintenance:
         maintain().reconcile()
         run_jobs()
-        maintain().build()
+        watching = maintain()
+        watching.build()
+        return watching
 
     return fill
 
@@ -173,19 +186,61 @@ def test_a_reopened_space_is_topped_up_before_it_is_searched(
 
 
 @pytest.mark.django_db
-def test_a_failed_unit_does_not_hold_up_a_switch(spec, make_article, run_jobs, maintain):
-    article = make_article()
+def test_a_failed_unit_among_many_does_not_hold_up_a_switch(make_article, run_jobs, spec, fill):
+    make_article(title="x" * 80)
+    Article.objects.bulk_create(
+        Article(title="short", published_time="2026-01-01T00:00Z") for _ in range(99)
+    )
     run_jobs()
-    with provider(model="another"):
+    with picky_provider(max_characters=60):
         spaces.ensure(spec, using="default")
-        Job.objects.create(
-            spec=KEY,
-            source_pk=str(article.pk),
-            status="failed",
-            last_error="refused",
-            finished_at="2026-01-01T00:00Z",
-        )
-        maintain().build()
+        fill()
+
+    assert states() == [("bag-of-words", "retired"), ("another", "active")]
+    assert Job.objects.filter(status="failed").count() == 1
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("way", ["dismiss", "activate", "retry"])
+def test_a_model_that_refuses_the_rows_does_not_replace_one_that_finds_them(
+    make_article, run_jobs, spec, fill, caplog, way
+):
+    for _ in range(3):
+        make_article(title="x" * 80)
+    run_jobs()
+    old = spaces.active(spec, using="default")
+    with picky_provider(max_characters=60):
+        space = spaces.ensure(spec, using="default")[-1]
+        watching = fill()
+        watching.once()
+    assert spaces.active(spec, using="default") == old
+    [told] = [one for one in caplog.records if one.event == "pgembed.space_held_up"]
+    assert "app.ArticleEmbedding: another (64) to search it: 3." in told.getMessage()
+    assert f"embed_spaces activate {space.pk}" in told.getMessage()
+    [seen] = status.overview(using="default", specs=[spec]).specs
+    assert "3 rows have failed" in seen.verdict.reason
+    assert seen.verdict.reason.endswith("is not searched until they are mended or dismissed.")
+
+    with picky_provider(max_characters=60 if way != "retry" else 1000):
+        if way == "activate":
+            call_command("embed_spaces", "activate", str(space.pk))
+        else:
+            call_command(f"embed_{way}", "--all", "--yes")
+        fill()
+
+    assert spaces.active(spec, using="default") == space
+
+
+@pytest.mark.django_db
+def test_rows_that_the_searched_space_lacks_too_do_not_hold_up_a_switch(
+    make_article, run_jobs, spec, fill
+):
+    make_article(title="x" * 80)
+    with picky_provider(max_characters=60, model="bag-of-words"):
+        run_jobs()
+    with picky_provider(max_characters=60):
+        spaces.ensure(spec, using="default")
+        fill()
 
     assert states()[-1] == ("another", "active")
 
