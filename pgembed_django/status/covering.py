@@ -24,26 +24,16 @@ MIN_SAMPLE = 500
 ROWS_PER_PAGE = 40
 """Assumed for a table that was never analyzed."""
 
-# pg_relation_size waits while the whole table is locked, so it is not called for locked tables.
+# pg_relation_size and pg_partition_tree wait while the whole table is locked, so they are not
+# called for locked tables.
 TABLES = """
     SELECT
         spec,
         statement_timestamp(),
         source IS NOT NULL AND embedding IS NOT NULL AS is_there,
         is_locked,
-        CASE
-            WHEN is_locked THEN 0
-            ELSE COALESCE(
-                -- A partitioned table is as large as its partitions.
-                (SELECT sum(pg_relation_size(relid)) FROM pg_partition_tree(source)),
-                pg_relation_size(source),
-                0
-            )
-        END::float8 / current_setting('block_size')::int AS pages,
-        COALESCE(
-            (SELECT reltuples / relpages FROM pg_class WHERE oid = source AND relpages > 0),
-            0
-        )::float8 AS rows_per_page,
+        COALESCE(bytes::float8 / current_setting('block_size')::int, 0) AS pages,
+        rows_per_page,
         (
             SELECT count(*)
             FROM unnest(%(watched)s::text[], %(triggers)s::text[]) AS declared(of_spec, name)
@@ -73,6 +63,20 @@ TABLES = """
               AND mode = 'AccessExclusiveLock'
         ) AS is_locked
     ) AS locks
+    CROSS JOIN LATERAL (
+        SELECT
+            sum(pg_relation_size(oid)) AS bytes,
+            sum(reltuples) FILTER (WHERE is_analyzed)
+                / sum(relpages) FILTER (WHERE is_analyzed) AS rows_per_page
+        FROM (SELECT *, reltuples >= 0 AND relpages > 0 AS is_analyzed FROM pg_class) AS parts
+        -- A partitioned table has no pages of its own: its partitions have.
+        WHERE oid = ANY(
+            CASE
+                WHEN is_locked THEN '{}'
+                ELSE ARRAY(SELECT relid::oid FROM pg_partition_tree(source)) || source::oid
+            END
+        )
+    ) AS sized
 """
 
 # REPEATABLE: the same sample each time, so that the count does not vary by chance.
@@ -82,13 +86,14 @@ SAMPLE = "SELECT {key} FROM {table} TABLESAMPLE SYSTEM (%s) REPEATABLE (0)"
 class Table(NamedTuple):
     """A spec's source table. ``is_there`` is false if the spec's tables are not migrated.
 
-    ``rows`` is an estimate by the planner's statistics. ``silent_triggers`` counts the triggers
-    that are missing or disabled.
+    ``rows`` is an estimate by the planner's statistics, or a guess if there are none.
+    ``silent_triggers`` counts the triggers that are missing or disabled.
     """
 
     is_there: bool
     is_locked: bool
     rows: float
+    has_statistics: bool
     silent_triggers: int
 
 
@@ -111,9 +116,7 @@ def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Ta
     )
     now: datetime = found[0][1]
     return now, {
-        key: Table(
-            is_there, is_locked, pages * (per_page if per_page > 0 else ROWS_PER_PAGE), silent
-        )
+        key: Table(is_there, is_locked, pages * (per_page or ROWS_PER_PAGE), bool(per_page), silent)
         for key, _, is_there, is_locked, pages, per_page, silent in found
         if key is not None
     }
@@ -152,7 +155,9 @@ def coverage(
         key, looked_at = row["pgembed_spec"], row["pgembed_all"]
         if shares[key] < 1 and not looked_at:
             continue  # the sample is empty: nothing is known
-        factor = of[key].rows / looked_at if shares[key] < 1 else 1.0
+        # Without statistics, the share of the pages that was read tells more than the guess.
+        is_known = shares[key] < 1 and of[key].has_statistics
+        factor = of[key].rows / looked_at if is_known else 1 / shares[key]
         for space, column in zip(spaces[key], COLUMNS, strict=False):
             found[space.pk] = Coverage(
                 rows=round(row["pgembed_rows"] * factor),

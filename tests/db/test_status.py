@@ -788,6 +788,44 @@ def test_a_sample_says_that_it_is_one_and_exact_coverage_can_be_asked_for(
     assert str(look(is_exact=True).active.coverage) == "100 % of 5 rows"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_partitions_are_counted_by_the_statistics_of_each():
+    spec = specs.get("app.NoteEmbedding")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            ALTER TABLE app_note RENAME TO app_note_whole;
+            CREATE TABLE app_note (LIKE app_note_whole) PARTITION BY LIST (seen);
+            CREATE TABLE app_note_unseen PARTITION OF app_note FOR VALUES IN (0);
+            CREATE TABLE app_note_seen PARTITION OF app_note FOR VALUES IN (1);
+            INSERT INTO app_note
+            SELECT gen_random_uuid(), repeat('long ', 300), n % 2 FROM generate_series(1, 100) AS n;
+            ANALYZE app_note
+            """
+        )
+        _, tables = covering.tables([spec], using="default")
+        cursor.execute("DROP TABLE app_note; ALTER TABLE app_note_whole RENAME TO app_note")
+
+    assert round(tables[spec.key].rows) == 100
+
+
+def test_a_sample_of_a_table_without_statistics_counts_by_its_own_rows(
+    look, make_article, run_jobs, monkeypatch
+):
+    for _ in range(200):
+        make_article(contents="long " * 300)
+    run_jobs()
+    monkeypatch.setattr(covering, "MIN_SAMPLE", 1)
+    monkeypatch.setattr(covering, "MAX_SAMPLE", 700)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pg_class SET reltuples = -1 WHERE oid = 'app_article'::regclass")
+
+    found = look().active.coverage
+
+    assert found.is_estimated
+    assert 50 < found.rows < 800
+
+
 def test_a_sample_that_is_empty_says_nothing(spec, make_article, run_jobs, monkeypatch):
     run_jobs()
     _, tables = covering.tables([spec], using="default")
