@@ -50,7 +50,8 @@ def similar_to(
     if survey is None or vector is None:
         raise SearchError(
             f"{instance.__class__.__name__} {instance.pk} has no vectors yet. Save it, and see "
-            "that manage.py embed_worker runs and that its text is not empty."
+            "that manage.py embed_worker runs, that it matches the condition of @embeddable, and "
+            "that its text is not empty."
         )
     question = Question(
         target=Target(target.queryset.exclude(pk=instance.pk), target.spec),

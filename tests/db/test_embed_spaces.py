@@ -206,6 +206,10 @@ def test_only_a_space_in_the_right_state_is_acted_on(two_spaces):
             embed_spaces(action, str(old.pk))
 
 
+def test_prune_says_when_nothing_is_retired(two_spaces):
+    assert embed_spaces("prune") == "No retired space has vectors to delete.\n"
+
+
 def test_one_retired_space_is_pruned_and_no_other(two_spaces):
     old, new = two_spaces
     embed_spaces("activate", str(new.pk))

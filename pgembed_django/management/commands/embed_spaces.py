@@ -137,14 +137,16 @@ class Command(EmbedCommand):
         self._prune(chosen, [space])
 
     def _prune(self, chosen: dict[str, specs.Spec], found: Iterable[Space]) -> None:
-        for space in found:
-            if space.spec in chosen:
-                if not retired.prune(chosen[space.spec], space, using=self.using):
-                    raise CommandError(
-                        f"{space} is not pruned: a worker is building an index, or somebody has "
-                        "reopened it. 'embed_spaces' lists it; try again when it is retired."
-                    )
-                self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
+        of_chosen = [space for space in found if space.spec in chosen]
+        if not of_chosen:
+            self.stdout.write("No retired space has vectors to delete.")
+        for space in of_chosen:
+            if not retired.prune(chosen[space.spec], space, using=self.using):
+                raise CommandError(
+                    f"{space} is not pruned: a worker is building an index, or somebody has "
+                    "reopened it. 'embed_spaces' lists it; try again when it is retired."
+                )
+            self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 
 
 def _moves(shown: status.SpaceStatus | None) -> bool:
