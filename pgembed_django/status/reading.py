@@ -104,8 +104,10 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     running = seen.queue.running.get(key, NONE)
     waiting = sum((one.waiting for one in backlog), NONE)
     searched = by_state.get(Space.State.ACTIVE)
-    # Without jobs, the rows that the space lacks have failed or are yet to be found: no ETA.
+    # Without jobs, the rows that a space lacks have failed or are yet to be found: no ETA. Those of
+    # a building space are found at once.
     has_jobs = bool(waiting or running)
+    failures = seen.queue.failures.get(key, NONE)
     provider = seen.providers.get(working.name_of(searched)) if searched else None
     are_all_away = all(
         seen.providers[working.name_of(space)].is_away for space in by_state.values()
@@ -113,11 +115,13 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     status = SpecStatus(
         key=key,
         active=_space(searched, seen, pace if has_jobs else 0.0),
-        building=_space(by_state.get(Space.State.BUILDING), seen, pace),
+        building=_space(
+            by_state.get(Space.State.BUILDING), seen, pace if has_jobs or not failures else 0.0
+        ),
         backlog=backlog,
         running=running,
         oldest_change_seconds=seen.queue.oldest_change.get(key),
-        open_failures=seen.queue.failures.get(key, NONE),
+        open_failures=failures,
         dismissed=seen.queue.dismissed.get(key, NONE),
         units_per_second=recent.units_per_second,
         p50_seconds=rollups.quantile(recent.waits, 0.5),

@@ -76,7 +76,8 @@ class Facts:
     def is_held_up(self) -> bool:
         """Whether only failed rows may be missing in the space being built, but too many."""
         built = self.spec.building.coverage if self.spec.building else None
-        return built is not None and not self.spec.waiting and built.missing > FEW * built.rows
+        has_jobs = bool(self.spec.waiting or self.spec.running)
+        return built is not None and not has_jobs and built.missing > FEW * built.rows
 
 
 def judge(facts: Facts) -> Verdict:

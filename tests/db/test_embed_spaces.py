@@ -14,6 +14,7 @@ from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Rollup, Space, Worker
 from tests.app.models import ArticleEmbedding
 from tests.db.conftest import Writer, backend_pid
+from tests.db.test_status import make_failures
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -84,6 +85,16 @@ def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer
     writer.end()
 
     assert "bag-of-words, 64 dimensions, not counted: a table of it is locked just now" in told
+
+
+def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_spaces):
+    tally = rollups.Tally()
+    tally.completed(KEY, embedded=1, reused=0, waited=None)
+    tally.flush(using="default")
+    Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
+    make_failures(1)
+
+    assert "0 of 1 rows (0.0%), at a standstill: embed_status says why" in embed_spaces()
 
 
 def test_the_last_gaps_which_no_sample_has_are_no_standstill(two_spaces):
