@@ -67,7 +67,7 @@ class JobAdmin(columns.JobColumns):
         rest = (self.source_row(request), "size", "attempts", "crashes", "worker")
         if request.GET.get("signature"):
             return ("unit", "finished", *rest, "state", "error")
-        if request.GET.get("status") == "failed":
+        if request.GET.get("status") in {"failed", "dismissed"}:
             return ("unit", "error", "finished", *rest, "state")
         return ("unit", "state", "created", "finished", "error", *rest, "kind")
 

@@ -19,6 +19,7 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
 
     list_display = (
         "spec",
+        "number",
         "state",
         "model",
         "dimensions",
@@ -30,7 +31,7 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
     list_filter = ("state",)
     ordering = ("-id",)
     fieldsets: ClassVar[Any] = (
-        (None, {"fields": (("spec", "state", "is_partial"),)}),
+        (None, {"fields": (("spec", "number", "state", "is_partial"),)}),
         (_("Times"), {"fields": (("created_at", "activated_at", "retired_at", "pruned_at"),)}),
         (
             _("Model"),
@@ -39,6 +40,11 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
         (_("Text"), {"fields": ("document_prefix", "query_prefix")}),
         (_("Identity"), {"fields": ("fingerprint", "options_text")}),
     )
+
+    @admin.display(description=_("number"))
+    def number(self, space: Space) -> str:
+        """The number by which `embed_spaces` knows it."""
+        return str(space.pk)
 
     @admin.display(description=_("options"))
     def options_text(self, space: Space) -> SafeString:

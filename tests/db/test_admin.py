@@ -510,6 +510,19 @@ def test_dismiss_settles_and_does_not_retry(
     assert not Job.objects.filter(status="pending").exists()
 
 
+@pytest.mark.parametrize("status", ["failed", "dismissed"])
+def test_failures_show_their_errors_before_what_is_the_same_in_each_row(
+    viewer: Client, make_failure: Callable[..., Job], status: str
+) -> None:
+    job = make_failure()
+    if status == "dismissed":
+        jobs.dismiss([job.pk], using="default")
+
+    page = text(viewer, f"{LIST}?status={status}")
+
+    assert page.index("column-error") < page.index("column-finished") < page.index("column-state")
+
+
 def test_all_that_match_are_asked_about_with_their_number_then_taken_in_batches(
     operator: Client, make_failure: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -762,7 +775,11 @@ def test_spaces_are_shown_with_their_options(
 
     assert "bag-of-words" in shown
     assert "&lt;b&gt;doc: " in shown
-    assert "bag-of-words" in text(admin_client, "/admin/pgembed/space/?state__exact=active")
+    listed = text(admin_client, "/admin/pgembed/space/?state__exact=active")
+    assert "bag-of-words" in listed
+    number = f">{space.pk}</"  # as embed_spaces takes it: not written like 1,234
+    assert number in listed
+    assert number in shown
     assert admin_client.get("/admin/pgembed/space/add/").status_code == 403
 
 
