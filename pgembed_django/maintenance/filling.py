@@ -19,7 +19,8 @@ from django.db.models.functions import Now
 
 from pgembed_django import database, events, spaces
 from pgembed_django.maintenance import gaps, laps, reconcile
-from pgembed_django.models import Lap, Space
+from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
 
@@ -42,8 +43,8 @@ RESTS = 10
 class Seen:
     """What the last looks at a space found, and when the next ones are due.
 
-    ``gap``: the key of a row that lacked vectors, or None. ``is_held_up``: the space was full, but
-    too many rows had failed. Times are by the monotonic clock.
+    ``gap``: the key of a row that lacked vectors, or None. ``held_up_by``: how many open failures
+    there were when too many rows had failed, else 0. Times are by the monotonic clock.
     """
 
     gap: Any = None
@@ -51,7 +52,7 @@ class Seen:
     index_at: float = float("-inf")
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
-    is_held_up: bool = False
+    held_up_by: int = 0
     failed_probes: int = 0
     """How many probes of the active space's model failed in a row."""
 
@@ -78,6 +79,8 @@ class Filling:
         """
         seen = self._seen[space.pk]
         if self._clock() < seen.look_at:
+            return 0
+        if seen.held_up_by and seen.held_up_by == self._failures(spec):
             return 0
         with spaces.turn(space, using=self.using) as is_ours:
             if not is_ours:
@@ -164,9 +167,10 @@ class Filling:
         The provider may be set up wrongly, and the former vectors are pruned some time after.
         """
         started = self._clock()
-        lost = spaces.lost_by_switching(spec, space, using=self.using)
+        failures = self._failures(spec)
+        lost = spaces.lost_by_switching(spec, space, using=self.using) if failures else 0
         seen.look_at += RESTS * (self._clock() - started)
-        if lost and not seen.is_held_up:
+        if lost and not seen.held_up_by:
             events.tell(
                 events.SPACE_HELD_UP,
                 spec=spec.key,
@@ -174,8 +178,11 @@ class Filling:
                 number=space.pk,
                 count=lost,
             )
-        seen.is_held_up = lost > 0
-        return seen.is_held_up
+        seen.held_up_by = failures if lost else 0
+        return lost > 0
+
+    def _failures(self, spec: Spec) -> int:
+        return Job.objects.using(self.using).filter(OPEN_FAILURE, spec=spec.key).count()
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Go over the rows now, if no job covers the gap. Return how many jobs were added.

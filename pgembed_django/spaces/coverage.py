@@ -149,8 +149,7 @@ def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
         Busy: a writer has locked the whole table.
     """
     searched = active(spec, using=using)
-    failures = Job.objects.using(using).filter(OPEN_FAILURE, spec=spec.key)
-    if searched is None or not failures.exists():
+    if searched is None:
         return 0
     rows = spec.rows(using=using)
     failed = rows.filter(LookedUp(jobs_of_row(spec, OPEN_FAILURE)))

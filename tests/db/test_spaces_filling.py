@@ -92,6 +92,30 @@ def test_a_look_costs_one_row_while_that_row_is_a_gap(spec, swap, filling):
     assert f'"app_article"."id" = {last.pk}' in look
 
 
+def test_rows_are_not_read_again_while_the_same_failures_hold_up_a_space(
+    spec, swap, filling, clock
+):
+    for article in Article.objects.all():
+        Job.objects.create(
+            spec=KEY,
+            source_pk=str(article.pk),
+            status="failed",
+            last_error="refused",
+            finished_at="2026-01-01T00:00Z",
+        )
+    filling.look(spec, swap)
+    clock.now += 3600
+
+    with CaptureQueriesContext(connection) as captured:
+        filling.look(spec, swap)
+    assert state(swap) == "building"
+    assert not [query["sql"] for query in captured if '"app_article"' in query["sql"]]
+
+    Job.objects.filter(status="failed").update(status="dismissed")
+    filling.look(spec, swap)
+    assert state(swap) == "active"
+
+
 def test_a_look_that_took_long_is_followed_by_a_rest(spec, swap, run_jobs, filling, clock):
     def slow(execute, statement, *rest):
         clock.now += 3 * (LOOK in statement)
