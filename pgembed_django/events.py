@@ -204,7 +204,7 @@ SPACE_ACTIVATED_EARLY = _event(
 SPACE_HELD_UP = _event(
     "space_held_up",
     WARNING,
-    "Too many rows have failed with %(space)s to search it: %(count)d. Mend and retry them, "
+    "Too many failed rows are missing in %(space)s to search it: %(count)d. Mend and retry them, "
     "dismiss them, or run manage.py embed_spaces activate %(number)s",
 )
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")

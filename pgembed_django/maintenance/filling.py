@@ -162,9 +162,9 @@ class Filling:
             events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _is_held_up(self, spec: Spec, space: Space, seen: Seen) -> bool:
-        """Return whether a switch would lose many rows, as the new model refuses them. Tell once.
+        """Return whether a switch would lose many rows that have failed. Tell once.
 
-        The provider may be set up wrongly, and the former vectors are pruned some time after.
+        The new provider may be set up wrongly, and the former vectors are pruned some time after.
         """
         started = self._clock()
         failures = self._failures(spec)

@@ -19,7 +19,7 @@ FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offs
 """Matches the first chunk of a covered row: it has a vector, or the row's text is empty."""
 
 FEW = 0.01
-"""The share of the rows that a switch may lose because they have failed with the new model."""
+"""The share of the rows that a switch may lose because they have failed."""
 
 AT_ONCE = 100
 """How many gaps to read at once, to find one that is not a row written a moment ago."""
@@ -141,7 +141,7 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
 
 
 def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
-    """Count the rows that the active space covers but a full one does not: they have failed there.
+    """Count the rows that the active space covers but a full one does not: they have failed.
 
     Returns 0 if they are ``FEW``. Dismissed failures do not count.
 

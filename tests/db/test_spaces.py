@@ -215,7 +215,7 @@ def test_a_model_that_refuses_the_rows_does_not_replace_one_that_finds_them(
         watching.once()
     assert spaces.active(spec, using="default") == old
     [told] = [one for one in caplog.records if one.event == "pgembed.space_held_up"]
-    assert "app.ArticleEmbedding: another (64) to search it: 3." in told.getMessage()
+    assert "missing in app.ArticleEmbedding: another (64) to search it: 3." in told.getMessage()
     assert f"embed_spaces activate {space.pk}" in told.getMessage()
     [seen] = status.overview(using="default", specs=[spec]).specs
     assert "3 rows have failed" in seen.verdict.reason
