@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from django.core.management import call_command
 from django.db.models.functions import Now
 
 from pgembed_django import conf, jobs, spaces, specs
@@ -155,7 +154,6 @@ def test_what_the_next_model_refuses_is_stored_in_the_space_that_is_searched(swa
     reconcile.reconcile_once(specs.get(NOTE), using="default")
     run(make_worker())
     assert "too long" in Job.objects.get(status="failed").last_error
-    call_command("embed_dismiss", "--all", "--yes")
     build()
     assert spaces.active(specs.get(NOTE), using="default") == swap
 
