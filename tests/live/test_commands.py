@@ -15,8 +15,9 @@ from tests.live.test_listening import databases
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 
 
-def test_a_spec_that_is_not_there(start_worker):
-    worker = start_worker("--specs", "app.Nothing")
+@pytest.mark.parametrize("options", [[], ["--autoreload"]])
+def test_a_spec_that_is_not_there(start_worker, options):
+    worker = start_worker(*options, "--specs", "app.Nothing")
 
     assert_refused(worker, "No spec named 'app.Nothing'. There are: app.ArchivedEmbedding, ")
 

@@ -29,9 +29,9 @@ class Reloaded(OllamaProvider):
 def at_work(start_worker, server):
     """A worker whose only request is not answered before ``server.gate`` is set."""
 
-    def start(**settings):
+    def start(*options, **settings):
         server.gate.clear()
-        worker = start_worker(PGEMBED_PROVIDERS=providers(server), **settings)
+        worker = start_worker(*options, PGEMBED_PROVIDERS=providers(server), **settings)
         Note.objects.create(body="slow")
         wait_until(lambda: server.times)
         return worker
@@ -155,10 +155,31 @@ def test_a_worker_is_restarted_when_code_changes_and_gives_back_before(
     wait_until(lambda: NoteEmbedding.objects.filter(source=note, embedding__isnull=False).exists())
     [(attempts, crashes)] = Job.objects.values_list("attempts", "crashes")
     assert (attempts, crashes) == (0, 0)
-    [child] = Worker.objects.values_list("pid", flat=True)
-    os.kill(child, signal.SIGTERM)
+    reloader.send_signal(signal.SIGTERM)
     assert reloader.wait(timeout=10) == 0
+    assert "Traceback" not in reloader.log.read_text()
     assert not Worker.objects.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_reloader_that_is_stopped_lets_its_worker_give_back(at_work, number):
+    reloader = at_work("--autoreload", PGEMBED_STOP_GRACE_SECONDS=0.5)
+
+    reloader.send_signal(number)
+
+    assert reloader.wait(timeout=10) == 0
+    assert "Traceback" not in reloader.log.read_text()
+    assert_given_back()
+
+
+def test_ctrl_c_in_a_terminal_stops_a_reloader_and_its_worker(at_work):
+    reloader = at_work("--autoreload", PGEMBED_STOP_GRACE_SECONDS=60)
+
+    os.killpg(reloader.pid, signal.SIGINT)
+
+    assert reloader.wait(timeout=10) == 0
+    assert "Traceback" not in reloader.log.read_text()
+    assert_given_back()
 
 
 def assert_given_back() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import sys
-import threading
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,10 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
-from django.utils import autoreload
 
 from pgembed_django import conf, database, events, specs, tracing
 from pgembed_django.exceptions import PgembedError
+from pgembed_django.management import reloading
 from pgembed_django.management.command import EmbedCommand, given, migrate, seconds, whole
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.port import Address, address, port
@@ -100,12 +98,8 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        if options["autoreload"]:
-            autoreload.run_with_reloader(self._configured, **options)
-        else:
-            self._configured(**options)
-
-    def _configured(self, **options: Any) -> None:
+        if options["autoreload"] and not reloading.is_child():
+            sys.exit(reloading.supervise())
         given = {name: options[name] for name in INSTEAD if options[name] is not None}
         with conf.instead(**given):
             self._work(**options)
@@ -129,10 +123,10 @@ class Command(EmbedCommand):
         )
         self._log(options["verbosity"])
         self._refuse_missing_tables(worker)
-        if options["autoreload"]:
-            self._end_before_the_process(worker)
         try:
             with ExitStack() as stack:
+                if options["autoreload"]:
+                    stack.enter_context(reloading.ended_by_a_change(worker.stop))
                 for watch in self._watches(worker, listen, file):
                     stack.enter_context(watch)
                 # Django and the models stay in memory: collections need not scan them again.
@@ -216,17 +210,6 @@ class Command(EmbedCommand):
                 "code. Start a worker with the code that has it"
             )
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
-
-    def _end_before_the_process(self, worker: Worker) -> None:
-        """Stop the worker before the reloader ends the process, so that it releases its leases."""
-        thread = threading.current_thread()
-
-        def end() -> None:
-            worker.stop()
-            worker.stop()
-            thread.join(timeout=worker.settings.stop_grace_seconds)
-
-        atexit.register(end)
 
     def _log(self, verbosity: int) -> None:
         """Log to the terminal, unless LOGGING has a handler for it."""
