@@ -22,8 +22,8 @@ def free_port(wanted: int | None) -> int:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((HOST, port))
-            except OSError as error:
-                reason = error.strerror
+            except (OSError, OverflowError) as error:
+                reason = getattr(error, "strerror", None) or str(error).rstrip(".")
                 continue
             return int(listener.getsockname()[1])
     raise DemoFailed(f"Port {wanted} cannot be used: {reason}. Choose another with --port.")

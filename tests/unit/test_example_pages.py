@@ -11,6 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "example_project"))
 
 from blog.articles import FOLDER, read, written
+from demo import web
+from demo.exceptions import DemoFailed
 from library.links import SITE, documentation_url
 from website import asked
 from website.snippets import LENGTH, breakable, snippet
@@ -142,3 +144,8 @@ def test_an_article_without_a_time_is_a_draft():
         "One.\n\nTwo.",
         None,
     )
+
+
+def test_a_port_that_does_not_exist_is_refused_with_its_number():
+    with pytest.raises(DemoFailed, match=r"^Port 99999 cannot be used: .*\d\. Choose another"):
+        web.free_port(99999)
