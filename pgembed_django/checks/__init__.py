@@ -35,6 +35,7 @@ IDS = {
     "pgembed.E016": "The SQL functions that triggers call write to another schema.",
     "pgembed.E017": "A table with a trigger for each statement is partitioned.",
     "pgembed.E018": "A model has taken the place of the one that holds vectors.",
+    "pgembed.E019": "The count of a Chunker is not a function that can be imported.",
     "pgembed.E020": "A provider cannot be reached. Only looked at with --deploy.",
     "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",

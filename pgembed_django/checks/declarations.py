@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def check_declarations(**_: Any) -> list[CheckMessage]:
         _database_of,
         _routers_of,
         _condition_of,
+        _chunker_of,
         _key_of,
         _migrations_of,
     )
@@ -126,6 +128,24 @@ def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
             f"its condition cannot be written as SQL: {error}",
             hint="Compare the model's own columns with constants of their types.",
             id="pgembed.E006",
+        )
+
+
+def _chunker_of(spec: Spec) -> Iterator[CheckMessage]:
+    count = spec.chunker.count
+    if not isinstance(count, str):
+        return  # Chunker refuses what is no function
+    try:
+        found = pkgutil.resolve_name(count)
+        problem = "" if callable(found) else f"it is a {type(found).__name__}"
+    except (AttributeError, ImportError) as error:
+        problem = str(error)
+    if problem:
+        yield _error(
+            spec,
+            f"its chunker cannot use count={count!r}: {problem}.",
+            hint="Give the dotted path of a function that returns how many tokens a text has.",
+            id="pgembed.E019",
         )
 
 

@@ -19,6 +19,7 @@ from django.db.models import Q
 import pgembed_django.checks
 from pgembed_django import conf, embeddable, postgres, specs
 from pgembed_django.checks import IDS, check_declarations, check_providers, check_settings
+from pgembed_django.chunkers import Chunker
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -287,6 +288,31 @@ def test_a_condition_that_sql_cannot_say_is_named(when):
 
     assert message.id == "pgembed.E006"
     assert message.msg.startswith("@embeddable on Thing: its condition cannot be written as SQL: ")
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"),
+    [
+        ("nowhere.tokens", "No module named 'nowhere'"),
+        ("os.tokens", "module 'os' has no attribute 'tokens'"),
+        ("os.path", "it is a module"),
+    ],
+)
+def test_a_count_that_is_no_function_is_named_before_a_row_fails_by_it(count, problem):
+    embeddable(fields=["title"], chunker=Chunker(count=count))(make_model())
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E019"
+    assert (
+        message.msg == f"@embeddable on Thing: its chunker cannot use count={count!r}: {problem}."
+    )
+
+
+def test_a_count_that_can_be_imported_is_fine():
+    embeddable(fields=["title"], chunker=Chunker(count="builtins.len"))(make_model())
+
+    assert check_declarations() == []
 
 
 @pytest.mark.parametrize(
