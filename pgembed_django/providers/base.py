@@ -46,7 +46,7 @@ class Provider(Options, ABC):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alias = alias
-        self.model = self.string("MODEL", model)
+        self.model = self.name("MODEL", model)
         self.dimensions = self.width(dimensions)
         self.document_prefix = self.string("document_prefix", document_prefix)
         self.query_prefix = self.string("query_prefix", query_prefix)

@@ -58,10 +58,12 @@ class OllamaProvider(ServerProvider):
         if keep_alive is not None:
             self._constant["keep_alive"] = self._keep_alive(keep_alive)
         if options:
+            if not isinstance(options, Mapping):
+                raise self.wrong("options", options, "Set it to a dict of model options")
             self._constant["options"] = dict(options)
-        self._truncate = truncate
-        self._send_dimensions = send_dimensions
-        self._use_digest = use_digest
+        self._truncate = self.flag("truncate", truncate)
+        self._send_dimensions = self.flag("send_dimensions", send_dimensions)
+        self._use_digest = self.flag("use_digest", use_digest)
         self._version: tuple[int, ...] | None = None
         self._version_until = self.clock()
         self._one_by_one_until = self.clock()

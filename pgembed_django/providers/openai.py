@@ -64,7 +64,7 @@ class OpenAIProvider(ServerProvider):
             raise self.wrong(
                 "encoding_format", encoding_format, 'Set it to "auto", "base64" or "float"'
             )
-        self._send_dimensions = send_dimensions
+        self._send_dimensions = self.flag("send_dimensions", send_dimensions)
         self._encoding_format = encoding_format
         self._learnt: Encoding = None
         self._learnt_until = self.clock()

@@ -46,6 +46,21 @@ class Options:
             raise self.wrong(option, value, "Set it to a string")
         return value
 
+    def name(self, option: str, value: str) -> str:
+        """Return the value of an option that must be a string with something in it."""
+        if not self.string(option, value).strip():
+            raise self.wrong(option, value, "Give a name")
+        return value
+
+    def flag(self, option: str, value: bool) -> bool:
+        """Return the value of an option that must be true or false.
+
+        A string is refused: "False", as it comes from the environment, would count as true.
+        """
+        if not isinstance(value, bool):
+            raise self.wrong(option, value, "Set it to True or False")
+        return value
+
     def seconds(self, option: str, value: float) -> float:
         """Return the value of an option that must be a positive number of seconds."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:

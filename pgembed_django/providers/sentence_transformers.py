@@ -49,7 +49,13 @@ class SentenceTransformerProvider(Provider):
                 'It comes with pip install "pgembed-django[sentence-transformers]".'
             )
         self._revision = revision
-        self._arguments = (self.model, device, trust_remote_code, local_files_only, revision)
+        self._arguments = (
+            self.model,
+            device,
+            self.flag("trust_remote_code", trust_remote_code),
+            self.flag("local_files_only", local_files_only),
+            revision,
+        )
 
     @property
     def max_input_tokens(self) -> int | None:

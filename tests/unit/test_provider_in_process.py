@@ -127,6 +127,12 @@ def test_a_sentence_transformer_is_loaded_once_per_process(library: ModuleType):
     assert arguments["trust_remote_code"] is False
 
 
+@pytest.mark.parametrize("option", ["trust_remote_code", "local_files_only"])
+def test_a_string_from_the_environment_is_not_taken_for_true(library: ModuleType, option: str):
+    with pytest.raises(ImproperlyConfigured, match=f"{option} is 'False'. Set it to True or False"):
+        sentence_transformer(**{option: "False"})
+
+
 def test_a_sentence_transformer_never_cuts_silently(library: ModuleType):
     short, long = sentence_transformer().embed_each(["one two", "one two three four five"])
 

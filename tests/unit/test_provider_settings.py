@@ -76,6 +76,7 @@ def test_an_unknown_alias_lists_the_known_ones():
         ({"OPTIONS": {"clock": None}}, "no option 'clock'"),
         ({"DIMENSIONS": "8"}, "DIMENSIONS is '8'"),
         ({"DIMENSIONS": 0}, "DIMENSIONS is 0"),
+        ({"MODEL": " "}, "MODEL is ' '. Give a name"),
     ],
 )
 def test_a_mistake_is_told_with_its_value(change: dict[str, Any], said: str):
@@ -84,6 +85,25 @@ def test_a_mistake_is_told_with_its_value(change: dict[str, Any], said: str):
         pytest.raises(ImproperlyConfigured, match=said),
     ):
         providers.get()
+
+
+@pytest.mark.parametrize(
+    ("provider_class", "option", "value", "remedy"),
+    [
+        (OllamaProvider, "truncate", "False", "Set it to True or False"),
+        (OllamaProvider, "send_dimensions", "False", "Set it to True or False"),
+        (OllamaProvider, "use_digest", None, "Set it to True or False"),
+        (OllamaProvider, "options", ["num_ctx"], "Set it to a dict of model options"),
+        (OpenAIProvider, "send_dimensions", "False", "Set it to True or False"),
+    ],
+)
+def test_an_option_of_another_type_is_told_with_its_value(
+    provider_class: type[providers.Provider], option: str, value: object, remedy: str
+):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        provider_class(alias="tested", model="m", dimensions=8, **{option: value})
+
+    assert str(raised.value) == f"{option} is {value!r}. {remedy}."
 
 
 @pytest.mark.parametrize("missing", ["BACKEND", "MODEL", "DIMENSIONS"])
