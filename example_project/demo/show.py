@@ -11,7 +11,7 @@ from datetime import datetime
 
 from library.collect import Documented, collect
 
-from demo import coverage, database, edits, load, searches, web
+from demo import coverage, database, edits, load, provider, searches, web
 from demo.processes import Process
 
 
@@ -27,6 +27,7 @@ class Demo:
         """Show everything. Raises DemoFailed when it cannot go on."""
         port = web.free_port(self.port) if serve else None
         self.say(database.require())
+        provider.require()
         database.prepare()
         began_at = coverage.now()
         documented = collect()

@@ -111,7 +111,7 @@ def pages(shown: str, url: str) -> Callable[..., list[str]]:
     return ask
 
 
-def start(*arguments: str, url: str) -> subprocess.Popen[str]:
+def start(*arguments: str, url: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
@@ -124,6 +124,7 @@ def start(*arguments: str, url: str) -> subprocess.Popen[str]:
             "DATABASE_URL": url,
             "PGEMBED_PROVIDER": "wordllama",
             "PYTHONPATH": os.pathsep.join([str(EXAMPLE), str(EXAMPLE.parent)]),
+            **environment,
         },
         text=True,
     )
@@ -148,6 +149,19 @@ def test_the_demo_embeds_all_edits_two_rows_and_deletes_one(shown):
         assert re.search(rf"{name} edited .* searchable by its new text \d+ ms after", shown)
         assert f"{question!r} finds {name}" in shown
     assert re.search(r"found math\.gcd, now it finds (?!math\.gcd)\w+", shown)
+
+
+def test_without_its_embedding_server_the_demo_ends_before_it_loads_anything(url):
+    nobody = {"PGEMBED_PROVIDER": "ollama", "OLLAMA_HOST": "http://127.0.0.1:9"}
+    with start("manage.py", "demo", "--no-serve", url=url, **nobody) as process:
+        said, complained = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert process.returncode == 1
+    assert "library:" not in said
+    assert complained.startswith(
+        "CommandError: The provider of nomic-embed-text is not well: http://127.0.0.1:9: "
+    )
+    assert "unset PGEMBED_PROVIDER" in complained
 
 
 def test_a_second_run_embeds_nothing_and_serves_until_ctrl_c(shown, url):
