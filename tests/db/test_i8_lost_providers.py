@@ -271,6 +271,22 @@ def test_no_text_is_sent_while_it_is_not_known_whether_the_server_is_back(
     assert {text for texts in server.asked for text in texts} == {"hello"}
 
 
+def test_writes_do_not_make_a_worker_claim_a_row_again_while_its_provider_is_paused(
+    server, clock, make_worker, make_article
+):
+    article = make_article()
+    server.crash(requests=1000)
+    worker = make_worker()
+
+    for number in range(5):
+        article.contents = f"Written for the {number}th time"
+        article.save()
+        while worker.step():
+            pass
+
+    assert list(Job.objects.values_list("status", "claims")) == [("pending", 1)]
+
+
 def test_only_what_the_provider_had_when_it_went_down_is_in_doubt(
     settings, server, clock, make_worker, make_article
 ):
