@@ -220,6 +220,15 @@ class TestHeartbeat:
 
         assert (found.ours, found.lost) == ({held.id}, {lost.id})
 
+    def test_of_two_claims_at_one_moment_the_older_is_lost(self):
+        """The time alone is no token: the server's clock may have been set back."""
+        held = make_running()
+        Job.objects.filter(pk=held.id).update(claims=held.token + 1)
+
+        found = jobs.heartbeat([held], lease_seconds=100, using="default")
+
+        assert (found.ours, found.lost) == (set(), {held.id})
+
     def test_touches_no_index(self):
         """A HOT update: the lease is in none, and pages have room."""
         held = make_running()
