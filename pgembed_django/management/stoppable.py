@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import psycopg
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, SystemCheckError
 from django.db import InterfaceError, OperationalError, ProgrammingError
 
 from pgembed_django import faults
@@ -49,6 +49,14 @@ class StoppableCommand(BaseCommand):
             status = status or UNREAD
         if status:
             sys.exit(status)
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks. If one fails, the command cannot start: 1 would say it did."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = CANNOT_START
+            raise
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. Ctrl-C ends it with a message instead of a traceback.

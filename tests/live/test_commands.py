@@ -95,6 +95,18 @@ def test_a_provider_that_answers_another_width_is_paused_and_charges_nobody(star
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
 
 
+@pytest.mark.parametrize("command", ["embed_worker", "embed_probe", "embed_status"])
+def test_a_provider_that_cannot_be_imported(start_command, command):
+    nowhere = {"default": {"BACKEND": "nowhere.Provider", "MODEL": "m", "DIMENSIONS": 8}}
+
+    process = start_command(command, PGEMBED_PROVIDERS=nowhere)
+
+    assert process.wait(timeout=20) == 2
+    log = process.log.read_text()
+    assert "(pgembed.E003) PGEMBED_PROVIDERS['default']: BACKEND is 'nowhere.Provider'" in log
+    assert "Traceback" not in log
+
+
 @pytest.fixture
 def make_database(connect):
     made = []
