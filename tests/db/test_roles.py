@@ -207,6 +207,33 @@ class TestWeb:
         with connections["owner"].cursor() as cursor:
             cursor.execute(f"REVOKE INSERT ON pgembed_space FROM {PREFIX}_web")
 
+    def test_what_a_table_of_its_own_that_stays_does_is_not_done_with_more_rights(self):
+        """Where it may create tables, but not open spaces."""
+        with connections["owner"].cursor() as cursor:
+            cursor.execute(f"GRANT CREATE ON SCHEMA public TO {PREFIX}_web")
+        try:
+            with connections["web"].cursor() as cursor:
+                cursor.execute(
+                    f"""
+                    CREATE TABLE bait (
+                        source_id bigint, space_id bigint, chunk_digest bytea, text_digest bytea,
+                        embedding text
+                    );
+                    INSERT INTO bait (source_id) VALUES (1);
+                    {as_whom("spring()", "trigger")};
+                    CREATE TRIGGER spring BEFORE DELETE ON bait EXECUTE FUNCTION spring();
+                    SELECT pgembed_forget_v1('app.ArticleEmbedding', '1', 0, 'bait');
+                    SELECT pgembed_forget_all_v1('app.ArticleEmbedding', 'bait');
+                    """
+                )
+                cursor.execute("SELECT count(*) FROM bait")
+                assert cursor.fetchone() == (1,)
+        finally:
+            with connections["web"].cursor() as cursor:
+                cursor.execute("DROP TABLE IF EXISTS bait; DROP FUNCTION IF EXISTS spring()")
+            with connections["owner"].cursor() as cursor:
+                cursor.execute(f"REVOKE CREATE ON SCHEMA public FROM {PREFIX}_web")
+
 
 def as_whom(function: str, returns: str) -> str:
     """Return what creates a function that must not be called."""
