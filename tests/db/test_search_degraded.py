@@ -103,10 +103,23 @@ def test_a_slow_provider_is_waited_for_no_longer_than_the_deadline(stuck, trout)
 def test_the_next_searches_do_not_wait_for_it_again(stuck, trout, settings):
     search(Article, "trout")
     settings.PGEMBED_QUERY_SECONDS = 600
+    started = time.monotonic()
 
     results = search(Article, "another trout")
 
+    assert time.monotonic() - started < 5
     assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+def test_a_text_that_two_search_for_at_once_is_embedded_once(stuck, trout, settings):
+    settings.PGEMBED_QUERY_SECONDS = 10
+    space = Space.objects.get(spec="app.ArticleEmbedding")
+    first, second = (queries.vectors.ask(space, "trout") for _ in range(2))
+
+    stuck.free.set()
+
+    assert first.vector() is second.vector()
+    assert stuck.embedded == ["trout"]
 
 
 def test_another_provider_of_the_same_model_is_asked_meanwhile(stuck, trout, settings):
