@@ -32,6 +32,15 @@ def test_doubtful_jobs_are_claimed_one_at_a_time_among_all_workers(make_article)
     assert len(claim_doubtful()) == 1
 
 
+def test_no_other_claim_takes_one_along(make_article):
+    doubtful(make_article())
+    other = make_article()
+
+    found = jobs.claim(["app.ArticleEmbedding"], limit=9, lease=jobs.Lease(1, 600), using="default")
+
+    assert [claim.source_pk for claim in found] == [str(other.pk)]
+
+
 def test_two_workers_that_look_at_once_do_not_both_get_one(
     transactional_db, make_article, second_connection
 ):
