@@ -74,5 +74,6 @@ def test_a_worker_tells_now_and_then_how_many_rows_it_has_done(
     assert ended.rows == 3
     # What was done since the last time, and nothing where that is nothing.
     assert progress
-    assert {one.rows for one in progress} == {1}
+    assert all(one.rows for one in progress)
+    assert sum(one.rows for one in progress) <= 3
     assert all(one.seconds > 0 for one in progress)
