@@ -20,7 +20,7 @@ from pgvector.psycopg import register_vector
 from psycopg.adapt import PyFormat
 
 from pgembed_django import faults
-from pgembed_django.database import pipelining
+from pgembed_django.database import interrupting, pipelining
 
 # Far below deadlock_timeout (1 s by default), so that we give up, and never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
@@ -188,6 +188,7 @@ def giving_way(
     """
     try:
         with (
+            interrupting.letting_through(using),
             _pipelined(using) if pipelined else transaction.atomic(using=using),
             restoring("lock_timeout", using=using),
         ):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pgembed_django import database
+from pgembed_django.database import interrupting
 
 TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"
 UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, %(number)s))"
@@ -18,6 +19,7 @@ def session_lock(name: str, number: int = 0, *, using: str) -> Iterator[bool]:
     try:
         yield is_ours
     finally:
-        # A lost connection has lost the lock too, and its error is the one to be raised.
-        if is_ours and not database.is_lost(using):
+        # A lost connection has lost the lock too, and its error is the one to be raised. The same
+        # goes for one in the middle of an interrupted statement, which is closed soon.
+        if is_ours and not (database.is_lost(using) or interrupting.is_halfway(using)):
             database.rows(using, UNLOCK, name=name, number=number)

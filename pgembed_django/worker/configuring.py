@@ -10,8 +10,8 @@ import psycopg
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from psycopg.pq import TransactionStatus
 
+from pgembed_django.database import interrupting
 from pgembed_django.listener import MAY_BE_IDLE
 
 # A worker that freezes in the middle of a transaction would block writers until it wakes.
@@ -85,12 +85,10 @@ def leave_sessions(using: str) -> None:
     connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
 
 
-def drop_busy_session(using: str) -> None:
-    """Close a connection whose statement was interrupted: it takes no other until that ends."""
-    wrapper = connections[using]
-    opened = wrapper.connection
-    if opened is not None and opened.info.transaction_status is TransactionStatus.ACTIVE:
-        wrapper.close()
+def drop_halfway_session(using: str) -> None:
+    """Close a connection that was interrupted in the middle of a statement or transaction."""
+    if interrupting.is_halfway(using):
+        connections[using].close()
 
 
 def end_sessions(using: str) -> None:

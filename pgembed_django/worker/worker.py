@@ -13,6 +13,7 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import conf, events, faults, spaces
+from pgembed_django.database import interrupting
 from pgembed_django.faults import Fault
 from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
@@ -207,6 +208,7 @@ class Worker:
         return not loop.maintenance.once() or is_last
 
     def _get_over(self, error: Exception) -> None:
+        interrupting.raise_what_is_behind(error, using=self.using)
         match faults.of(error):
             case Fault.OUTAGE:
                 self._sit_out(error)
@@ -236,7 +238,7 @@ class Worker:
         self.is_running = False
         self.liveness.end()
         with suppress(DatabaseError, InterfaceError):
-            configuring.drop_busy_session(self.using)
+            configuring.drop_halfway_session(self.using)
             loop.pipeline.release()
             loop.add_up()
             loop.presence.end()

@@ -11,12 +11,24 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from pgembed_django import database
+from pgembed_django.database import locks
 from pgembed_django.models import Job
 from tests.app.models import Product
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("provider")]
 
 IS_ASLEEP = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+
+SLOW_COMMIT = """
+    CREATE FUNCTION pg_temp.slowly() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_sleep(1);
+        RETURN NULL;
+    END $$;
+    CREATE CONSTRAINT TRIGGER slowly AFTER {event} ON {table}
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pg_temp.slowly()
+"""
 
 
 class TimeIsUp(Exception):
@@ -37,6 +49,28 @@ def time_limit() -> Iterator[signal.Signals]:
     before = signal.signal(signal.SIGUSR1, end)
     yield signal.SIGUSR1
     signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def time_is_up_in_sleep(time_limit, connect) -> Iterator[Callable[[], None]]:
+    """Call it to end the task as soon as a backend sleeps."""
+    observer = connect(autocommit=True)
+    threads: list[threading.Thread] = []
+
+    def interrupt(before: set[tuple[int]]) -> None:
+        while before.issuperset(observer.execute(IS_ASLEEP).fetchall()):
+            pass
+        os.kill(os.getpid(), time_limit)
+
+    def begin() -> None:
+        # A backend whose client is gone sleeps on: that of the test before, for instance.
+        before = set(observer.execute(IS_ASLEEP).fetchall())
+        threads.append(threading.Thread(target=interrupt, args=[before]))
+        threads[-1].start()
+
+    yield begin
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture
@@ -77,19 +111,39 @@ def test_what_is_thrown_into_a_text_method_ends_the_drain(drain):
     assert_that_nobody_was_charged()
 
 
-def test_what_is_raised_in_the_middle_of_a_statement_ends_the_drain(drain, time_limit, connect):
-    observer = connect(autocommit=True)
-
-    def interrupt() -> None:
-        while observer.execute(IS_ASLEEP).fetchone() is None:
-            pass
-        os.kill(os.getpid(), time_limit)
-
+def test_what_is_raised_in_the_middle_of_a_statement_ends_the_drain(drain, time_is_up_in_sleep):
     def ask() -> None:
-        threading.Thread(target=interrupt).start()
+        time_is_up_in_sleep()
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(5)")
 
     drain(ask, expecting=TimeIsUp)
 
     assert_that_nobody_was_charged()
+
+
+@pytest.mark.parametrize(
+    ("event", "table"), [("INSERT", "app_productembedding"), ("UPDATE", "pgembed_lap")]
+)
+def test_what_is_raised_in_a_commit_ends_the_drain(
+    drain, time_is_up_in_sleep, connect, event, table
+):
+    other = connect(autocommit=True)
+    other.execute(SLOW_COMMIT.format(event=event, table=table))
+    time_is_up_in_sleep()
+
+    drain(lambda: None, expecting=TimeIsUp)
+
+    # Postgres commits nonetheless, so what was being stored is stored.
+    other.execute(f"DROP TRIGGER slowly ON {table}")
+    ended = Job.objects.filter(spec="app.ProductEmbedding")
+    assert set(ended.values_list("status", "attempts", "crashes")) == {("succeeded", 0, 0)}
+
+
+def test_what_is_raised_under_the_lock_of_a_session_is_not_hidden(time_is_up_in_sleep):
+    time_is_up_in_sleep()
+
+    with pytest.raises(TimeIsUp), locks.session_lock("test", using="default"):
+        database.rows("default", "SELECT pg_sleep(5)")
+
+    connection.close()
