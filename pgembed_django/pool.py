@@ -6,7 +6,6 @@ The threads in here only call the provider. Only the loop's thread uses the data
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -16,6 +15,7 @@ from typing import Any
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.lost import LostProvider
+from pgembed_django.providers.raising import OurThread
 from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.providers.sift import Suspected
 from pgembed_django.text import clean
@@ -69,7 +69,7 @@ class Threads(Executor):
         self._todo.put(run)
         if self._left:
             self._left -= 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+            OurThread(target=self._run, name=self._name, daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -14,6 +14,7 @@ from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.faults import Fault
 from pgembed_django.once import Told
+from pgembed_django.providers.raising import OurThread
 from pgembed_django.specs import Spec
 
 STOP_SECONDS = 30.0
@@ -84,7 +85,7 @@ class Chores:
         self._wake = wake
         self._at = ""
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"pgembed-{name}", daemon=True)
+        self._thread = OurThread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. Chores that start at once are due immediately."""

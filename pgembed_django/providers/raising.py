@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
 
 
+class OurThread(threading.Thread):
+    """A thread that nobody but us knows: what a provider raises there interrupts nobody."""
+
+
 @contextmanager
 def provider_errors(provider: object) -> Iterator[None]:
     """Convert other errors to ``ProviderError``: a project's own provider may raise anything."""
@@ -42,8 +46,9 @@ def counted(provider: Provider, text: str) -> int | None:
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Return whether somebody ends the main thread's work. In a worker's pool nobody does."""
-    return threading.current_thread() is threading.main_thread() and faults.is_interruption(error)
+    """Return whether somebody ends what this thread is doing."""
+    is_ours = isinstance(threading.current_thread(), OurThread)
+    return not is_ours and faults.is_interruption(error)
 
 
 def digest(provider: Provider) -> str | None:

@@ -18,6 +18,7 @@ from pgembed_django.exceptions import (
     ProviderLost,
     ProviderUnavailable,
 )
+from pgembed_django.pool import Threads
 from pgembed_django.providers import pace
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -311,9 +312,11 @@ class Exiting(DeterministicProvider):
 def test_an_exit_in_a_workers_pool_is_charged_to_the_text_that_it_is_about():
     provider = Exiting(alias="mine", model="m", dimensions=8)
 
-    with ThreadPoolExecutor(1) as pool:
-        outcomes = pool.submit(provider.embed_each, texts_with({7})).result()
+    pool = Threads(1, name="test")
 
+    outcomes = pool.submit(provider.embed_each, texts_with({7})).result()
+
+    pool.shutdown()
     assert charged(outcomes) == {7}
     assert str(outcomes[7]) == "m (provider 'mine') raised SystemExit."
 
@@ -324,6 +327,30 @@ def test_an_exit_in_the_main_thread_ends_it(ask):
 
     with pytest.raises(SystemExit):
         getattr(provider, ask)(texts_with({7}))
+
+
+class Interrupt(BaseException):
+    """What is thrown into a thread, like dramatiq's TimeLimitExceeded."""
+
+
+class Interrupted(DeterministicProvider):
+    """Is asked in a thread whose time is up meanwhile."""
+
+    def embed_batch(self, texts):
+        raise Interrupt
+
+    def count_tokens(self, text):
+        raise Interrupt
+
+
+@pytest.mark.parametrize("ask", ["embed_documents", "weigh_document"])
+def test_what_is_thrown_into_a_thread_of_the_project_ends_what_runs_there(ask):
+    provider = Interrupted(
+        alias="mine", model="m", dimensions=8, max_input_tokens=9, max_tokens_per_batch=20
+    )
+
+    with ThreadPoolExecutor(1) as its_own, pytest.raises(Interrupt):
+        its_own.submit(getattr(provider, ask), "text").result()
 
 
 class Miscounting(DeterministicProvider):
