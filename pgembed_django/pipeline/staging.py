@@ -60,12 +60,18 @@ class Staging:
         Also for units that are about to end otherwise: their next run resumes there, and parts
         that are whole in one space are stored in it. Locked ones are kept for a later try.
         """
+        if self._stage():
+            self._stage()  # Not in the next round: these jobs end before it.
+
+    def _stage(self) -> bool:
+        """Try it once. Return whether a spec was set aside meanwhile, with parts to stage."""
         later: Parts = []
         tried: Parts = []
+        known = len(self.holding.to_stage)
         for one in self.holding.to_stage:
             (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
-            return
+            return False
         unfinished: dict[Part, Unit] = {}
         whole: dict[Part, Unit] = {}
         for unit, part in tried:
@@ -81,7 +87,10 @@ class Staging:
         self._locked.add(busy)
         # Not those that are locked now: by some, the time may just have run out.
         later += [one for one in tried if one[0].spec in busy]
-        self.holding.to_stage = later + [part for one in left for part in one.parts]
+        later += [part for one in left for part in one.parts if part[0].spec not in busy]
+        of_set_aside = self.holding.to_stage[known:]
+        self.holding.to_stage = later + of_set_aside
+        return bool(of_set_aside)
 
     def store_text(self, units: Collection[Unit]) -> set[Spec]:
         """Store the text of units that have no rows yet: full-text search finds them at once.

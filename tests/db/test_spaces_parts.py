@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import conf, jobs, spaces, specs
+from pgembed_django import conf, database, jobs, spaces, specs
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
@@ -132,6 +132,25 @@ def test_the_next_space_is_filled_and_switched_to_while_the_active_model_is_down
     worker.live.outdate()
     run(worker)
     assert (Moody.asked, Job.objects.filter(status="pending").count()) == ([], 0)
+
+
+def test_it_is_embedded_once_where_a_migration_sets_the_spec_aside(swap, make_worker, clock):
+    Moody.down = {"old"}
+    Note.objects.filter(pk=Note.objects.first().pk).update(body="salmon")
+    worker = make_worker()
+    worker.step()
+    rename = "ALTER TABLE app_noteembedding RENAME {} TO {}"
+    database.execute("default", rename.format("was_cut", "was_clipped"))
+    run(worker)
+    assert list(worker.aside) == [specs.get(NOTE)]
+    database.execute("default", rename.format("was_clipped", "was_cut"))
+
+    clock.now += 100
+    Job.objects.update(run_at=Now())
+    run(worker)
+
+    assert "salmon" in texts("new")
+    assert Moody.asked == [("new", "salmon")]
 
 
 def test_more_than_one_batch_is_waited_for(swap, make_worker):
