@@ -328,7 +328,7 @@ def test_the_service_is_one_that_systemd_reads(tmp_path: Path) -> None:
         "Install": {"WantedBy"},
         "Service": {
             *("User", "WorkingDirectory", "EnvironmentFile", "Environment", "ExecStart"),
-            *("Nice", "Restart", "RestartSec", "SuccessExitStatus"),
+            *("CPUWeight", "Nice", "Restart", "RestartSec", "SuccessExitStatus"),
             *("KillMode", "KillSignal", "TimeoutStopSec"),
             *("NoNewPrivileges", "PrivateTmp", "ProtectHome", "ProtectSystem"),
         },
