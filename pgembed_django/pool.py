@@ -9,16 +9,14 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
-from typing import Any
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.lost import LostProvider
-from pgembed_django.providers.raising import OurThread
 from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.providers.sift import Suspected
 from pgembed_django.text import clean
+from pgembed_django.threads import Inline, Threads
 
 Outcomes = list[Embedded | ProviderError]
 
@@ -30,57 +28,6 @@ BY_HAND_SECONDS = 5.0
 
 PATIENCE_SECONDS = 3.0
 """How long to hold units while their provider's quota is used up."""
-
-
-class Inline(Executor):
-    """Runs each request in the caller's thread, for tests and ``--inline``."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except ProviderError as error:
-            future.set_exception(error)
-        return future
-
-
-class Threads(Executor):
-    """Runs requests in daemon threads, so that a hanging one does not keep the process alive.
-
-    At exit, the interpreter would wait for the threads of a ThreadPoolExecutor.
-    """
-
-    def __init__(self, count: int, *, name: str) -> None:
-        self._name = name
-        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._count = self._left = count
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - raised again by future.result()
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._todo.put(run)
-        if self._left:
-            self._left -= 1
-            OurThread(target=self._run, name=self._name, daemon=True).start()
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End idle threads. Does not wait for busy ones. The executor may be used again."""
-        for _ in range(self._count - self._left):
-            self._todo.put(None)
-        self._left = self._count
-
-    def _run(self) -> None:
-        while run := self._todo.get():
-            run()
 
 
 class Pool:

@@ -11,8 +11,9 @@ import psycopg
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import generators
 
+from pgembed_django.database.interrupting import OPEN
+
 BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
-OPEN = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
 
 _pipelines: WeakKeyDictionary[psycopg.Connection[Any], psycopg.Pipeline] = WeakKeyDictionary()
 

@@ -14,8 +14,8 @@ from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.faults import Fault
 from pgembed_django.once import Told
-from pgembed_django.providers.raising import OurThread
 from pgembed_django.specs import Spec
+from pgembed_django.threads import OurThread
 
 STOP_SECONDS = 30.0
 

@@ -22,7 +22,7 @@ from pgembed_django.pipeline.pieces import Pieces
 from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Unit
-from pgembed_django.pool import Threads
+from pgembed_django.threads import Threads
 
 THREADLESS_SECONDS = 5.0
 """How long the loop stores by itself after the thread could not reach the database."""

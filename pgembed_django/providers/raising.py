@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.text import clean
+from pgembed_django.threads import OurThread
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
-
-
-class OurThread(threading.Thread):
-    """A thread that nobody but us knows: what a provider raises there interrupts nobody."""
 
 
 @contextmanager

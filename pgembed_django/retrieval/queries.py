@@ -22,9 +22,9 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
-from pgembed_django.pool import Threads
 from pgembed_django.providers import raising
 from pgembed_django.providers.base import Provider, Vector
+from pgembed_django.threads import Threads
 
 MOST_KEPT = 256
 THREADS = 8
