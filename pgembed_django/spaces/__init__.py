@@ -1,10 +1,10 @@
 """The life of spaces: ``building`` -> ``active`` -> ``retired``. Only a person reopens one."""
 
 from pgembed_django.spaces.coverage import (
-    FEW,
     FOUND,
     Coverage,
     LookedUp,
+    are_few,
     coverage_of,
     covering_chunk,
     has_gap,
@@ -36,13 +36,13 @@ from pgembed_django.spaces.switching import (
 )
 
 __all__ = [
-    "FEW",
     "FOUND",
     "Coverage",
     "LookedUp",
     "activate",
     "active",
     "adopt",
+    "are_few",
     "ask_for_weights",
     "ask_live_ids",
     "cancel",

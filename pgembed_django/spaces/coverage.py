@@ -19,7 +19,7 @@ FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offs
 """Matches the first chunk of a covered row: it has a vector, or the row's text is empty."""
 
 FEW = 0.01
-"""The share of the rows that a switch may lose because they have failed. A single one it may."""
+"""The share of the rows that a switch may lose because they have failed."""
 
 AT_ONCE = 100
 """How many gaps to read at once, to find one that is not a row written a moment ago."""
@@ -143,7 +143,7 @@ def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
 def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
     """Count the rows that the active space covers but a full one does not: they have failed.
 
-    Returns 0 if they are ``FEW``, or one. Dismissed failures do not count.
+    Returns 0 if they ``are_few``. Dismissed failures do not count.
 
     Raises:
         Busy: a writer has locked the whole table.
@@ -158,7 +158,12 @@ def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
     )
     with database.giving_way(using):
         number, every = lost.count(), rows.count()
-    return number if number > max(FEW * every, 1) else 0
+    return 0 if are_few(number, of=every) else number
+
+
+def are_few(lost: int, *, of: int) -> bool:
+    """Return whether a switch may lose so many rows. A single one it may always."""
+    return lost <= max(FEW * of, 1)
 
 
 def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:

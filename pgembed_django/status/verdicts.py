@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pgembed_django.spaces import FEW, Coverage
+from pgembed_django.spaces import Coverage, are_few
 from pgembed_django.status.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 
 LATE_SECONDS = 60.0
@@ -77,7 +77,7 @@ class Facts:
         """Whether only failed rows may be missing in the space being built, but too many."""
         built = self.spec.building.coverage if self.spec.building else None
         has_jobs = bool(self.spec.waiting or self.spec.running)
-        return built is not None and not has_jobs and built.missing > FEW * built.rows
+        return built is not None and not has_jobs and not are_few(built.missing, of=built.rows)
 
 
 def judge(facts: Facts) -> Verdict:

@@ -205,6 +205,23 @@ def test_a_few_failed_units_do_not_hold_up_a_switch(
 
 
 @pytest.mark.django_db
+def test_one_failed_unit_is_not_said_to_hold_up_a_switch(make_article, run_jobs, spec, maintain):
+    make_article(title="x" * 80)
+    make_article(title="short")
+    run_jobs()
+    with picky_provider(max_characters=60):
+        spaces.ensure(spec, using="default")
+        maintain().reconcile()
+        run_jobs()
+
+        [seen] = status.overview(using="default", specs=[spec]).specs
+
+    assert seen.building
+    assert "1 row has failed" in seen.verdict.reason
+    assert "is not searched" not in seen.verdict.reason
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize("way", ["dismiss", "activate", "retry"])
 def test_a_model_that_refuses_the_rows_does_not_replace_one_that_finds_them(
     make_article, run_jobs, spec, fill, caplog, way
