@@ -20,6 +20,12 @@ def pgembed_overview(context: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @register.filter
+def pgembed_number(number: int) -> str:
+    """Return a number with a comma after each thousand, such as "20,000"."""
+    return f"{number:,}"
+
+
+@register.filter
 def pgembed_duration(seconds: float | None) -> str:
     """Return a duration in words, such as "12 min"."""
     return overview.duration(seconds)

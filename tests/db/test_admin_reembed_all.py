@@ -62,6 +62,10 @@ class Run:
         return said(self.page) if self.page.status_code == 302 else self.text
 
 
+def test_large_numbers_are_told_with_commas(operator, articles):
+    assert "2 of 20,000 so far." in Run(operator).go_on(total="20000")
+
+
 def test_it_goes_on_when_the_workers_have_made_room(operator, articles, run_jobs, monkeypatch):
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
     run = Run(operator)
