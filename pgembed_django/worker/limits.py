@@ -14,6 +14,11 @@ MEMORY_SECONDS = 1.0
 STATM = Path("/proc/self/statm")
 
 
+def fresh(rows: int) -> str:
+    """Say how many rows a worker has made fresh."""
+    return "1 row is fresh" if rows == 1 else f"{rows:,} rows are fresh"
+
+
 class Limits:
     """What a worker may use up before it is recycled. None: no limit."""
 
@@ -32,7 +37,7 @@ class Limits:
     def reached(self, completed: int) -> str | None:
         """Return why the worker should end, or None."""
         if self.max_jobs is not None and completed >= self.max_jobs:
-            return f"{completed} rows are fresh, --max-jobs is {self.max_jobs}"
+            return f"{fresh(completed)}, --max-jobs is {self.max_jobs:,}"
         if self.max_memory_mib is not None and self._is_time():
             used = memory_bytes() / MIB
             if used > self.max_memory_mib:

@@ -15,7 +15,7 @@ import pytest
 
 from pgembed_django.management.port import Address, address
 from pgembed_django.worker import configuring, limits
-from pgembed_django.worker.limits import MIB, Limits
+from pgembed_django.worker.limits import MIB, Limits, fresh
 from pgembed_django.worker.liveness import Liveness, Watchdog
 from pgembed_django.worker.serving import Answer, Server
 from tests import played
@@ -140,6 +140,14 @@ def test_without_limits_it_may_use_what_it_likes(use):
     use(10**9)
 
     assert Limits().reached(10**9) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [(0, "0 rows are fresh"), (1, "1 row is fresh"), (9010, "9,010 rows are fresh")],
+)
+def test_it_is_told_how_many_rows_are_fresh(rows: int, told: str) -> None:
+    assert fresh(rows) == told
 
 
 def test_the_memory_is_that_of_this_process(monkeypatch):

@@ -22,7 +22,7 @@ from pgembed_django.management.port import Address, address, port
 from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
-from pgembed_django.worker.limits import Limits
+from pgembed_django.worker.limits import Limits, fresh
 from pgembed_django.worker.liveness import Watchdog
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
@@ -169,7 +169,7 @@ class Command(EmbedCommand):
         return watches
 
     def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
-        text = f"{stored} rows are fresh."
+        text = f"{fresh(stored)}."
         pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
         left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
         if left and (worker.paused or worker.aside):
@@ -178,9 +178,9 @@ class Command(EmbedCommand):
             why = "; ".join(
                 f"{name}: {why}" for name, why in [*worker.paused.items(), *worker.aside.items()]
             )
-            raise CommandError(f"{text} {left} wait for {' or for '.join(waited_for)}. {why}")
+            raise CommandError(f"{text} {left:,} wait for {' or for '.join(waited_for)}. {why}")
         if left:
-            text += f" {left} wait for their next attempt, or for an open transaction."
+            text += f" {left:,} wait for their next attempt, or for an open transaction."
         if worker.recycled_for:
             text += f" Ended to be started again: {worker.recycled_for}."
         if verbosity > 0:
