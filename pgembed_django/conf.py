@@ -221,10 +221,10 @@ def _remedy_of_number(name: str, value: Any, *, is_whole: bool) -> str | None:
     least = LEAST.get(name, 1) if is_whole else 0
     most = MOST.get(name, ENDLESS)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not least <= value <= most or (is_whole and value % 1):
-        return f"Set it to a {'whole ' if is_whole else ''}number from {least} to {most:,}."
-    if name in ABOVE_ZERO and not value:
-        return "Set it to a number above zero."
+    is_zero = name in ABOVE_ZERO and not value
+    if not is_number or is_zero or not least <= value <= most or (is_whole and value % 1):
+        span = f"above 0, up to {most:,}" if name in ABOVE_ZERO else f"from {least} to {most:,}"
+        return f"Set it to a {'whole ' if is_whole else ''}number {span}."
     if name == "hnsw_ef_construction":
         neighbours: object = current().hnsw_m
         if isinstance(neighbours, int) and value < 2 * neighbours:

@@ -81,7 +81,7 @@ def test_a_lease_of_no_time_is_refused(settings, value):
     [message] = check_settings()
 
     assert message.msg == f"PGEMBED_LEASE_SECONDS is {value!r}."
-    assert message.hint == "Set it to a number above zero."
+    assert message.hint == "Set it to a number above 0, up to 1,000,000,000."
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 10**12, Decimal(5), "5", True, None])
