@@ -42,7 +42,7 @@ def similar_to(
     target = targets.of(everything if among is None else among, name=name)
     if target.spec is not targets.spec_of(instance.__class__, name=name):
         raise SearchError(
-            f"Cannot compare a {instance.__class__.__name__} with rows of "
+            f"Cannot compare rows of {instance.__class__.__name__} with rows of "
             f"{target.queryset.model.__name__}: their vectors are of different spaces."
         )
     survey = surveying.survey(target, "")
