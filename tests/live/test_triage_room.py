@@ -113,7 +113,7 @@ def failures(transactional_db: None, start_worker: Callable[..., Any]) -> None:
 
 
 def looked_at(page: Page, name: str) -> None:
-    """Find no fault, but minor ones, for those who do not see, or use no mouse; and take pictures."""
+    """Find no fault but minor ones for those who do not see, or use no mouse; take pictures."""
     # Django's own: the search box is named by its help text alone, and the links of the
     # breadcrumbs are not underlined before 6.0.
     found = Axe().run(
