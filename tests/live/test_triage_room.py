@@ -189,6 +189,7 @@ def test_an_operator_mends_one_kind_of_failure_and_dismisses_the_other(
         page.goto(f"/admin/pgembed/{name}/")
         looked_at(page, f"{name}-list")
         page.locator("#result_list tbody tr th a").first.click()
+        page.wait_for_url("**/change/**")
         looked_at(page, f"{name}-page")
 
 
