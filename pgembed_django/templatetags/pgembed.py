@@ -7,7 +7,7 @@ from typing import Any
 from django import template
 from django.http import HttpRequest
 
-from pgembed_django.admin import overview
+from pgembed_django.admin import acts, overview
 
 register = template.Library()
 
@@ -22,7 +22,7 @@ def pgembed_overview(context: dict[str, Any]) -> dict[str, Any] | None:
 @register.filter
 def pgembed_number(number: int) -> str:
     """Return a number with a comma after each thousand, such as "20,000"."""
-    return f"{number:,}"
+    return acts.numbered(number)
 
 
 @register.filter
