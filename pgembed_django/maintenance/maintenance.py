@@ -16,6 +16,7 @@ from pgembed_django.specs import Spec
 
 LAPS_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
+"""How often a page of each spec is compared. Each spec's turn comes at a time of its own."""
 STALE_SECONDS = 5.0
 """How long a spec goes on to the next page if pages end early because their texts are slow."""
 PRUNE_SECONDS = 60.0
@@ -46,8 +47,10 @@ class Maintenance:
         self.using = using
         self.settings = settings
         self._quiet_seconds = math.inf
+        self._compared_in_turn = itertools.cycle(worked_on.values())
         self._filling = Filling(using=using, reconcile_seconds=settings.reconcile_seconds)
         is_reconciling = settings.reconcile_seconds > 0
+        is_comparing = is_reconciling and worked_on
         self._keeper = Chores(
             "keeper",
             [
@@ -56,7 +59,7 @@ class Maintenance:
                 # Not at once: the laps that ``reconcile`` begins are to take turns with the work.
                 Chore(LAPS_SECONDS * is_reconciling, self.continue_laps, starts_at_once=False),
                 Chore(
-                    STALE_PAGE_SECONDS * is_reconciling,
+                    STALE_PAGE_SECONDS / len(worked_on) if is_comparing else 0,
                     self.look_for_stale_rows,
                     starts_at_once=False,
                 ),
@@ -145,11 +148,14 @@ class Maintenance:
         return self._go_over(under_way, chore="continue_laps")
 
     def look_for_stale_rows(self) -> int:
-        """Compare each spec's next page of texts with the stored digests, lap after lap."""
+        """Compare the next spec's next page of texts with the stored digests, lap after lap.
+
+        One spec at a time: saved rows wait for the processor that comparing takes.
+        """
         enqueued = 0
-        for spec in self._in_turn(self.specs.values()):
-            with apart(spec, chore="look_for_stale_rows", using=self.using):
-                enqueued += self._look_for_stale_rows(spec)
+        spec = next(self._compared_in_turn)
+        with apart(spec, chore="look_for_stale_rows", using=self.using):
+            enqueued += self._look_for_stale_rows(spec)
         return enqueued
 
     def prune_jobs(self) -> int:

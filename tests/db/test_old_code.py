@@ -237,7 +237,8 @@ def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift,
     assert maintenance.once() == 1
     assert maintenance.once() == 0
     maintenance.open_spaces()
-    maintenance.look_for_stale_rows()
+    for _ in specs.all():
+        maintenance.look_for_stale_rows()
     maintenance.continue_laps()
     maintenance.fill()
 

@@ -185,6 +185,24 @@ def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
     assert Lap.objects.get(spec=product.key).cursor is None
 
 
+def test_specs_are_compared_one_at_a_time_as_saved_rows_wait_meanwhile(run_jobs):
+    note = Note.objects.create(body="a note")
+    product = Product.objects.create(title="a product")
+    run_jobs()
+    Job.objects.all().delete()
+    past_the_triggers("UPDATE app_note SET body = 'new'")
+    past_the_triggers("UPDATE app_product SET price = 7")
+    compared = {key: spec(key) for key in ("app.NoteEmbedding", "app.ProductEmbedding")}
+    maintenance = Maintenance(compared, using="default", settings=conf.current(), wake=lambda: None)
+
+    found = []
+    for _ in compared:
+        assert maintenance.look_for_stale_rows() == 1
+        found.append(list(Job.objects.order_by("pk").values_list("source_pk", flat=True)))
+
+    assert found == [[str(note.pk)], [str(note.pk), str(product.pk)]]
+
+
 def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monkeypatch):
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 3)
     add_old_notes(8)
