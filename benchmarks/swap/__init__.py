@@ -1,9 +1,12 @@
 """Swap a model for one of another width under load: writers write, and workers are killed.
 
 WordLlama, behind a delay of 20 ms per request and 0.5 ms per text, embeds passages of installed
-packages. First comes a plain backfill of all rows, then a calm, then the swap. A writer and
-searches go on throughout, and as many workers are killed in the swap as in the backfill. The
-workers run with ``nice``, as the deployment's unit does on a machine that serves searches too.
+packages. First comes a plain backfill of all rows, then a calm, then as long a time beside a
+session of the database that only counts, then the swap. A writer and searches go on throughout, and
+as many workers are killed in the swap as in the backfill. The workers run with ``nice``, as the
+deployment's unit does on a machine that serves searches too. The session that counts is what any
+use of one processor costs the searches.
+
 Every search must return vectors of exactly one space, and the searched space must never hold fewer
 rows than before. The bars: the p99 of searches during the swap is at most 1.5 times that in the
 calm, and the swap takes at most 1.15 times as long as the backfill.

@@ -1,4 +1,4 @@
-"""One round: a plain backfill, a calm, and the swap, with the same load on all three."""
+"""One round: a plain backfill, a calm, a session that counts, and the swap, under one load."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from benchmarks import swap
 from benchmarks.search import installed
 from benchmarks.soak import quiet
 from benchmarks.soak.processes import Workers
+from benchmarks.swap import counting
 from benchmarks.swap.looking import USING, Looks, active, spec
 from benchmarks.swap.writing import Writer
 from pgembed_django import database, spaces
@@ -52,7 +53,7 @@ class Swapping:
         self._kills = 0
 
     def round(self, number: int) -> Round:
-        """Backfill, wait, swap, and print a line of figures."""
+        """Backfill, wait, wait beside a session that counts, swap, and print a line of figures."""
         self._kills = 0
         self._empty()
         writer = Writer(rows=self.rows, per_second=self.options.writes, seed=number)
@@ -65,7 +66,11 @@ class Swapping:
         ends = time.monotonic() + self.options.calm_seconds
         self._until(calm, lambda _: time.monotonic() > ends)
         before = calm.least_covered
-        looks = Looks(calm.questions)
+        beside = Looks(calm.questions)
+        ends = time.monotonic() + self.options.calm_seconds
+        with counting.session():
+            self._until(beside, lambda _: time.monotonic() > ends)
+        looks = Looks(beside.questions)
         self._deploy(self.options.widths[1])
         self._until(looks, lambda _: active() != old, kills=self.options.kills)
         written = writer.stop()
@@ -80,18 +85,21 @@ class Swapping:
             "times the backfill": swapped / filled,
             "calm: search p50, ms": _ms(calm, 0.5),
             "calm: search p99, ms": _ms(calm, 0.99),
+            "counting: search p50, ms": _ms(beside, 0.5),
+            "counting: search p99, ms": _ms(beside, 0.99),
             "swap: search p50, ms": _ms(looks, 0.5),
             "swap: search p99, ms": _ms(looks, 0.99),
             "times the calm's p99": _ms(looks, 0.99) / _ms(calm, 0.99),
+            "counting: times the calm's p99": _ms(beside, 0.99) / _ms(calm, 0.99),
             "searches during the swap": len(looks.seconds),
             "their vectors that were checked": looks.checked,
             "rows that were written": written,
             "workers that were killed": self._kills,
         }
         wrong = {
-            "searches with vectors of another space": calm.mixed + looks.mixed,
-            "searches without vectors": calm.degraded + looks.degraded,
-            "searches that found too little": calm.short + looks.short,
+            "searches with vectors of another space": calm.mixed + beside.mixed + looks.mixed,
+            "searches without vectors": calm.degraded + beside.degraded + looks.degraded,
+            "searches that found too little": calm.short + beside.short + looks.short,
             "times the searched space held fewer rows than before": (
                 [f"{looks.least_covered} of {before}"]
                 if (looks.least_covered or 0) < (before or 0)
@@ -102,8 +110,9 @@ class Swapping:
         }
         print(
             f"{number + 1}: backfill {filled:.1f} s, swap {swapped:.1f} s, "
-            f"p99 {figures['calm: search p99, ms']:.0f} and "
-            f"{figures['swap: search p99, ms']:.0f} ms",
+            f"p99 {figures['calm: search p99, ms']:.0f}, "
+            f"beside a count {figures['counting: search p99, ms']:.0f}, "
+            f"in the swap {figures['swap: search p99, ms']:.0f} ms",
             flush=True,
         )
         return Round(figures, wrong)

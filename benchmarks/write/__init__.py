@@ -94,7 +94,8 @@ def _measure(
 
 
 def _singles(saves: Any, options: argparse.Namespace) -> Comparison:
-    comparison = Comparison(f"One row a transaction, {saves.clients} clients")
+    clients = f"{saves.clients} client{'s' * (saves.clients > 1)}"
+    comparison = Comparison(f"One row a transaction, {clients}")
     wanted = ("none", "bare", "pgai", "notify", "ours") if saves.clients > 1 else ("none", "ours")
     names = [name for name in wanted if saves.table.has(name)]
     contenders = {_TITLES[name]: saves.of(name) for name in names}
