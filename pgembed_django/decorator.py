@@ -10,7 +10,7 @@ import functools
 import keyword
 import sys
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import pgtrigger
 from django.core.exceptions import ImproperlyConfigured
@@ -25,8 +25,25 @@ from pgembed_django.specs import Declaration, Spec
 M = TypeVar("M", bound=models.Model)
 
 
+class _KeywordsOnly:
+    """Explains the mistake where ``@embeddable`` has no parentheses, or a value has no keyword.
+
+    A base class, so that the signature that people and their editors see is that of ``__init__``.
+    """
+
+    def __new__(cls, *given: object, **_: object) -> Self:
+        if not given:
+            return super().__new__(cls)
+        first = given[0]
+        on = f" on {first.__name__}" if isinstance(first, type) else f" was given {first!r}"
+        raise ImproperlyConfigured(
+            f"@embeddable{on}: say with keywords what to embed, for instance "
+            "@embeddable(fields=['title'])."
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class embeddable(Declaration):  # noqa: N801 - used as a decorator
+class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorator
     """Keep embeddings of a model's rows.
 
     ``fields`` are watched for changes and, without ``text``, embedded. ``text`` names a method

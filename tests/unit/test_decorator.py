@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -334,9 +335,23 @@ def test_what_is_no_model_is_refused():
         embeddable(fields=["title"])(str)
 
 
+def test_without_parentheses_it_says_what_to_write():
+    model = make_model()
+
+    said = (
+        rf"on {model.__name__}: say with keywords what to embed, for instance @embeddable\(fields"
+    )
+    with pytest.raises(ImproperlyConfigured, match=said):
+        embeddable(model)
+
+
 def test_keywords_only():
-    with pytest.raises(TypeError):
+    with pytest.raises(ImproperlyConfigured, match=r"was given \['title'\]: say with keywords"):
         embeddable(["title"])
+
+
+def test_its_signature_names_the_keywords():
+    assert {"fields", "text", "when"} <= set(inspect.signature(embeddable).parameters)
 
 
 def test_the_package_exports_what_is_public():
