@@ -126,7 +126,9 @@ class Wire:
                 return self._send_once(method, url, body, timeout_seconds)
             except requests.ConnectionError as error:
                 if not causes.was_connected(error):
-                    raise ProviderUnavailable(f"{self.base_url}: {causes.of(error)}.") from None
+                    raise ProviderUnavailable(
+                        f"{self.base_url}: {causes.of(error)}. {causes.remedy(error)}"
+                    ) from None
                 if is_last:
                     break
                 # The server may have closed an idle connection. Embedding twice is harmless.

@@ -42,7 +42,7 @@ def make_provider() -> Iterator[Make]:
 def test_a_refused_connection_is_an_outage(make_provider: Make):
     provider = make_provider(base_url="http://127.0.0.1:9/v1")
 
-    with pytest.raises(ProviderUnavailable, match="refused"):
+    with pytest.raises(ProviderUnavailable, match=r"refused\. .* is base_url right\?"):
         provider.embed_each(["one"])
     assert provider.probe().reachable is False
 
@@ -266,7 +266,8 @@ def test_a_proxy_that_is_down_is_told_without_its_password(
     with pytest.raises(ProviderUnavailable) as raised:
         provider.embed_query("cats")
     assert str(raised.value) == (
-        "http://embeddings.invalid/v1: its proxy: [Errno 111] Connection refused."
+        "http://embeddings.invalid/v1: its proxy: [Errno 111] Connection refused. "
+        "Is the proxy of HTTP_PROXY or HTTPS_PROXY running, or is NO_PROXY missing?"
     )
 
 
