@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 from pgembed_django.cutter import Cutter
 from pgembed_django.text import Count, counted, digest, trim
 
+__all__ = ["Chunk", "Chunker"]
+
 VERSION = 1
 """Increase it with every change to what ``split`` returns. This makes all rows stale."""
 

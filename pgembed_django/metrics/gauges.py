@@ -118,7 +118,7 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
             _eta(seen),
         ),
         ("open_failures", "Rows that have failed for good", ["spec"], _failures(seen)),
-        ("rows", "Source rows that a search ought to find", ["spec"], _rows(seen)),
+        ("rows", "Source rows that a search should find", ["spec"], _rows(seen)),
         (
             "coverage_ratio",
             "Share of the rows that a search of this space finds",

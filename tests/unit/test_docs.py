@@ -10,6 +10,7 @@ import re
 import shlex
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.apps import apps
@@ -20,6 +21,7 @@ from pgembed_django import Chunker, Results, checks, conf, decorator, search, si
 from pgembed_django.admin.acts import ACTS
 from pgembed_django.checks import databases
 from pgembed_django.models import Job
+from pgembed_django.pipeline import chunking
 from pgembed_django.retrieval import Hit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,6 +284,20 @@ def test_every_python_block_is_python(page: Path) -> None:
 def test_every_name_of_ours_can_be_imported(page: Path) -> None:
     for name in re.findall(r"(?<!/)\bpgembed_django(?:\.[A-Za-z_]\w*)+", page.read_text()):
         pkgutil.resolve_name(name)
+
+
+def test_the_chunker_of_the_page_cuts_into_lines() -> None:
+    [written] = [
+        block for block in blocks(DOCS / "reference/embeddable.md", "python") if "Lines" in block
+    ]
+    names: dict[str, Any] = {}
+    exec(written, names)
+    lines = names["Lines"](shortest=2)
+
+    chunks = chunking.split(lines, "one\n\n2\nthree")
+
+    assert [(chunk.position, chunk.text) for chunk in chunks] == [(0, "one"), (1, "three")]
+    assert lines.recipe != names["Lines"]().recipe
 
 
 def test_every_test_that_the_guarantees_name_is_there() -> None:
