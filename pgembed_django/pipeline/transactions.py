@@ -84,26 +84,26 @@ def store_whole(
             case Fault.TOO_SLOW if is_many:
                 raise
             case Fault.SCHEMA if len(of_specs := by_spec(units)) > 1:
-                return _store_apart([*of_specs.values()], settings=settings, using=using)
+                return _store_apart([*of_specs.values()], settings=settings, using=using, wait=wait)
             case Fault.SCHEMA if not store.is_fit(units[0].spec, using=using):
                 return Completion(unfit=[(unit, error) for unit in units])
             case _ if is_many:
                 # One unit's data may be at fault. It must not fail the others.
                 middle = len(units) // 2
                 halves = [units[:middle], units[middle:]]
-                return _store_apart(halves, settings=settings, using=using)
+                return _store_apart(halves, settings=settings, using=using, wait=wait)
         return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
     seconds = time.perf_counter() - started
     return Completion(ours, read_waited(), outdated, lost=held.lost, seconds=seconds)
 
 
 def _store_apart(
-    parts: Sequence[Sequence[Unit]], *, settings: conf.Settings, using: str
+    parts: Sequence[Sequence[Unit]], *, settings: conf.Settings, using: str, wait: str
 ) -> Completion:
-    done = store_whole(parts[0], settings=settings, using=using)
+    done = store_whole(parts[0], settings=settings, using=using, wait=wait)
     for units in parts[1:]:
         try:
-            done += store_whole(units, settings=settings, using=using)
+            done += store_whole(units, settings=settings, using=using, wait=wait)
         except (DatabaseError, InterfaceError):
             break  # the next try will find it: report what was done first
     return done
@@ -134,7 +134,9 @@ def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
     staged = [
         unit.claim.source_pk
         for unit in units
-        if unit.has_staged or any(part.is_staged for part in unit.parts)
+        # What is staged for a space whose part was dropped saves the job that fills it the work.
+        if len(unit.parts) == len(unit.planned_spaces)
+        and (unit.has_staged or any(part.is_staged for part in unit.parts))
     ]
     if staged:
         store.unstage(spec, staged, using=using)

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from pgembed_django import conf, database, jobs, spaces, specs
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
-from pgembed_django.models import Job, Space
+from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
@@ -26,10 +26,14 @@ class Moody(DeterministicProvider):
     """Some models are down, and some refuse a text."""
 
     down: ClassVar[set[str]] = set()
+    fatal: ClassVar[dict[str, str]] = {}
+    """At this text the model goes down."""
     refusing: ClassVar[dict[str, str]] = {}
     asked: ClassVar[list[tuple[str, str]]] = []
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        if any(self.model in Moody.fatal and Moody.fatal[self.model] in text for text in texts):
+            Moody.down = {*Moody.down, self.model}
         if self.model in Moody.down:
             raise ProviderUnavailable("connection refused")
         if any(self._refuses(text) for text in texts):
@@ -50,7 +54,7 @@ def declare(settings: Any) -> Iterator[Callable[[str], None]]:
 
     declare("old")
     yield declare
-    Moody.down, Moody.refusing, Moody.asked = set(), {}, []
+    Moody.down, Moody.fatal, Moody.refusing, Moody.asked = set(), {}, {}, []
 
 
 @pytest.fixture
@@ -132,6 +136,31 @@ def test_the_next_space_is_filled_and_switched_to_while_the_active_model_is_down
     worker.live.outdate()
     run(worker)
     assert (Moody.asked, Job.objects.filter(status="pending").count()) == ([], 0)
+
+
+def test_what_the_next_model_has_embedded_of_a_long_text_is_kept_while_it_is_down(
+    swap, make_worker, clock, settings
+):
+    """Though the text is whole in the other space by then, and what is staged there is deleted."""
+    note = Note.objects.first()
+    settings.PGEMBED_BATCH_SIZE = 2
+    words = [f"word{number}" for number in range(600)]
+    Note.objects.filter(pk=note.pk).update(body=" ".join(words))
+    worker = make_worker()
+    Moody.fatal = {"new": words[-1]}
+    run(worker)
+    assert Moody.down == {"new"}
+    assert not Job.objects.filter(status="pending")
+    assert words[-1] in "".join(texts("old"))
+
+    Moody.down, Moody.fatal = set(), {}
+    clock.now += 100
+    jobs.enqueue(NOTE, [str(note.pk)], kind="reconciler", priority=0, using="default")
+    run(worker)
+
+    assert len(Moody.asked) == len(set(Moody.asked))
+    assert texts("new") == {text for text in texts("old") if "trout" not in text}
+    assert not StagedVector.objects.exists()
 
 
 def test_it_is_embedded_once_where_a_migration_sets_the_spec_aside(swap, make_worker, clock):
