@@ -81,7 +81,7 @@ def _dismiss(ids: Sequence[int]) -> Counts:
 
 def _release(ids: Sequence[int]) -> Counts:
     settings = conf.current()
-    return asdict(jobs.release_held(ids, max_crashes=settings.max_crashes, using=using()))
+    return asdict(jobs.reap_held(ids, max_crashes=settings.max_crashes, using=using()))
 
 
 def _reembed(ids: Sequence[int]) -> Counts:

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from pgembed_django import specs
 from pgembed_django.models import Job
-from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING
+from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
@@ -33,7 +33,7 @@ STATUSES = {
     "pending": Shown(_("Pending"), PENDING),
     "running": Shown(_("Running"), RUNNING),
     "succeeded": Shown(_("Succeeded"), Q(status=Job.Status.SUCCEEDED)),
-    "dismissed": Shown(_("Dismissed"), Q(status="dismissed", settled_at__isnull=True)),
+    "dismissed": Shown(_("Dismissed"), DISMISSED),
     "settled": Shown(_("Failed, settled since"), Q(settled_at__isnull=False)),
 }
 

@@ -17,11 +17,11 @@ from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
 from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.jobs.triage import (
     Dismissed,
-    Released,
+    Reaped,
     Retried,
     dismiss,
     enqueue_again,
-    release_held,
+    reap_held,
     retry_failed,
 )
 from pgembed_django.jobs.whole_specs import forget, rename, share
@@ -35,7 +35,7 @@ __all__ = [
     "Lane",
     "Lease",
     "Paused",
-    "Released",
+    "Reaped",
     "Retried",
     "claim",
     "claim_doubtful",
@@ -60,8 +60,8 @@ __all__ = [
     "prune",
     "prune_attempts",
     "reap",
+    "reap_held",
     "release",
-    "release_held",
     "rename",
     "resume",
     "retry",

@@ -13,7 +13,7 @@ from pgembed_django import database
 from pgembed_django.jobs.fencing import Claim, filled
 from pgembed_django.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
 
-# How every claim begins. Each adds which jobs it takes. ``fencing.claims`` reads what it returns.
+# How every claim begins. Each adds which jobs it takes.
 START = """
     UPDATE pgembed_job AS job
     SET

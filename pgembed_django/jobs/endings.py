@@ -1,9 +1,9 @@
 """How a running job ends: complete, retry, release, reap. How it fails is in ``open_failures``.
 
-Each is a compare-and-set on (id, running, claim token and time). A move back to pending may
-conflict with a writer's pending job in the unique index: that newer work supersedes it. Each
-such move is a transaction of its own and waits for nobody, so that no writer can become the
-victim of a deadlock.
+``complete`` relies on ``leases.hold``, called before it in the same transaction. Each of the others
+is a compare-and-set on (id, running, claim token and time). A move back to pending may conflict
+with a writer's pending job in the unique index: that newer work supersedes it. Each such move is a
+transaction of its own and waits for nobody, so that no writer can become the victim of a deadlock.
 """
 
 from __future__ import annotations

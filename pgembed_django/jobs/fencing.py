@@ -26,6 +26,7 @@ COLUMNS = """
         job.source_pk,
         job.kind,
         job.priority,
+        -- Renamed, so that ORDER BY run_at sorts by time, not by text.
         job.run_at::text AS due,
         job.attempts,
         job.crashes,

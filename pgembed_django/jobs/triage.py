@@ -18,8 +18,18 @@ from pgembed_django.jobs.nudges import nudge
 from pgembed_django.jobs.open_failures import MAX_PARKING_SECONDS
 from pgembed_django.models import Ending, Job
 
-# Replaces the failure by a pending job, or makes the unit's pending job due now.
-RETRY = """
+# A pending job comes forward and starts afresh. It keeps its last error, for people to read.
+DUE_NOW = """
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
+    DO UPDATE SET
+        run_at = LEAST(job.run_at, excluded.run_at),
+        priority = GREATEST(job.priority, excluded.priority),
+        attempts = 0,
+        crashes = 0,
+        outages = 0
+"""
+
+FROM_FAILURE = """
     WITH failure AS (
         UPDATE pgembed_job
         SET settled_at = statement_timestamp()
@@ -33,15 +43,13 @@ RETRY = """
     FROM failure
     LEFT JOIN unnest(%(specs)s::text[], %(priorities)s::int[]) AS of_spec(spec, priority)
       ON of_spec.spec = failure.spec
-    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO UPDATE SET
-        run_at = LEAST(job.run_at, excluded.run_at),
-        priority = GREATEST(job.priority, excluded.priority),
-        attempts = 0,
-        crashes = 0,
-        outages = 0
+"""
+IS_NEW = """
     RETURNING (xmax = 0) AS is_new
 """
+
+# Replaces the failure by a pending job, or makes the unit's pending job due now.
+RETRY = FROM_FAILURE + DUE_NOW + IS_NEW
 
 BRING_FORWARD = """
     UPDATE pgembed_job
@@ -75,19 +83,13 @@ DISMISS = """
 """
 
 # In key order, like every other writer of several jobs.
-ENQUEUE_AGAIN = """
+FROM_KEYS = """
     INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
     SELECT %(spec)s, source_pk, %(kind)s, %(priority)s
     FROM unnest(%(source_pks)s::text[]) AS unit(source_pk)
     ORDER BY source_pk
-    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO UPDATE SET
-        run_at = LEAST(job.run_at, excluded.run_at),
-        priority = GREATEST(job.priority, excluded.priority),
-        attempts = 0,
-        crashes = 0,
-        outages = 0
 """
+ENQUEUE_AGAIN = FROM_KEYS + DUE_NOW
 
 HELD = filled("""
     SELECT {columns}
@@ -130,7 +132,7 @@ class Dismissed:
 
 
 @dataclass(slots=True)
-class Released:
+class Reaped:
     """How many jobs of a worker are pending again, failed, superseded, gone meanwhile, or busy."""
 
     released: int = 0
@@ -176,13 +178,7 @@ def dismiss(job_ids: Iterable[int], *, using: str) -> Dismissed:
     return Dismissed(dismissed, gone=len(wanted) - dismissed - busy, busy=busy)
 
 
-def enqueue_again(
-    spec: specs.Spec,
-    source_pks: Sequence[str],
-    *,
-    using: str,
-    kind: str = Job.Kind.MANUAL_RETRY,
-) -> None:
+def enqueue_again(spec: specs.Spec, source_pks: Sequence[str], *, using: str, kind: str) -> None:
     """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
     database.execute(
         using,
@@ -194,7 +190,7 @@ def enqueue_again(
     )
 
 
-def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Released:
+def reap_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Reaped:
     """Take jobs from a worker that a person believes dead, and count a crash of each.
 
     If the worker is still alive, it has lost these jobs, and its results are discarded.
@@ -203,7 +199,7 @@ def release_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Rel
     held = claims(HELD, using=using, ids=wanted)
     passed_over = list({*wanted} - {claim.id for claim in held})
     busy = _still(Job.Status.RUNNING, passed_over, using=using) if passed_over else 0
-    counts = Released(gone=len(passed_over) - busy, busy=busy)
+    counts = Reaped(gone=len(passed_over) - busy, busy=busy)
     for claim in held:
         match reap_one(claim, max_crashes=max_crashes, using=using):
             case Ending.REQUEUED:

@@ -173,7 +173,7 @@ class Job(NotFromFixtures):
             ),
             models.Index(
                 fields=["run_at"],
-                condition=Q(status="dismissed", settled_at__isnull=True),
+                condition=DISMISSED,
                 name="pgembed_job_dismissed",
             ),
         ]

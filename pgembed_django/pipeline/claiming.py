@@ -70,7 +70,7 @@ class Claiming:
 
     @property
     def wanted(self) -> int:
-        """How many units to claim now. None until the last ones are planned.
+        """How many units to claim now. Zero until the last ones are planned.
 
         ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests if that is more.
         """

@@ -91,7 +91,7 @@ class Storing:
         is_threadless = self._has_failed or time.monotonic() < self._threadless_until
         if self._thread is None or is_threadless or is_few:
             self._has_failed = True  # it stays so where storing raises
-            ended, _ = self._let_go(units, self._store(units))
+            ended, _ = self._hand_out(units, self._store(units))
             self._has_failed = False
             return ended or moved
         self._hand_over(units, self._thread)
@@ -172,7 +172,7 @@ class Storing:
             return True, ()
         done = future.result()
         self._is_threadless = False
-        return self._let_go(units, done)
+        return self._hand_out(units, done)
 
     def _do_without_thread(self, error: Exception) -> None:
         if not self._is_threadless:
@@ -180,7 +180,7 @@ class Storing:
         self._is_threadless = True
         self._threadless_until = time.monotonic() + THREADLESS_SECONDS
 
-    def _let_go(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
+    def _hand_out(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of stored units. Returns whether there were any, and those left."""
         for unit in done.outdated:
             self.holding.release(unit)

@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A claimed job on its way, from ``started`` on by the monotonic clock."""
+    """A claimed job in progress. ``started`` is when it was claimed, by the pipeline's clock."""
 
     claim: Claim
     spec: Spec
@@ -110,7 +110,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Chunks of several units, sent to one provider together. None: only a plain word is."""
+    """Chunks of several units, sent to one provider together. Without chunks: a plain word."""
 
     pool: Pool
     wanted: list[Wanted]

@@ -148,7 +148,7 @@ class Arms:
         rows = list(best.values())[: depth.rows]
         if arm.name == LEXICAL:
             return rows
-        return [Found(one.key, one.chunk, 1.0 - one.value, one.waits) for one in rows]
+        return [one._replace(value=1.0 - one.value) for one in rows]
 
 
 def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:

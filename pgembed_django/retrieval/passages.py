@@ -29,7 +29,7 @@ class Passage(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """A chunk as ``statements.PASSAGES`` reads it."""
+    """A chunk as ``selects.PASSAGES`` reads it."""
 
     id: int
     text: str | None
@@ -76,7 +76,7 @@ def of(
     if unmarked:
         marked = _marks(target.using, [one.text for one in unmarked.values()], words=words)
         for (key, passage), marks in zip(unmarked.items(), marked, strict=True):
-            found[key] = Passage(passage.text, passage.start, passage.end, marks)
+            found[key] = passage._replace(marks=marks)
     return found
 
 

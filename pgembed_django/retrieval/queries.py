@@ -11,19 +11,17 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, wait
-from contextlib import suppress
 from typing import NamedTuple
 
 from pgembed_django import conf, events, spaces
 from pgembed_django.exceptions import (
-    ModelMissing,
     ProviderError,
     ProviderTimeout,
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
 from pgembed_django.providers import raising
-from pgembed_django.providers.base import Provider, Vector
+from pgembed_django.providers.base import Vector
 from pgembed_django.threads import Threads
 
 MOST_KEPT = 256
@@ -127,10 +125,10 @@ class QueryVectors:
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         """Embed a query. Runs in a thread."""
-        provider = spaces.provider_of(space)
+        spaces.ask_for_weights([space])
+        provider = spaces.provider_of_texts(space)
         # A user's class may override embed_query, and raise or return anything.
         with raising.provider_errors(provider):
-            _refuse_other_weights(space, provider)
             found = provider.embed_query(text, timeout_seconds=seconds)
             unit, [fault] = provider.check([found], count=1)
         if fault:
@@ -161,23 +159,6 @@ os.register_at_fork(after_in_child=vectors.begin)
 
 def _server(space: Space) -> Server:
     return space.provider, space.fingerprint
-
-
-def _refuse_other_weights(space: Space, provider: Provider) -> None:
-    """Raise ``ModelMissing`` if the server now has other weights under the model's name.
-
-    Their vectors cannot be compared with those of the space, so searches are by words until a
-    space of the new weights is active.
-    """
-    digest = None
-    if space.model_digest:
-        with suppress(ProviderError), raising.provider_errors(provider):
-            digest = raising.digest(provider)
-    if digest and digest != space.model_digest:
-        raise ModelMissing(
-            f"{provider} now has other weights than those of space {space.pk}. Searches are by "
-            "words only until the new space is full, or activated: manage.py embed_spaces."
-        )
 
 
 def known(space: Space, vector: Vector) -> Pending:

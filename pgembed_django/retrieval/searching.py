@@ -143,7 +143,7 @@ def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
     if len(answers) == 1:
         return [(0, one) for one in answers[0].ranked]
     ranked = [
-        (number, Ranked(one.key, one.chunk, one.merit, one.similarity, one.merit))
+        (number, one._replace(score=one.merit))
         for number, answer in enumerate(answers)
         for one in answer.ranked
     ]

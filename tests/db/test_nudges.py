@@ -54,7 +54,7 @@ def reembed_it(article: Article) -> None:
 
 def release_it(article: Article) -> None:
     [held] = claim()
-    assert jobs.release_held([held.id], max_crashes=3, using="default").released
+    assert jobs.reap_held([held.id], max_crashes=3, using="default").released
 
 
 def retry_it(article: Article) -> None:

@@ -265,13 +265,13 @@ def test_a_job_of_a_dead_worker_is_released_with_a_crash(
     article = make_article()
     [held] = claim(worker_id=5)
 
-    assert jobs.release_held([held.id], max_crashes=3, using="default").released == 1
+    assert jobs.reap_held([held.id], max_crashes=3, using="default").released == 1
 
     assert Job.objects.get().crashes == 1
     assert jobs.hold([held], using="default").lost == {held.id}
     run_jobs()
     assert embedded_text(article)
-    assert jobs.release_held([held.id], max_crashes=3, using="default").gone == 1
+    assert jobs.reap_held([held.id], max_crashes=3, using="default").gone == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -282,9 +282,9 @@ def test_what_a_deleter_holds_is_busy_and_what_it_has_deleted_is_gone(
     ids = [held.id for held in claim(worker_id=5)]
     second_connection.execute("DELETE FROM app_article WHERE id = %s", [article.pk])
 
-    first = jobs.release_held([*ids, 999_999], max_crashes=3, using="default")
+    first = jobs.reap_held([*ids, 999_999], max_crashes=3, using="default")
     second_connection.commit()
-    second = jobs.release_held(ids, max_crashes=3, using="default")
+    second = jobs.reap_held(ids, max_crashes=3, using="default")
 
     assert (first.released, first.busy, first.gone) == (1, 1, 1)
     assert (second.busy, second.gone) == (0, 2)
@@ -331,7 +331,7 @@ def test_a_release_may_be_the_last_crash(make_article: Callable[..., Article]) -
     make_article()
     [held] = claim(worker_id=5)
 
-    assert jobs.release_held([held.id], max_crashes=1, using="default").failed == 1
+    assert jobs.reap_held([held.id], max_crashes=1, using="default").failed == 1
 
     assert Job.objects.get().last_error == "worker lost"
 
