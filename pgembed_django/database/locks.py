@@ -1,4 +1,4 @@
-"""Locks of a session, so that one worker at a time does something. They are only ever tried."""
+"""Advisory locks of a session, which are only ever tried, and shared ones of a transaction."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from contextlib import contextmanager
 from pgembed_django import database
 from pgembed_django.database import interrupting
 
+SHARE = "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(name)s, %(number)s))"
 TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"
 UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, %(number)s))"
+
+
+def share(name: str, number: int = 0, *, using: str) -> None:
+    """Take a lock until the end of the transaction, shared with others that do the same.
+
+    While a session holds it (``session_lock``), this waits like for a row's lock: ``giving_way``.
+    """
+    database.send(using, SHARE, name=name, number=number)
 
 
 @contextmanager

@@ -152,14 +152,16 @@ class Filling:
     def _switch(self, spec: Spec, space: Space, seen: Seen) -> None:
         if self._is_held_up(spec, space, seen):
             return
-        # Indexes are built last, because inserts are many times faster without them. As that takes
-        # time, check for gaps again afterwards.
+        # Built last, because inserts are many times faster without indexes. As that takes time,
+        # there may be gaps again.
         if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
             return
-        if indexes.is_complete(spec, space, using=self.using) and spaces.activate(
-            space, using=self.using
-        ):
-            events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
+        if not indexes.is_complete(spec, space, using=self.using):
+            return
+        with spaces.last_look(space, using=self.using) as is_ours:
+            is_full = is_ours and self._is_full(spec, space, seen)
+            if is_full and spaces.activate(space, using=self.using):
+                events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _is_held_up(self, spec: Spec, space: Space, seen: Seen) -> bool:
         """Return whether a switch would lose many rows that have failed. Tell once.

@@ -113,6 +113,7 @@ class Failing:
 
     def _drop(self, unit: Unit, part: Part) -> None:
         unit.parts.remove(part)
+        unit.dropped_spaces.add(part.space.pk)
         self.holding.look_at(unit)
 
 

@@ -11,6 +11,7 @@ from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, database, faults, jobs, spaces, store
 from pgembed_django.faults import Fault
+from pgembed_django.models import Space
 from pgembed_django.pipeline.units import Unit, by_spec
 from pgembed_django.specs import Spec
 
@@ -62,7 +63,9 @@ def store_whole(
     started = time.perf_counter()
     try:
         with database.giving_way(using, wait=wait, pipelined=True, keep_plans=True):
-            read_live = spaces.ask_live_ids({unit.spec for unit in units}, using=using)
+            dropped = {space_id for unit in units for space_id in unit.dropped_spaces}
+            spaces.put_off_switch(dropped, using=using)
+            read_live = spaces.ask_live_states({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
             outdated = _planned_without_a_space(ours, read_live())
@@ -109,17 +112,25 @@ def _store_apart(
     return done
 
 
-def _planned_without_a_space(units: Sequence[Unit], live: defaultdict[str, set[int]]) -> list[Unit]:
-    """Return the units for which a space was opened after planning, or all spaces are gone.
+def _planned_without_a_space(
+    units: Sequence[Unit], live: defaultdict[str, dict[int, str]]
+) -> list[Unit]:
+    """Return the units without a space that was opened, or activated, after they were planned.
 
-    Completing them would leave a gap or a stale text in a space that may be searched by
-    now; after a flush of the database it would leave the row to the reconciler. If a space
-    is opened after this look, the reconciler has yet to fill it.
+    Also those whose spaces are all gone. Completing them would leave a gap or a stale text in a
+    space that may be searched by now; after a flush of the database it would leave the row to the
+    reconciler. If a space is opened after this look, the reconciler has yet to fill it. If one is
+    activated after it, the last look of that switch finds the gap.
     """
 
     def is_for(unit: Unit) -> bool:
         present = live[unit.spec.key]
-        return bool(present) and present <= unit.planned_spaces
+        searched = {key for key, state in present.items() if state == Space.State.ACTIVE}
+        return (
+            bool(present)
+            and present.keys() <= unit.planned_spaces
+            and not searched & unit.dropped_spaces
+        )
 
     return [unit for unit in units if not unit.is_gone and not is_for(unit)]
 
@@ -135,7 +146,7 @@ def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
         unit.claim.source_pk
         for unit in units
         # What is staged for a space whose part was dropped saves the job that fills it the work.
-        if len(unit.parts) == len(unit.planned_spaces)
+        if not unit.dropped_spaces
         and (unit.has_staged or any(part.is_staged for part in unit.parts))
     ]
     if staged:

@@ -46,6 +46,9 @@ class Unit:
     started: float
     parts: list[Part] = field(default_factory=list)
     planned_spaces: set[int] = field(default_factory=set)
+    dropped_spaces: set[int] = field(default_factory=set)
+    """The building spaces among those that it is stored without, as their model refuses or is down.
+    """
     chunks: int = 0
     characters: int = 0
     """The length of its text, which is held until it is stored."""

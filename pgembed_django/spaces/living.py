@@ -35,8 +35,8 @@ OTHER_WEIGHTS = (
 LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
 # Runs for each batch that is stored, and the ORM would take longer to compile it than to run it.
-LIVE_IDS = """
-    SELECT spec, id
+LIVE_STATES = """
+    SELECT spec, id, state
     FROM pgembed_space
     WHERE spec = ANY(%(specs)s)
       AND state = ANY(%(states)s)
@@ -68,21 +68,23 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
             events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
 
 
-def ask_live_ids(specs: Iterable[Spec], *, using: str) -> database.Read[defaultdict[str, set[int]]]:
-    """Send the query for the ids of live spaces, and return a function that reads the answer.
+def ask_live_states(
+    specs: Iterable[Spec], *, using: str
+) -> database.Read[defaultdict[str, dict[int, str]]]:
+    """Send the query for the states of live spaces, and return a function that reads the answer.
 
-    It returns the ids by spec key.
+    It returns the states by spec key and space id.
     """
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
-    read = database.send_prepared(using, LIVE_IDS, **wanted)
+    read = database.send_prepared(using, LIVE_STATES, **wanted)
 
-    def read_ids() -> defaultdict[str, set[int]]:
-        found: defaultdict[str, set[int]] = defaultdict(set)
-        for key, space_id in read():
-            found[key].add(space_id)
+    def read_states() -> defaultdict[str, dict[int, str]]:
+        found: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        for key, space_id, state in read():
+            found[key][space_id] = state
         return found
 
-    return read_ids
+    return read_states
 
 
 def active(spec: Spec, *, using: str) -> Space | None:

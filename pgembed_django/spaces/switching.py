@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 
@@ -31,10 +32,30 @@ MADE_BY = (
 # The lock only saves work: ``activate`` takes row locks.
 LOCK = "pgembed_switch"
 
+# Between the last look for gaps and the switch, no unit may be stored without the new space.
+LAST_LOOK = "pgembed_last_look"
+
 
 def turn(space: Space, *, using: str) -> AbstractContextManager[bool]:
     """Keep other workers from checking the space. Yields False if one already is."""
     return locks.session_lock(LOCK, space.pk, using=using)
+
+
+def last_look(space: Space, *, using: str) -> AbstractContextManager[bool]:
+    """Keep units from being stored without the space, to see that it is full, and switch to it.
+
+    Yields False if one is being stored without it now.
+    """
+    return locks.session_lock(LAST_LOOK, space.pk, using=using)
+
+
+def put_off_switch(space_ids: Iterable[int], *, using: str) -> None:
+    """Keep these spaces from becoming active by a last look, until the transaction ends.
+
+    Then look whether one of them is active by now.
+    """
+    for space_id in sorted(space_ids):
+        locks.share(LAST_LOOK, space_id, using=using)
 
 
 def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:

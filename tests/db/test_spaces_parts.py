@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from django.db import connections
 from django.db.models.functions import Now
 
 from pgembed_django import conf, database, jobs, spaces, specs
+from pgembed_django.database import locks
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
+from pgembed_django.spaces import switching
 from tests.app.models import Note, NoteEmbedding
 
 pytestmark = pytest.mark.django_db
@@ -254,6 +258,81 @@ def test_what_is_written_while_the_next_model_is_down_does_not_wait_for_it(swap,
 
     assert "salmon" in texts("old")
     assert not Job.objects.filter(status="pending").exists()
+
+
+@pytest.mark.parametrize("new_is", ["down", "refusing"])
+def test_what_is_written_just_after_the_switch_is_not_left_to_the_former_space(
+    swap, make_worker, new_is
+):
+    """A worker learns of the switch seconds later."""
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    worker = make_worker()
+    run(worker)
+    Note.objects.filter(body="trout 0").update(body="salmon")
+    build()
+    assert spaces.active(specs.get(NOTE), using="default") == swap
+    if new_is == "down":
+        Moody.down = {"new"}
+    else:
+        Moody.refusing = {"new": "salmon"}
+    run(worker)
+
+    [job] = Job.objects.exclude(status="succeeded")
+    assert job.status == ("pending" if new_is == "down" else "failed")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_new_row", [False, True])
+def test_no_space_becomes_active_without_what_was_stored_since_it_was_found_full(
+    swap, make_worker, monkeypatch, is_new_row
+):
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    worker = make_worker()
+    run(worker)
+    found_full, goes_on = threading.Event(), threading.Event()
+    activate = spaces.activate
+
+    def activate_later(space: Space, *, using: str) -> bool:
+        found_full.set()
+        assert goes_on.wait(30)
+        return activate(space, using=using)
+
+    monkeypatch.setattr(spaces, "activate", activate_later)
+    building = threading.Thread(target=lambda: (build(), connections["default"].close()))
+    building.start()
+    assert found_full.wait(30)
+    Moody.down = {"new"}
+    if is_new_row:
+        Note.objects.create(body="salmon")
+    else:
+        Note.objects.filter(body="trout 0").update(body="salmon")
+    run(worker)  # to be stored without the new space
+    goes_on.set()
+    building.join()
+    run(worker)
+
+    assert spaces.active(specs.get(NOTE), using="default") == swap
+    assert Job.objects.filter(status="pending").exists()
+    Moody.down = set()
+    Job.objects.update(run_at=Now())
+    run(make_worker())
+    assert "salmon" in texts("new")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_space_does_not_become_active_while_a_unit_is_stored_without_it(
+    swap, make_worker, second_connection
+):
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    run(make_worker())
+    second_connection.execute(locks.SHARE, {"name": switching.LAST_LOOK, "number": swap.pk})
+
+    build()
+    assert spaces.active(specs.get(NOTE), using="default") != swap
+
+    second_connection.commit()
+    build()
+    assert spaces.active(specs.get(NOTE), using="default") == swap
 
 
 def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap, make_worker):

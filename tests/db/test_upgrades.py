@@ -119,8 +119,9 @@ class TestOlderWorkers:
         old = old_worker.claim(limit=2)
         settled = run_jobs()
 
-        assert (len(old), settled) == (2, 2)
-        assert Job.objects.filter(status="running").count() == 2
+        # Not two each: whether its IN runs the LIMIT again for each row is up to the planner.
+        assert len(old) + settled == 4
+        assert Job.objects.filter(status="running").count() == len(old)
 
     def test_what_an_older_worker_completes_is_settled(self, make_article, old_worker):
         make_article()
