@@ -59,10 +59,20 @@ DOUBTFUL = """
               SELECT
               FROM pgembed_job AS other
               WHERE other.status = 'running'
-                AND (
-                    other.outages > 0
-                    OR (other.spec = candidate.spec AND other.source_pk = candidate.source_pk)
-                )
+                AND other.spec = candidate.spec
+                AND other.source_pk = candidate.source_pk
+          )
+          AND NOT EXISTS (
+              SELECT
+              FROM (
+                  SELECT
+                  FROM pgembed_job AS other
+                  WHERE other.status = 'running'
+                    AND other.outages > 0
+                  -- An open delete may have locked one for hours. One that is locked by its own
+                  -- worker has its answer.
+                  FOR SHARE SKIP LOCKED
+              ) AS at_a_provider
           )
         ORDER BY run_at
         LIMIT 1

@@ -53,6 +53,17 @@ def test_two_workers_that_look_at_once_do_not_both_get_one(
     assert len(claim_doubtful()) == 1
 
 
+def test_an_open_delete_of_one_does_not_keep_the_others_from_being_claimed(
+    transactional_db, make_article, second_connection
+):
+    doubtful(make_article(), make_article())
+    [first] = claim_doubtful()
+
+    second_connection.execute("DELETE FROM app_article WHERE id = %s", [first.source_pk])
+
+    assert len(claim_doubtful()) == 1
+
+
 def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
     doubtful(make_article())
     make_article()
