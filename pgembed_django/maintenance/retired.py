@@ -22,10 +22,17 @@ def prune(
     """
     if not indexes.drop(spec, space, using=using):
         return False
-    last: int | None = 0
-    while last is not None and not is_stopping():
-        last = store.prune(spec, space.pk, after=last, limit=CHUNKS, using=using)
-    is_pruned = last is None and spaces.mark_pruned(space, using=using)
+    # A row is covered by its first chunk. So if the space is reopened in the middle of this, the
+    # rows that have lost chunks are gaps.
+    for first_only in (True, False):
+        last: int | None = 0
+        while last is not None:
+            if is_stopping():
+                return False
+            last = store.prune(
+                spec, space.pk, after=last, limit=CHUNKS, first_only=first_only, using=using
+            )
+    is_pruned = spaces.mark_pruned(space, using=using)
     if is_pruned:
         events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
     return is_pruned

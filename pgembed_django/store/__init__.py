@@ -132,10 +132,20 @@ def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) 
     )
 
 
-def prune(spec: Spec, space_id: int, *, after: int, limit: int, using: str) -> int | None:
-    """Delete a small batch of a retired space's chunks. Returns the last id, None at the end."""
+def prune(
+    spec: Spec, space_id: int, *, after: int, limit: int, first_only: bool, using: str
+) -> int | None:
+    """Delete a small batch of a retired space's chunks. Returns the last id, None at the end.
+
+    ``first_only``: each row's first chunk only.
+    """
     deleted = send(
-        using, statements.of(spec, using).prune, space=space_id, after=after, limit=limit
+        using,
+        statements.of(spec, using).prune,
+        space=space_id,
+        after=after,
+        limit=limit,
+        first_only=first_only,
     )
     return max((row_id for [row_id] in deleted()), default=None)
 

@@ -161,6 +161,7 @@ PRUNE = """
         FROM {table}
         WHERE space_id = %(space)s
           AND id > %(after)s
+          AND (position = 0 OR NOT %(first_only)s)
           -- Somebody may have reopened it: then it is being filled again.
           AND EXISTS (
               SELECT
