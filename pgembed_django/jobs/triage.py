@@ -18,10 +18,16 @@ from pgembed_django.jobs.nudges import nudge
 from pgembed_django.jobs.open_failures import MAX_PARKING_SECONDS
 from pgembed_django.models import Ending, Job
 
-# A pending job comes forward and starts afresh. It keeps its last error, for people to read.
+# A pending job comes forward and starts afresh. It keeps its last error, for people to read. What
+# was only a gap until now becomes what the person asked for: its row may have been written.
 DUE_NOW = """
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
     DO UPDATE SET
+        kind = CASE WHEN excluded.priority > job.priority THEN excluded.kind ELSE job.kind END,
+        created_at = CASE
+            WHEN excluded.priority > job.priority THEN excluded.created_at
+            ELSE job.created_at
+        END,
         run_at = LEAST(job.run_at, excluded.run_at),
         priority = GREATEST(job.priority, excluded.priority),
         attempts = 0,

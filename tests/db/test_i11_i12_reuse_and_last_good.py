@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
-from pgembed_django import search, spaces, specs
-from pgembed_django.maintenance import reconcile
+from pgembed_django import conf, jobs, search, spaces, specs
+from pgembed_django.maintenance import Maintenance, reconcile, retired
 from pgembed_django.models import Job, Space, StagedVector
+from pgembed_django.reembedding import reembed
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -287,6 +290,29 @@ def test_search_hides_what_is_stale_also_once_its_job_has_failed(provider, extra
     assert PageExtraEmbedding.objects.filter(source_id=extra.pk).exists()  # kept all the same
 
 
+@pytest.mark.parametrize("kind", ["reconciler", "backfill"])
+@pytest.mark.parametrize("way", ["re-embed", "retry"])
+def test_search_hides_what_is_written_after_a_person_has_brought_its_gap_forward(extra, kind, way):
+    spec = specs.get("app.PageExtraEmbedding")
+    [claim] = [*enqueued(spec, extra, kind="write")]
+    jobs.fail(claim, "no", using="default")
+    jobs.enqueue(spec.key, [str(extra.pk)], kind=kind, priority=spec.priority, using="default")
+    if way == "re-embed":
+        reembed(spec, [str(extra.pk)], using="default")
+    else:
+        jobs.retry_failed([claim.id], using="default")
+    Job.objects.exclude(status="pending").delete()
+
+    PageExtra.objects.update(summary="new")
+
+    assert list(search(PageExtra, "good")) == []
+
+
+def enqueued(spec: specs.Spec, extra: PageExtra, *, kind: str) -> list[jobs.Claim]:
+    jobs.enqueue(spec.key, [str(extra.pk)], kind=kind, priority=spec.priority, using="default")
+    return jobs.claim([spec.key], limit=1, lease=jobs.Lease(1, 600), using="default")
+
+
 def test_search_hides_nothing_while_another_space_is_filled(provider, extra, settings):
     config = settings.PGEMBED_PROVIDERS["default"]
     settings.PGEMBED_PROVIDERS = {"default": {**config, "MODEL": "another"}}
@@ -295,6 +321,44 @@ def test_search_hides_nothing_while_another_space_is_filled(provider, extra, set
     assert reconcile.reconcile_once(spec, using="default") == 1
 
     assert list(search(PageExtra, "good")) == [extra]
+
+
+def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
+    comment, run_jobs, settings, monkeypatch
+):
+    """Also where the first chunk, by which a row is covered, is newer than the others."""
+    run_jobs()
+    ArticleComment.objects.update(text=comment.text.replace(WORDS[0], "aardvark"))
+    run_jobs()
+    spec = specs.get("app.ArticleCommentEmbedding")
+    former = spaces.active(spec, using="default")
+    before = set(stored(comment))
+    declared = settings.PGEMBED_PROVIDERS
+    settings.PGEMBED_PROVIDERS = {"default": {**declared["default"], "MODEL": "another"}}
+    maintenance = Maintenance(
+        {spec.key: spec}, using="default", settings=conf.current(), wake=lambda: None
+    )
+    fill(maintenance, spec, run_jobs)
+    assert spaces.active(spec, using="default") != former
+    former.refresh_from_db()
+    monkeypatch.setattr(retired, "CHUNKS", 1)
+    looks = iter([False, False, False, True])
+    assert not retired.prune(spec, former, using="default", is_stopping=lambda: next(looks))
+
+    settings.PGEMBED_PROVIDERS = declared
+    assert spaces.reopen(former, using="default") == former
+    fill(maintenance, spec, run_jobs)
+
+    assert spaces.active(spec, using="default") == former
+    found = ArticleCommentEmbedding.objects.filter(space=former)
+    assert set(found.values_list("passage", flat=True)) == before
+
+
+def fill(maintenance: Maintenance, spec: specs.Spec, run_jobs: Callable[[], object]) -> None:
+    spaces.ensure(spec, using="default")
+    for _ in range(3):
+        maintenance.once()
+        run_jobs()
 
 
 def test_an_empty_text_is_a_row_without_a_vector_and_no_gap_for_ever(provider, run_jobs):

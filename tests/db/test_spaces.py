@@ -352,7 +352,7 @@ def test_a_space_that_is_reopened_is_pruned_no_further(spec, retired):
     assert spaces.prunable(retired_for_seconds=0, using="default") == [retired]
     spaces.reopen(retired, using="default")
 
-    assert store.prune(spec, retired.pk, after=0, limit=10, first_only=True, using="default") is None
+    assert store.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
     assert not spaces.mark_pruned(retired, using="default")
 
     assert ArticleEmbedding.objects.filter(space=retired).exists()
@@ -366,7 +366,7 @@ def test_a_batch_that_is_pruned_waits_for_who_reopens_its_space(spec, retired, w
     writer.connection.execute(reopening, [retired.pk])
     writer.start("COMMIT", once_waits=backend_pid())
 
-    assert store.prune(spec, retired.pk, after=0, limit=10, first_only=True, using="default") is None
+    assert store.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
     writer.end()
 
     assert ArticleEmbedding.objects.filter(space=retired).exists()
