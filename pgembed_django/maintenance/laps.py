@@ -38,6 +38,14 @@ def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
     return found
 
 
+def begin(spec: Spec, sweep: str, *, using: str) -> None:
+    """Ensure that there is a lap. A new one takes what is stored as made by the present recipe."""
+    known = Lap.objects.using(using)
+    if not known.filter(spec=spec.key, sweep=sweep).exists():
+        recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
+        known.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
+
+
 def rename(old: str, new: str, *, using: str) -> None:
     """Rename the laps of a spec, so that they go on under its new name."""
     laps = Lap.objects.using(using)

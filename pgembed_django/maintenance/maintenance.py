@@ -101,9 +101,12 @@ class Maintenance:
     def once(self) -> int:
         """Do the chores of a drain once, in the caller's thread. Return how many jobs became ready.
 
-        Reaps, looks for gaps, prunes, builds indexes and switches.
+        Reaps, looks for gaps, compares all texts with a changed recipe, prunes, builds indexes and
+        switches.
         """
         ready = attempt(self.reap) + attempt(self.reconcile)
+        attempt(self.note_recipes)
+        ready += attempt(self.continue_laps)
         attempt(self.prune_jobs)
         self._filling.look_at_once()
         ready += attempt(self.build)
@@ -146,6 +149,12 @@ class Maintenance:
         """
         under_way = laps.under_way(self.specs.values(), using=self.using)
         return self._go_over(under_way, chore="continue_laps")
+
+    def note_recipes(self) -> int:
+        """Note what each spec declares, so that a later drain knows of a change."""
+        for spec in self.specs.values():
+            laps.begin(spec, Lap.Sweep.STALE, using=self.using)
+        return 0
 
     def look_for_stale_rows(self) -> int:
         """Compare the next spec's next page of texts with the stored digests, lap after lap.

@@ -103,10 +103,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     room = _room(spec, using=using)
     if not live or not room:
         return None
-    recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
-    known = Lap.objects.using(using)
-    if not known.filter(spec=spec.key, sweep=sweep).exists():
-        known.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
+    laps.begin(spec, sweep, using=using)
     lap = spec.key, sweep, using
     rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
     try:

@@ -715,6 +715,20 @@ def test_a_changed_recipe_re_embeds_every_row_in_the_same_space(
 
 
 @pytest.mark.django_db
+def test_a_drain_embeds_the_rows_of_a_changed_recipe(spec, make_article, run_jobs, maintain):
+    """Also where no other worker ever runs."""
+    articles = [make_article() for _ in range(3)]
+    run_jobs()
+    assert maintain().once() == 0
+    changed = dataclasses.replace(spec, fields=("contents", "title"))
+    draining = Maintenance(
+        {KEY: changed}, using="default", settings=conf.current(), wake=lambda: None
+    )
+
+    assert draining.once() == len(articles)
+
+
+@pytest.mark.django_db
 def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, run_jobs, maintain):
     for _ in range(3):
         make_article()
