@@ -138,13 +138,15 @@ class Settings:
     worker_database: str | None = None
     """The database alias for workers, if the application's goes through a pooler."""
 
-    def provider_name(self, alias: str, model: str) -> str:
+    def provider_name(self, alias: str, model: str, dimensions: int) -> str:
         """Return a provider's name to show to people: its alias.
 
-        If the alias now declares another model, ``model`` is added: these may be two servers.
+        What the alias no longer declares is added: these may be two servers.
         """
-        is_declared = self.providers.get(alias, {}).get("MODEL") == model
-        return alias if is_declared else f"{alias} ({model})"
+        declared = self.providers.get(alias, {})
+        if declared.get("MODEL") != model:
+            return f"{alias} ({model})"
+        return alias if declared.get("DIMENSIONS") == dimensions else f"{alias} ({dimensions})"
 
 
 _instead: dict[str, Any] = {}

@@ -191,8 +191,8 @@ SPACE_OPENED_ELSEWHERE = _event(
 SPACE_NOT_REOPENED = _event(
     "space_not_reopened",
     WARNING,
-    "The settings of %(spec)s declare %(space)s, which is retired: another model is searched. "
-    "To go back: manage.py %(way)s",
+    "The settings of %(spec)s declare %(space)s, which is retired: another model is searched, or "
+    "is being built to be. To use this one: manage.py %(way)s",
 )
 SPACE_ACTIVATED = _event("space_activated", INFO, "%(spec)s is now searched with %(space)s")
 SPACE_ACTIVATED_EARLY = _event(

@@ -6,15 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from pgembed_django import jobs, rollups
+from django.core.exceptions import ImproperlyConfigured
+
+from pgembed_django import jobs, providers, rollups
 from pgembed_django import specs as declared
 from pgembed_django.models import Space
-from pgembed_django.spaces import Coverage, live_of
+from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
 from pgembed_django.status import charts, covering, queue, verdicts, working
 from pgembed_django.status.charts import Recent
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import (
+    CHANGES,
     NONE,
     Count,
     Overview,
@@ -109,15 +112,17 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     has_jobs = bool(waiting or running)
     failures = seen.queue.failures.get(key, NONE)
     provider = seen.providers.get(working.name_of(searched)) if searched else None
-    are_all_away = all(
-        seen.providers[working.name_of(space)].is_away for space in by_state.values()
-    )
+    building = by_state.get(Space.State.BUILDING)
+    next_provider = seen.providers.get(working.name_of(building)) if building else None
+    has_changes = any(one.waiting for one in backlog if one.kind in CHANGES)
+    # Changes are embedded in the space that is searched, gaps in the one that is being built.
+    is_away = bool(provider and provider.is_away)
+    if next_provider and (is_away or not has_changes):
+        is_away = next_provider.is_away
     status = SpecStatus(
         key=key,
         active=_space(searched, seen, pace if has_jobs else 0.0),
-        building=_space(
-            by_state.get(Space.State.BUILDING), seen, pace if has_jobs or not failures else 0.0
-        ),
+        building=_space(building, seen, pace if has_jobs or not failures else 0.0),
         backlog=backlog,
         running=running,
         oldest_change_seconds=seen.queue.oldest_change.get(key),
@@ -126,13 +131,15 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
         units_per_second=recent.units_per_second,
         p50_seconds=rollups.quantile(recent.waits, 0.5),
         p99_seconds=rollups.quantile(recent.waits, 0.99),
-        eta_seconds=_eta(waiting, 0.0 if are_all_away else pace),
+        eta_seconds=_eta(waiting, 0.0 if is_away else pace),
         workers=len(workers),
         paused_by=paused_by,
     )
     facts = verdicts.Facts(
         spec=status,
         provider=provider,
+        next_provider=next_provider,
+        is_undeclared=building is not None and not _is_declared(spec, building),
         database=seen.using,
         has_tables=seen.tables[key].is_there,
         silent_triggers=seen.tables[key].silent_triggers,
@@ -140,6 +147,14 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
         completed=recent.completed,
     )
     return replace(status, verdict=verdicts.judge(facts))
+
+
+def _is_declared(spec: Spec, space: Space) -> bool:
+    """Return whether the settings declare the space. True if they are not valid: that is told."""
+    try:
+        return is_of(space, providers.get(spec.provider))
+    except ImproperlyConfigured:
+        return True
 
 
 def _eta(waiting: Count, pace: float) -> float | None:

@@ -29,6 +29,10 @@ class Facts:
     """The spec's status, not judged yet."""
     provider: ProviderStatus | None
     """The provider of the active space. None: nothing has been embedded yet."""
+    next_provider: ProviderStatus | None
+    """The provider of the space that is being built."""
+    is_undeclared: bool
+    """Whether the settings declare another space than the one that is being built."""
     database: str
     """The alias of the spec's database."""
     has_tables: bool
@@ -164,6 +168,14 @@ def _indexing(facts: Facts) -> Iterator[str]:
         coverage = spec.building.coverage
         covered = f": {coverage}" if coverage else ""
         yield f"A new space is being built{covered}. Search uses the old one until it is full."
+        if facts.next_provider and facts.next_provider.is_down:
+            yield f"The new one's provider is down: {facts.next_provider.reason}"
+        if facts.is_undeclared:
+            yield (
+                f"The settings declare another model than {spec.building.model} "
+                f"({spec.building.dimensions}). If no newer code runs, stop building it: "
+                f"manage.py embed_spaces cancel {spec.building.id}."
+            )
 
 
 def _but(spec: SpecStatus) -> str:

@@ -81,4 +81,4 @@ def providers(
 
 def name_of(space: Space) -> str:
     """Return the name that a status gives to a space's provider."""
-    return conf.current().provider_name(space.provider, space.model)
+    return conf.current().provider_name(space.provider, space.model, space.dimensions)

@@ -14,9 +14,10 @@ MEMORY_SECONDS = 1.0
 STATM = Path("/proc/self/statm")
 
 
-def fresh(rows: int) -> str:
-    """Say how many rows a worker has made fresh."""
-    return "1 row is fresh" if rows == 1 else f"{rows:,} rows are fresh"
+def brought(rows: int) -> str:
+    """Say how many rows a worker has brought up to date."""
+    some = f"{rows:,} rows were" if rows > 1 else ("1 row was" if rows else "No row was")
+    return f"{some} brought up to date"
 
 
 class Limits:
@@ -37,7 +38,7 @@ class Limits:
     def reached(self, completed: int) -> str | None:
         """Return why the worker should end, or None."""
         if self.max_jobs is not None and completed >= self.max_jobs:
-            return f"{fresh(completed)}, --max-jobs is {self.max_jobs:,}"
+            return f"{brought(completed)}, --max-jobs is {self.max_jobs:,}"
         if self.max_memory_mib is not None and self._is_time():
             used = memory_bytes() / MIB
             if used > self.max_memory_mib:

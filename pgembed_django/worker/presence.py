@@ -81,7 +81,8 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
 
 
 def _name(pool: Pool) -> str:
-    return conf.current().provider_name(pool.provider.alias, pool.provider.model)
+    provider = pool.provider
+    return conf.current().provider_name(provider.alias, provider.model, provider.dimensions)
 
 
 def aside(pipeline: Pipeline) -> dict[str, str]:

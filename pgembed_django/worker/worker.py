@@ -205,7 +205,11 @@ class Worker:
         self._has_reconciled = True
         # Maintenance reads whole tables: the loop is not stuck in the meantime.
         self.liveness.end()
-        return not loop.maintenance.once() or is_last
+        has_found = loop.maintenance.once() > 0
+        # It may have switched: what a retired space's provider lacks is of no interest any more.
+        loop.pipeline.live.outdate()
+        has_moved = loop.step()
+        return not has_moved and (is_last or not has_found)
 
     def _get_over(self, error: Exception) -> None:
         interrupting.raise_what_is_behind(error, using=self.using)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models.functions import Now
 
@@ -333,6 +334,22 @@ def test_a_space_does_not_become_active_while_a_unit_is_stored_without_it(
     second_connection.commit()
     build()
     assert spaces.active(specs.get(NOTE), using="default") == swap
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_that_replaces_a_model_that_never_answered_is_well(declare, capsys):
+    Moody.down = {"old"}
+    Note.objects.create(body="salmon")
+    with pytest.raises(CommandError, match="1 wait for a provider that is down"):
+        call_command("embed_worker", drain=True, verbosity=0)
+
+    declare("new")
+    call_command("embed_worker", drain=True)
+
+    assert texts("new") == {"salmon"}
+    assert "1 row was brought up to date." in capsys.readouterr().out
+    call_command("embed_worker", drain=True)
+    assert "Nothing was waiting." in capsys.readouterr().out
 
 
 def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap, make_worker):

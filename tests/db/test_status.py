@@ -10,7 +10,7 @@ from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from pgembed_django import conf, jobs, rollups, spaces, specs, status
-from pgembed_django.maintenance import Maintenance
+from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.reembedding import reembed
 from pgembed_django.status import covering
@@ -21,6 +21,7 @@ from tests.db.conftest import Writer, backend_pid, claim
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
 KEY = "app.ArticleEmbedding"
+CANCEL = "embed_spaces cancel"
 
 
 @pytest.fixture
@@ -272,6 +273,39 @@ def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
     reasons = {one.key: one.verdict.reason for one in found.specs}
     assert "The provider is down" in reasons[KEY]
     assert "down" not in reasons["app.NoteEmbedding"]
+
+
+def test_a_new_model_that_cannot_be_reached_is_told_and_nothing_is_promised(
+    look, spec, make_article, run_jobs, live_worker, settings
+):
+    make_article()
+    run_jobs()
+    make_article()
+    run_jobs()
+    declared = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**declared, "MODEL": "another"}}
+    _, building = spaces.ensure(spec, using="default")
+    reconcile.reconcile_once(spec, using="default")
+    Worker.objects.update(paused={"default": "Pull it."}, paused_seconds={"default": 30.0})
+    tally = rollups.Tally()
+    tally.completed(KEY, embedded=1, reused=0, waited=1.0)
+    tally.flush(using="default")
+
+    found = look()
+
+    assert found.verdict.state == "indexing"
+    assert "The new one's provider is down: Pull it." in found.verdict.reason
+    assert "to go" not in found.verdict.reason
+    assert (found.eta_seconds, found.building.eta_seconds) == (None, None)
+
+    # A change does not wait for that model.
+    make_article()
+    assert look().eta_seconds
+
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    Worker.objects.update(paused={}, paused_seconds={})
+    said = f"than another (64). If no newer code runs, stop building it: manage.py {CANCEL}"
+    assert f"{said} {building.pk}" in look().verdict.reason
 
 
 def test_a_spec_that_all_workers_have_set_aside_stalls(look, make_article, run_jobs, live_worker):

@@ -315,7 +315,7 @@ def test_a_worker_of_the_former_code_that_is_started_anew_works_on_the_others(pr
 
     said = project.manage("embed_worker", "--drain")
 
-    assert "1 row is fresh" in said
+    assert "1 row was brought up to date" in said
     assert f"shop.{newest.stem} is applied, and is not in this code" in said
     assert "No space" not in said
     assert project.ask("SELECT DISTINCT spec FROM pgembed_space") == [("shop.OtherEmbedding",)]

@@ -15,7 +15,7 @@ import pytest
 
 from pgembed_django.management.port import Address, address
 from pgembed_django.worker import configuring, limits
-from pgembed_django.worker.limits import MIB, Limits, fresh
+from pgembed_django.worker.limits import MIB, Limits, brought
 from pgembed_django.worker.liveness import Liveness, Watchdog
 from pgembed_django.worker.serving import Answer, Server
 from tests import played
@@ -144,10 +144,10 @@ def test_without_limits_it_may_use_what_it_likes(use):
 
 @pytest.mark.parametrize(
     ("rows", "told"),
-    [(0, "0 rows are fresh"), (1, "1 row is fresh"), (9010, "9,010 rows are fresh")],
+    [(0, "No row was"), (1, "1 row was"), (9010, "9,010 rows were")],
 )
-def test_it_is_told_how_many_rows_are_fresh(rows: int, told: str) -> None:
-    assert fresh(rows) == told
+def test_it_is_told_how_many_rows_were_brought_up_to_date(rows: int, told: str) -> None:
+    assert brought(rows) == f"{told} brought up to date"
 
 
 def test_the_memory_is_that_of_this_process(monkeypatch):

@@ -22,7 +22,7 @@ from pgembed_django.management.port import Address, address, port
 from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
-from pgembed_django.worker.limits import Limits, fresh
+from pgembed_django.worker.limits import Limits, brought
 from pgembed_django.worker.liveness import Watchdog
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
@@ -169,9 +169,10 @@ class Command(EmbedCommand):
         return watches
 
     def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
-        text = f"{fresh(stored)}."
         pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
         left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
+        is_idle = worker.drain and not (stored or left)
+        text = "Nothing was waiting." if is_idle else f"{brought(stored)}."
         if left and (worker.paused or worker.aside):
             waited_for = ["a provider that is down"] * bool(worker.paused)
             waited_for += ["their tables to be as declared"] * bool(worker.aside)
