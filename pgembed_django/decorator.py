@@ -31,11 +31,13 @@ class _KeywordsOnly:
     A base class, so that the signature that people and their editors see is that of ``__init__``.
     """
 
-    def __new__(cls, *given: object, **_: object) -> Self:
-        if not given:
+    def __new__(cls, *given: object, **keywords: object) -> Self:
+        if keywords and not given:
             return super().__new__(cls)
-        first = given[0]
-        on = f" on {first.__name__}" if isinstance(first, type) else f" was given {first!r}"
+        on = "()"
+        if given:
+            model = given[0]
+            on = f" on {model.__name__}" if isinstance(model, type) else f" was given {model!r}"
         raise ImproperlyConfigured(
             f"@embeddable{on}: say with keywords what to embed, for instance "
             "@embeddable(fields=['title'])."
@@ -76,6 +78,12 @@ def _declare_on_subclasses(declaration: Declaration, base: type[models.Model]) -
             base,
             f"name is {declaration.name!r}, and each model that inherits from {base.__name__} "
             f"needs one of its own. Write for instance '%(class)s{declaration.name}'.",
+        )
+    if missed := base.__subclasses__():
+        refuse(
+            base,
+            f"{', '.join(model.__name__ for model in missed)} inherit from it already, and would "
+            "be left out. Decorate it where it is defined, or decorate those.",
         )
     prepared = functools.partial(_on_class_prepared, declaration, base)
     class_prepared.connect(prepared, weak=False)

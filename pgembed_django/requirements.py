@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from contextlib import suppress
 from typing import Any, NoReturn, get_args
@@ -78,6 +79,8 @@ def _require_text(model: type[models.Model], name: object) -> None:
     if not isinstance(name, str):
         refuse(model, f"text is {name!r}. Give the name of a method.")
     method = getattr(model, name, None)
+    if isinstance(method, (property, functools.cached_property)):
+        refuse(model, f"text is {name!r}, which is a property. Make it a method.")
     if not callable(method):
         refuse(
             model,
@@ -103,6 +106,7 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: st
     try:
         field = model._meta.get_field(name)
     except FieldDoesNotExist:
+        _refuse_relation(model, name)
         listed = [field.name for field in model._meta.concrete_fields if _has_text(field)]
         kind = "Fields with text are" if listed else "There are"
         listed = listed or [field.name for field in model._meta.concrete_fields]
@@ -115,6 +119,16 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: st
             model,
             f"{name!r} is binary: there is no text in it. Leave it out, or name a method "
             "that reads it: text='...'.",
+        )
+
+
+def _refuse_relation(model: type[models.Model], name: str) -> None:
+    first, is_path, _ = str(name).partition("__")
+    if is_path and first in {field.name for field in model._meta.get_fields()}:
+        refuse(
+            model,
+            f"fields name {name!r}, and a trigger sees one row: the model's own columns. Copy the "
+            f"value into a column of {model.__name__}, or name {first!r} and give a text method.",
         )
 
 

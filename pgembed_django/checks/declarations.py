@@ -71,12 +71,14 @@ def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
     if not isinstance(known, Mapping):
         return  # check_settings reports it
     if spec.provider not in known:
+        aliases = [str(alias) for alias, config in known.items() if isinstance(config, Mapping)]
         yield _error(
             spec,
             f"no provider named {spec.provider!r}.",
-            hint=f"Name one of PGEMBED_PROVIDERS: {', '.join(known)}."
-            if known
-            else f"Define {spec.provider!r} in PGEMBED_PROVIDERS, which is empty.",
+            hint=f"Name one of PGEMBED_PROVIDERS: {', '.join(aliases)}."
+            if aliases
+            else f"Define PGEMBED_PROVIDERS[{spec.provider!r}], a dict with BACKEND, MODEL and "
+            "DIMENSIONS.",
             id="pgembed.E004",
         )
 

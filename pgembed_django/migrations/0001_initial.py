@@ -6,7 +6,7 @@ import django.contrib.postgres.fields
 import django.db.models.deletion
 import django.db.models.functions.datetime
 import pgvector.django.vector
-from django.db import migrations, models
+from django.db import ProgrammingError, migrations, models
 from pgvector.django import VectorExtension
 
 from pgembed_django import sql
@@ -14,6 +14,16 @@ from pgembed_django import sql
 
 class KeptVectorExtension(VectorExtension):
     """Other tables may have vectors too: undone, it leaves the extension where it is."""
+
+    def database_forwards(self, *given: Any) -> None:
+        try:
+            super().database_forwards(*given)
+        except ProgrammingError as error:
+            error.add_note(
+                "Have a superuser run CREATE EXTENSION vector in this database. For the databases "
+                "of tests, in template1."
+            )
+            raise
 
     def database_backwards(self, *_: Any) -> None:
         pass

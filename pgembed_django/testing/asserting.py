@@ -121,6 +121,8 @@ class _Unit:
 
 
 def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
+    if not isinstance(instance, Model):
+        raise TypeError(f"{instance!r} is not a row. Give an instance of an embeddable model.")
     alias = using or instance._state.db or DEFAULT_DB_ALIAS
     return [_unit(spec, instance, using=alias) for spec in specs.of(instance.__class__, name=name)]
 

@@ -141,6 +141,11 @@ class TestAssertFresh:
         with pytest.raises(ImproperlyConfigured, match="no @embeddable named 'ProductTitel'"):
             assert_fresh(product, name="ProductTitel")
 
+    @pytest.mark.parametrize("given", [Article, None])
+    def test_what_is_no_row_is_refused(self, given):
+        with pytest.raises(TypeError, match=r"is not a row\. Give an instance of an embeddable"):
+            assert_fresh(given)
+
     def test_a_model_that_is_not_embeddable_is_refused(self):
         with pytest.raises(ImproperlyConfigured, match="Category is not embeddable"):
             assert_fresh(Category.objects.create(name="a"))

@@ -245,7 +245,16 @@ def test_no_providers_at_all_is_said_plainly(settings):
 
     hints = {message.hint for message in check_declarations()}
 
-    assert hints == {"Define 'default' in PGEMBED_PROVIDERS, which is empty."}
+    define = "Define PGEMBED_PROVIDERS['default'], a dict with BACKEND, MODEL and DIMENSIONS."
+    assert hints == {define}
+
+
+def test_an_alias_that_was_forgotten_is_not_taken_for_three(settings):
+    settings.PGEMBED_PROVIDERS = {**settings.PGEMBED_PROVIDERS["default"]}
+
+    [hint] = {one.hint for one in check_declarations() if one.id == "pgembed.E004"}
+
+    assert hint.startswith("Define PGEMBED_PROVIDERS['default'], a dict")
 
 
 class Elsewhere:

@@ -60,6 +60,7 @@ def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
         "target": GenericForeignKey("kind", "target_id"),
         "not_a_method": 7,
         "render": lambda self: "text",
+        "shown": property(lambda self: "text"),
         "later": later,
         "told_to": told_to,
     }
@@ -184,12 +185,19 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
             "fields is []. Give a list of the fields that the text is made of by render().",
         ),
         ({"fields": ["title", "title"]}, "fields is ['title', 'title']. Name each field once."),
+        (
+            {"fields": ["parent__name"]},
+            "fields name 'parent__name', and a trigger sees one row: the model's own columns. "
+            "Copy the value into a column of Thing, or name 'parent' and give a text method.",
+        ),
+        ({"fields": ["nope__name"]}, "no field named 'nope__name'. Fields with text are: title"),
         ({"fields": ["tags"]}, "'tags' is many-to-many: it lives in a table of its own"),
         ({"fields": ["target"]}, "'target' is not a column of the table"),
         ({"fields": ["double"]}, "'double' is a virtual generated column, which triggers do not"),
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
         ({"text": "not_a_method"}, "text is 'not_a_method', and Thing has no such method."),
+        ({"text": "shown"}, "text is 'shown', which is a property. Make it a method."),
         ({"text": 7}, "text is 7. Give the name of a method."),
         ({"text": "later"}, "text is 'later', which is async."),
         (
@@ -317,6 +325,16 @@ def test_the_same_name_twice_is_refused():
     assert "name='ThingVectors'" in said
 
 
+def test_an_abstract_base_is_decorated_before_it_is_inherited_from():
+    base = make_model("Base", title=models.TextField(), meta={"abstract": True})
+    make_model("One", bases=(base,), extra=models.TextField())
+
+    assert refusal(base).endswith(
+        "One inherit from it already, and would be left out. Decorate it where it is defined, or "
+        "decorate those."
+    )
+
+
 def test_one_name_for_all_tables_of_an_abstract_base_is_refused():
     base = make_model("Base", title=models.TextField(), meta={"abstract": True})
 
@@ -343,6 +361,11 @@ def test_without_parentheses_it_says_what_to_write():
     )
     with pytest.raises(ImproperlyConfigured, match=said):
         embeddable(model)
+
+
+def test_with_empty_parentheses_too():
+    with pytest.raises(ImproperlyConfigured, match=r"@embeddable\(\): say with keywords"):
+        embeddable()
 
 
 def test_keywords_only():
