@@ -344,9 +344,13 @@ def test_a_drain_that_replaces_a_model_that_never_answered_is_well(declare, caps
         call_command("embed_worker", drain=True, verbosity=0)
 
     declare("new")
+    Job.objects.update(run_at=Now())
     call_command("embed_worker", drain=True)
 
     assert texts("new") == {"salmon"}
+    assert "1 wait for their next attempt" in capsys.readouterr().out
+    Job.objects.update(run_at=Now())
+    call_command("embed_worker", drain=True)
     assert "1 row was brought up to date." in capsys.readouterr().out
     call_command("embed_worker", drain=True)
     assert "Nothing was waiting." in capsys.readouterr().out
