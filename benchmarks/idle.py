@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
+from collections.abc import Callable
 
 import django
 import psycopg
 from django.core.management import call_command
 
-from benchmarks import postgres
+from benchmarks import compare, postgres
+from benchmarks.compare import Bar, Comparison, Figures
 
 JOBS = 20_000
 BATCH = 500
-RUNS = 5
 MOST = 2.0
+ALONE, BESIDE = "alone", "beside an idle transaction"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add options for the numbers of jobs and runs."""
+    """Add an option for the number of jobs."""
+    compare.add_arguments(parser)
     parser.add_argument("--jobs", type=int, default=JOBS)
-    parser.add_argument("--runs", type=int, default=RUNS)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure by turns, and print the medians."""
+    """Measure by turns. Return zero if the bar was reached."""
     with postgres.database() as server:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
         django.setup()
         call_command("migrate", verbosity=0)
-        seconds: dict[bool, list[float]] = {False: [], True: []}
-        for _ in range(options.runs):
-            for held in (False, True):
-                with psycopg.connect(server.url) as idle:
-                    if held:
-                        idle.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-                        idle.execute("SELECT 1")
-                    seconds[held].append(drain(server.url, options.jobs))
-    medians = {held: statistics.median(found) for held, found in seconds.items()}
-    for held, found in seconds.items():
-        title = "beside an idle transaction" if held else "alone"
-        spread = f"{min(found) * 1000:.2f} to {max(found) * 1000:.2f}"
-        print(f"{title:28} {medians[held] * 1000:8.2f} ms a claim ({spread})")
-    ratio = medians[True] / medians[False]
-    print(f"{'ratio':28} {ratio:8.2f}, to reach: at most {MOST}")
-    return int(ratio > MOST)
+        comparison = Comparison(f"A claim of {BATCH}, while {options.jobs:,} jobs are drained")
+        contenders = {
+            ALONE: claims(server.url, options.jobs, is_held=False),
+            BESIDE: claims(server.url, options.jobs, is_held=True),
+        }
+        comparison.alternate(contenders, runs=options.runs)
+    comparison.bars.append(Bar("ms", BESIDE, [ALONE], most=MOST))
+    return compare.report([comparison], options)
+
+
+def claims(url: str, jobs: int, *, is_held: bool) -> Callable[[], Figures]:
+    """Return a function that measures claims, beside an idle transaction or alone."""
+
+    def measure() -> Figures:
+        with psycopg.connect(url) as idle:
+            if is_held:
+                idle.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                idle.execute("SELECT 1")
+            return {"ms": drain(url, jobs) * 1000}
+
+    return measure
 
 
 def drain(url: str, count: int) -> float:

@@ -104,6 +104,13 @@ def test_queue(tmp_path: Path) -> None:
     assert all(run["jobs/s"] > 0 for found in (sleeping, idle) for [run] in found.values())
 
 
+def test_idle(tmp_path: Path) -> None:
+    [claims] = run("idle", "--counts-only", "--jobs", "1000", folder=tmp_path).values()
+
+    assert {"alone", "beside an idle transaction"} == claims.keys()
+    assert all(run["ms"] > 0 for [run] in claims.values())
+
+
 def test_latency(tmp_path: Path) -> None:
     few = ("--rates", "20/s", "--seconds", "1", "--only", "ours", "loop by hand")
 
