@@ -155,7 +155,8 @@ def reap_one(claim: Claim, *, max_crashes: int, using: str) -> Ending:
     """Take one job from its worker, and count a crash. Returns how it ended."""
     if claim.crashes + 1 >= max_crashes:
         return fail(claim, "worker lost", using=using, attempts=0, crashes=1)
-    return _requeue(claim, using, crashes=1, error="worker lost")
+    # An open writer may have locked hundreds, and each costs a wait.
+    return _requeue(claim, using, crashes=1, error="worker lost", wait=database.BRIEFLY)
 
 
 def _outcome(attempts: int, crashes: int) -> Attempt.Outcome:
@@ -173,6 +174,7 @@ def _requeue(
     outages: int = 0,
     error: str | None = None,
     delay: float = 0,
+    wait: str = database.SHORTLY,
 ) -> Ending:
     """Move a running job back to pending."""
     change: dict[str, Any] = {
@@ -184,7 +186,7 @@ def _requeue(
     }
     try:
         try:
-            with database.giving_way(using):
+            with database.giving_way(using, wait=wait):
                 if attempts or crashes or outages:
                     history.note(claim, _outcome(attempts, crashes), error or "", using=using)
                 if database.rows(using, REQUEUE, **change, **claim.fence):
@@ -193,7 +195,7 @@ def _requeue(
                 return supersede(claim, using=using)
         except IntegrityError:
             # A writer has just committed a pending job: it supersedes this one.
-            with database.giving_way(using):
+            with database.giving_way(using, wait=wait):
                 return supersede(claim, using=using)
     except database.Busy:
         return Ending.BUSY

@@ -69,6 +69,10 @@ class OpenAIProvider(ServerProvider):
         self._learnt: Encoding = None
         self._learnt_until = self.clock()
 
+    def remedy(self, status: int) -> str:
+        usual = " It usually ends in /v1." if status == 404 and "/v1" not in self.base_url else ""
+        return super().remedy(status) + usual
+
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
         first, *others = self._encodings()
         encoding = first

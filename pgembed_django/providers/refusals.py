@@ -102,12 +102,17 @@ _HUNG_UP: Final = _any_of(
 )
 
 
-def classify(status: int, reason: str, *, wait_seconds: float | None, where: str) -> ProviderError:
-    """Return the error that an answer stands for. ``reason`` must come from ``quoting.quote``."""
+def classify(
+    status: int, reason: str, *, wait_seconds: float | None, where: str, remedy: str = ""
+) -> ProviderError:
+    """Return the error that an answer stands for. ``reason`` must come from ``quoting.quote``.
+
+    ``remedy``: what to look at if the request was at fault, not its texts.
+    """
     message = f"{where} answered {status}: {reason}"
     # These are about the sender of the request, whatever the body says.
     if status in (401, 402, 403):
-        return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
+        return ProviderMisconfigured(_with(message, remedy), retry_after_seconds=wait_seconds)
     if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
         return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
     if status in (502, 520) or _HUNG_UP.search(reason):
@@ -134,10 +139,14 @@ def classify(status: int, reason: str, *, wait_seconds: float | None, where: str
     if status == 413:
         return BatchTooLarge(message)
     if status == 404:
-        return ProviderMisconfigured(f"{message}. Is base_url right?")
+        return ProviderMisconfigured(_with(message, remedy))
     if status >= 500 or status in (200, 409, 423, 424, 425, 499) or _RUNNER_DIED.search(reason):
         return ProviderError(message)
     return InputRefused(message)
+
+
+def _with(message: str, remedy: str) -> str:
+    return f"{message.removesuffix('.')}. {remedy}" if remedy else message
 
 
 def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:

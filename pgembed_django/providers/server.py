@@ -121,7 +121,16 @@ class ServerProvider(Provider):
             self._quote(answer, texts),
             wait_seconds=refusals.wait_seconds(answer.headers, now=time.time()),
             where=self.base_url,
+            remedy=self.remedy(answer.status),
         )
+
+    def remedy(self, status: int) -> str:
+        """Return what to look at after an answer with this status. Empty: the answer says it."""
+        if status == 404:
+            return "Is base_url right?"
+        if status in (401, 403) and not (self._api_key_env or self._header_envs):
+            return "No key was sent: set api_key_env."
+        return ""
 
     def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
         return quoting.quote(

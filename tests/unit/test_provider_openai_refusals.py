@@ -134,6 +134,26 @@ def test_a_key_that_is_wrong_after_all_charges_no_text(make_provider: Make):
     assert len(provider.played.asked) == 2  # and a plain word
 
 
+def test_a_key_that_was_never_given_is_asked_for(make_provider: Make):
+    provider = make_provider()
+    provider.played.poison = lambda text: played.plain(401, "You didn't provide an API key.")
+
+    with pytest.raises(ProviderMisconfigured, match=r"API key\. No key was sent: set api_key_env"):
+        provider.embed_documents(["one"])
+
+
+@pytest.mark.parametrize("path", ["", "/v1"])
+def test_an_address_that_lacks_its_usual_end_is_told(make_provider: Make, path: str):
+    served = make_provider()
+    served.played.poison = lambda text: played.NO_ROUTE
+    provider = make_provider(base_url=served.base_url.removesuffix("/v1") + path)
+
+    with pytest.raises(ProviderMisconfigured, match=r"Is base_url right\?") as raised:
+        provider.embed_documents(["one"])
+
+    assert ("It usually ends in /v1." in str(raised.value)) is (not path)
+
+
 def test_a_refusal_of_everything_is_the_configurations_fault(make_provider: Make):
     provider = make_provider()
     refusal = played.reply({"error": {"message": "I take no strings"}}, 400)
