@@ -6,6 +6,7 @@ Zero switches a loop off if the setting's description says so.
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -197,7 +198,12 @@ def problems() -> Iterator[tuple[str, str]]:
     """Yield ``(what is wrong, what to do)`` for each unusable setting."""
     for name in sorted(dir(django_settings)):
         if name.startswith(PREFIX) and name not in NAMES:
-            yield f"{name} is not a setting of pgembed_django.", f"There are: {', '.join(NAMES)}."
+            known = {one.removeprefix(PREFIX): one for one in NAMES}
+            like = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+            remedy = (
+                f"Did you mean {known[like[0]]}?" if like else f"There are: {', '.join(NAMES)}."
+            )
+            yield f"{name} is not a setting of pgembed_django.", remedy
     for setting, name in zip(fields(Settings), NAMES, strict=True):
         value: Any = getattr(django_settings, name, setting.default)
         if remedy := _remedy(setting.name, str(setting.type), value):

@@ -121,7 +121,8 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
     for key in config:
         if key not in NEEDED + OPTIONAL:
             raise ImproperlyConfigured(
-                f"{where} has an unknown key {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}."
+                f"{where} has an unknown key {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}. "
+                "What the provider itself takes goes into OPTIONS."
             )
     for key in LIMITS:
         limit = config.get(key)

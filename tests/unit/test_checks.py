@@ -119,6 +119,21 @@ def test_what_pgvector_or_django_would_refuse_later_is_named_at_once(settings, g
     assert message.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("PGEMBED_PROVIDER", "Did you mean PGEMBED_PROVIDERS?"),
+        ("PGEMBED_XYZ", f"There are: {', '.join(conf.NAMES)}."),
+    ],
+)
+def test_an_unknown_setting_is_answered_with_the_one_that_is_like_it(settings, name, hint):
+    setattr(settings, name, {})
+
+    [message] = [one for one in check_settings() if one.id == "pgembed.E002"]
+
+    assert message.hint == hint
+
+
 @pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_SWITCH_EARLY", "PGEMBED_TRACING"])
 @pytest.mark.parametrize("value", ["False", "", 0, None])
 def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(settings, name, value):
