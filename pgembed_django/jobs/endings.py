@@ -15,6 +15,7 @@ from django.db import IntegrityError
 from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.jobs import history
+from pgembed_django.jobs.claims import Lease
 from pgembed_django.jobs.fencing import Claim, Expired, claims, filled
 from pgembed_django.jobs.open_failures import bounded, fail
 from pgembed_django.jobs.superseding import supersede, unless_superseded
@@ -93,6 +94,11 @@ EXPIRED = filled("""
     FROM pgembed_job AS job
     WHERE status = 'running'
       AND lease_expires_at < statement_timestamp()
+      -- The worker that asks runs, so it renews its own: after its machine has slept, say.
+      AND (
+          worker_id IS DISTINCT FROM %(own)s
+          OR lease_expires_at < statement_timestamp() - %(lease)s * interval '1 second'
+      )
     ORDER BY id
     LIMIT %(limit)s
     -- Jobs that an open delete has locked will soon be gone, or free again.
@@ -142,12 +148,22 @@ def release(
     return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
 
 
-def reap(*, max_crashes: int, using: str, limit: int = 1000) -> list[tuple[Claim, Ending]]:
+def reap(
+    *, max_crashes: int, using: str, limit: int = 1000, own: Lease | None = None
+) -> list[tuple[Claim, Ending]]:
     """Take jobs with expired leases back, and count a crash of each. Returns how each ended.
 
-    A worker that was frozen may be back meanwhile: it keeps those that it renews first.
+    A worker that was frozen may be back meanwhile: it keeps those that it renews first. ``own``:
+    the lease of the worker that asks, whose own jobs are taken back a whole lease later.
     """
-    expired = [Expired(*claim) for claim in claims(EXPIRED, using=using, limit=limit)]
+    found = claims(
+        EXPIRED,
+        using=using,
+        limit=limit,
+        own=own and own.worker_id,
+        lease=own.seconds if own else 0,
+    )
+    expired = [Expired(*claim) for claim in found]
     return [(one, reap_one(one, max_crashes=max_crashes, using=using)) for one in expired]
 
 

@@ -42,8 +42,10 @@ class Maintenance:
         using: str,
         settings: conf.Settings,
         wake: Callable[[], None],
+        worker_id: int | None = None,
     ) -> None:
         self.specs = worked_on
+        self._own = jobs.Lease(worker_id, settings.lease_seconds) if worker_id else None
         self.using = using
         self.settings = settings
         self._quiet_seconds = math.inf
@@ -115,7 +117,7 @@ class Maintenance:
 
     def reap(self) -> int:
         """Take back jobs whose lease has expired. Return how many are pending again."""
-        reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using)
+        reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using, own=self._own)
         tally = rollups.Tally()
         for claim, ending in reaped:
             if ending in {Ending.BUSY, Ending.LOST}:

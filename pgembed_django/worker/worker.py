@@ -148,7 +148,11 @@ class Worker:
             wake=self.wake,
         )
         maintenance = Maintenance(
-            self.specs, using=self.using, settings=self.settings, wake=self.wake
+            self.specs,
+            using=self.using,
+            settings=self.settings,
+            wake=self.wake,
+            worker_id=presence.row.pk,
         )
         # At the start, so that the first saved row need not wait for the models.
         spaces.warm_up(self.specs.values(), using=self.using)

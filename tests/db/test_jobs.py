@@ -410,6 +410,16 @@ class TestReap:
         assert state(held) == ("pending", 0, 1)
         assert Job.objects.get().last_error == "worker lost"
 
+    def test_leaves_the_asking_workers_own_for_another_lease(self):
+        """It runs, so it renews them: its machine may have slept."""
+        held = make_running()
+        expire_leases()
+        worker_id = Job.objects.get(pk=held.id).worker_id
+
+        long, short = jobs.Lease(worker_id, 600), jobs.Lease(worker_id, 0.5)
+        assert jobs.reap(max_crashes=3, using="default", own=long) == []
+        assert jobs.reap(max_crashes=3, using="default", own=short) == [(held, "requeued")]
+
     def test_leaves_what_is_held(self):
         held = make_running()
 
