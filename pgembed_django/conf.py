@@ -200,10 +200,8 @@ def problems() -> Iterator[tuple[str, str]]:
         if name.startswith(PREFIX) and name not in NAMES:
             known = {one.removeprefix(PREFIX): one for one in NAMES}
             like = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-            remedy = (
-                f"Did you mean {known[like[0]]}?" if like else f"There are: {', '.join(NAMES)}."
-            )
-            yield f"{name} is not a setting of pgembed_django.", remedy
+            hint = f"Did you mean {known[like[0]]}?" if like else f"There are: {', '.join(NAMES)}."
+            yield f"{name} is not a setting of pgembed_django.", hint
     for setting, name in zip(fields(Settings), NAMES, strict=True):
         value: Any = getattr(django_settings, name, setting.default)
         if remedy := _remedy(setting.name, str(setting.type), value):
