@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FullResultSet
 from django.db.models import Field, GeneratedField, Model, Q
-from django.db.models.expressions import CombinedExpression, F, NegatedExpression, Value
+from django.db.models.expressions import Combinable, CombinedExpression, F, NegatedExpression, Value
 from django.db.models.functions import Now
 from django.db.models.lookups import Lookup
 from django.db.models.sql import Query
@@ -41,6 +41,9 @@ SIMPLE_TYPES = frozenset(
 # Group 1 is a column that is read. Strings and other names match without it: they may contain
 # what looks like a column.
 READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
+
+PATTERNS = ("__regex", "__iregex")
+"""Lookups that fail on a value that is no pattern."""
 
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
@@ -124,12 +127,22 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
             if isinstance(child, tuple):
                 lookup, value = child
                 yield from _path_refusals(lookup, model=model, is_lookup=True)
+                if lookup.endswith(PATTERNS) and hasattr(value, "resolve_expression"):
+                    yield (
+                        f"{lookup!r} fails where the other column is no valid pattern, and with it "
+                        "the write of that row. Compare with a constant."
+                    )
                 yield from _constant_refusals(value, model=model)
             else:
                 yield from refusals(child, model=model)
     elif type(when) is F:  # OuterRef and slices are subclasses
         path: str = when.name  # type: ignore[attr-defined]
         yield from _path_refusals(path, model=model, is_lookup=False)
+    elif isinstance(when, CombinedExpression) and _may_fail(when):
+        yield (
+            f"{when.connector!r} fails where its right side is zero, or the result too large, and "
+            "with it the write of that row, or its deletion. Keep the outcome in a column."
+        )
     elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):
         for source in when.get_source_expressions():
             yield from refusals(source, model=model)
@@ -143,6 +156,15 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
             f"{type(when).__name__} is neither a column of the row nor a constant. Keep its "
             "outcome in a column, for instance a stored GeneratedField."
         )
+
+
+def _may_fail(combined: CombinedExpression) -> bool:
+    """Return whether an expression divides by something other than a constant, or is a power."""
+    if combined.connector not in (Combinable.DIV, Combinable.MOD, Combinable.POW):
+        return False
+    return combined.connector == Combinable.POW or not (
+        isinstance(combined.rhs, Value) and combined.rhs.value
+    )
 
 
 def _constant_refusals(value: Any, *, model: type[Model]) -> Iterator[str]:

@@ -25,7 +25,15 @@ END
 $$;
 
 -- Saving rows needs no rights on our tables: triggers call functions that have them. What
--- mysite_web may do with your own tables is up to you. To search, it reads:
+-- mysite_web may do with your own tables is up to you. To call the functions, and to search:
+DO $$
+BEGIN
+    EXECUTE format(
+        'GRANT USAGE ON SCHEMA %s TO mysite_web, mysite_worker',
+        (SELECT relnamespace::regnamespace FROM pg_class WHERE oid = 'pgembed_job'::regclass)
+    );
+END
+$$;
 GRANT SELECT ON pgembed_space TO mysite_web;
 -- Only for @embeddable(stale="hide"). Not the errors, which may quote answers of providers.
 GRANT SELECT (spec, source_pk, status, kind, settled_at) ON pgembed_job TO mysite_web;

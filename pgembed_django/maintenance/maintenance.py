@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, events, jobs, rollups, spaces, specs
-from pgembed_django.maintenance import backfill, laps, reconcile, retired
+from pgembed_django.maintenance import backfill, laps, reconcile, renaming, retired
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
@@ -196,7 +196,8 @@ class Maintenance:
             with apart(spec, chore="build", using=self.using):
                 live = spaces.live(spec, using=self.using)
                 # After a ``flush`` none is live: jobs would wait for the next open_spaces.
-                live = live or spaces.ensure(spec, using=self.using)
+                if not live and renaming.follow(using=self.using):
+                    live = spaces.ensure(spec, using=self.using)
                 enqueued += sum(self._build(spec, space) for space in live)
         return enqueued
 

@@ -50,6 +50,8 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
         return []  # newer code has renamed the table, or nobody has migrated yet
     if told is None and _has_had_one_of(spec, provider, using=using):
         return live(spec, using=using)  # the model may be a retired space's: wait for its digest
+    if _strays(spec, using=using):
+        return live(spec, using=using)  # its model was renamed: follow that first
     try:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)

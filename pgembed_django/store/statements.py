@@ -128,9 +128,11 @@ DROP_WITHOUT_VECTOR = """
       AND waiting.embedding IS NULL
 """
 
+# A collation may find another row's key equal to a former one.
 FORGET = """
     DELETE FROM {table}
     WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
+      AND source_id::text COLLATE "C" = ANY(%(source_pks)b::text[])
 """
 
 # No text has the digest '', so nothing is reused. Searches find the rows until they are replaced.

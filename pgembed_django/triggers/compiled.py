@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pgtrigger import compiler
 from psycopg import sql as psycopg_sql
 
-from pgembed_django import postgres, sql
+from pgembed_django import conditions, postgres, sql
 
 
 class CompiledTrigger(compiler.Trigger):
@@ -53,15 +53,14 @@ class CompiledTrigger(compiler.Trigger):
             );
             IF missing IS NOT NULL THEN
                 RAISE EXCEPTION 'pgembed: the table % has no column % to watch', {table}, missing
-                USING HINT = 'Where a migration of another app makes it, as for a proxy of its '
+                USING HINT = 'Where this migration adds it, move that operation above those of '
+                    'AddTrigger. Where a migration of another app makes it, as for a proxy of its '
                     'model, name that one in the dependencies of this migration, '
                     'for instance (''vendor'', ''0002_item_body'').';
             END IF;
         END
         $$;
     """
-    WATCHED: ClassVar[re.Pattern[str]] = re.compile(r'"(?:old|new)"\."((?:[^"]|"")+)"')
-    TEXT: ClassVar[re.Pattern[str]] = re.compile(r"'(?:[^']|'')*'")
     DROP: ClassVar[str] = """
         DO $$
         DECLARE
@@ -116,8 +115,15 @@ class CompiledTrigger(compiler.Trigger):
     def install_sql(self) -> str:
         """The SQL that creates the function and the trigger."""
         table = literal(postgres.quoted_name(self.sql.table))
-        pin = "" if sql.is_in_one_schema() else self.PIN.format(pgid=self.sql.pgid)
-        install = self.ASKED.sub(self.ASKED_WHERE_SET, super().install_sql)
+        # A statement trigger tests the condition in its body, with operators of the search_path.
+        is_pinned = self.sql.kwargs.get("referencing") or not sql.is_in_one_schema()
+        pin = self.PIN.format(pgid=self.sql.pgid) if is_pinned else ""
+        # A condition in the body may contain the $$ that pgtrigger quotes the body with.
+        func = self.sql.kwargs["func"]
+        before, _, after = super().install_sql.partition(func)
+        before = "AS $pgembed$".join(before.rsplit("AS $$", 1))
+        install = before + func + after.replace("$$", "$pgembed$", 1)
+        install = self.ASKED.sub(self.ASKED_WHERE_SET, install)
         refuse = self.MISSING + self.MISSING_COLUMNS
         refuse += self.PARTITIONED if self.sql.kwargs.get("referencing") else ""
         refuse = refuse.replace("{table}", table).replace("{columns}", self._columns())
@@ -125,9 +131,8 @@ class CompiledTrigger(compiler.Trigger):
 
     def _columns(self) -> str:
         """Return the columns that the trigger's WHEN names, as an SQL array."""
-        condition = self.TEXT.sub("''", self.sql.kwargs.get("condition") or "")
-        quoted = dict.fromkeys(self.WATCHED.findall(condition))
-        names = (literal(name.replace('""', '"')) for name in quoted)
+        read = conditions.columns_read(self.sql.kwargs.get("condition") or "")
+        names = map(literal, read)
         return f"ARRAY[{', '.join(names)}]"
 
     @property

@@ -6,9 +6,10 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import jobs, search, spaces, specs
-from pgembed_django.maintenance import renaming
+from pgembed_django import conf, jobs, search, spaces, specs
+from pgembed_django.maintenance import Maintenance, renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
+from pgembed_django.worker import preparing
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import claim
@@ -49,6 +50,30 @@ def test_what_was_written_before_is_not_lost(article, run_jobs):
     assert "new" in (embedded_text(article) or "")
     assert Space.objects.filter(spec=KEY).count() == 1
     assert not Job.objects.filter(spec=FORMER, status__in=["pending", "running"]).exists()
+
+
+def test_a_worker_that_a_writer_keeps_from_following_opens_no_space(
+    article, run_jobs, second_connection, monkeypatch
+):
+    """One with rows under the new name would keep the former one's from being adopted."""
+    monkeypatch.setattr(preparing, "FOLLOW_SECONDS", 0.2)
+    former = Space.objects.get(spec=KEY)
+    Article.objects.update(title="new")
+    call_it(FORMER)
+    second_connection.execute("UPDATE app_article SET title = 'newer' WHERE id = %s", [article.pk])
+    known = {KEY: specs.get(KEY)}
+
+    preparing.prepare(known, using="default")
+    second_connection.commit()
+
+    assert not Space.objects.filter(spec=KEY).exists()
+    maintenance = Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
+    maintenance.build()
+    assert list(Space.objects.filter(spec=KEY)) == [former]
+    assert list(search(Article, "old")) == [article]
+    run_jobs()
+    assert "newer" in (embedded_text(article) or "")
+    assert not Job.objects.filter(spec=FORMER, status="pending").exists()
 
 
 def test_what_a_worker_with_the_former_name_had_at_hand_is_claimed_anew(article, run_jobs):

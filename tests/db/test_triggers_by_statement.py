@@ -11,6 +11,7 @@ import pgtrigger
 import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
+from django.db.models import Q
 from django.db.utils import ProgrammingError
 
 from pgembed_django import specs
@@ -18,7 +19,7 @@ from pgembed_django.checks import check_databases
 from pgembed_django.models import Job
 from pgembed_django.testing import without_triggers
 from pgembed_django.triggers import SpecTrigger, triggers
-from tests.app.models import Article
+from tests.app.models import Article, Contact
 from tests.conftest import PUBLISHED, embedded_text
 from tests.db.test_sql import call
 
@@ -85,6 +86,32 @@ def test_all_rows_of_a_statement_that_match_are_enqueued_and_no_others():
 
     assert len(units()) == 10_050
     assert units() == matching()
+
+
+def test_a_condition_may_contain_what_bodies_are_quoted_with():
+    watch = dataclasses.replace(by_row().watch, is_by_statement=True, when=Q(title="costs $$"))
+    next(triggers(watch)).install(Article)
+
+    Article.objects.bulk_create([article(title="costs $$"), article(title="costs $")])
+
+    assert len(units()) == 1
+
+
+def test_the_condition_does_not_depend_on_the_writers_search_path():
+    """There ``=`` may be another type's, or none."""
+    watch = dataclasses.replace(
+        by_row().watch, key="app.Other", name="Other", is_by_statement=True, when=Q(name="ADA")
+    )
+    trigger = next(triggers(watch))
+    with transaction.atomic():
+        trigger.install(Contact)
+        execute("SET LOCAL search_path = ''")
+        execute("INSERT INTO public.app_contact (name, binary_json) VALUES ('Ada', '{}')")
+        execute("SET LOCAL search_path = public")
+
+        assert Contact.objects.filter(name="ADA").exists()
+        assert Job.objects.filter(spec="app.Other").exists()
+        trigger.uninstall(Contact)
 
 
 def test_a_statement_that_brings_no_row_that_matches_enqueues_nothing():
