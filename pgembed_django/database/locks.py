@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from django.db import transaction
+
 from pgembed_django import database
 from pgembed_django.database import interrupting
 
 SHARE = "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(name)s, %(number)s))"
 TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"
+TRY_IN_TRANSACTION = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, %(number)s))"
 UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, %(number)s))"
 
 
@@ -19,6 +22,17 @@ def share(name: str, number: int = 0, *, using: str) -> None:
     While a session holds it (``session_lock``), this waits like for a row's lock: ``giving_way``.
     """
     database.send(using, SHARE, name=name, number=number)
+
+
+@contextmanager
+def transaction_lock(name: str, number: int = 0, *, using: str) -> Iterator[bool]:
+    """Take a lock until the end of a transaction, and yield whether it was free.
+
+    Unlike a session's lock, that of a worker which is frozen ends with its transaction.
+    """
+    with transaction.atomic(using=using):
+        [[is_ours]] = database.rows(using, TRY_IN_TRANSACTION, name=name, number=number)
+        yield is_ours
 
 
 @contextmanager

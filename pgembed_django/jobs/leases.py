@@ -32,7 +32,7 @@ FENCED = """
         {locked}
     ) AS job
 """
-HOLD = FENCED.format(locked="FOR UPDATE SKIP LOCKED")
+HOLD = FENCED.format(locked="FOR NO KEY UPDATE SKIP LOCKED")
 STILL_OURS = FENCED.format(locked="")
 
 HEARTBEAT = """

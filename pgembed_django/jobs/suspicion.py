@@ -69,9 +69,8 @@ DOUBTFUL = """
                   FROM pgembed_job AS other
                   WHERE other.status = 'running'
                     AND other.outages > 0
-                  -- An open delete may have locked one for hours. One that is locked by its own
-                  -- worker has its answer.
-                  FOR SHARE SKIP LOCKED
+                  -- An open delete may have locked one for hours. Workers' own locks are weaker.
+                  FOR KEY SHARE SKIP LOCKED
               ) AS at_a_provider
           )
         ORDER BY run_at

@@ -154,14 +154,17 @@ class Filling:
             return
         # Built last, because inserts are many times faster without indexes. As that takes time,
         # there may be gaps again.
-        if indexes.build(spec, space, using=self.using) and not self._is_full(spec, space, seen):
+        if indexes.build(spec, space, using=self.using) and (
+            not self._is_full(spec, space, seen) or self._is_held_up(spec, space, seen)
+        ):
             return
         if not indexes.is_complete(spec, space, using=self.using):
             return
         with spaces.last_look(space, using=self.using) as is_ours:
             is_full = is_ours and self._is_full(spec, space, seen)
-            if is_full and spaces.activate(space, using=self.using):
-                events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
+            is_switched = is_full and spaces.activate(space, using=self.using)
+        if is_switched:
+            events.tell(events.SPACE_ACTIVATED, spec=spec.key, space=str(space))
 
     def _is_held_up(self, spec: Spec, space: Space, seen: Seen) -> bool:
         """Return whether a switch would lose many rows that have failed. Tell once.

@@ -68,7 +68,11 @@ def store_whole(
             read_live = spaces.ask_live_states({unit.spec for unit in units}, using=using)
             held = jobs.hold([unit.claim for unit in units], using=using)
             ours = [unit for unit in units if unit.claim.id in held.ours]
-            outdated = _planned_without_a_space(ours, read_live())
+            live = read_live()
+            outdated = _planned_without_a_space(ours, live)
+            for spec, of_spec in by_spec(outdated).items():
+                # Paid for: the job that is given back goes on from there.
+                _apply(spec, of_spec, live[spec.key], using=using)
             ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in by_spec(ours).items():
                 _write(spec, of_spec, using=using)
@@ -135,13 +139,24 @@ def _planned_without_a_space(
     return [unit for unit in units if not unit.is_gone and not is_for(unit)]
 
 
+def _apply(
+    spec: Spec, units: Sequence[Unit], within: Collection[int] | None = None, *, using: str
+) -> None:
+    changes = [
+        unit.change(part)
+        for unit in units
+        for part in unit.parts
+        if not part.plan.is_fresh and (within is None or part.space.pk in within)
+    ]
+    if changes:
+        store.apply(spec, changes, using=using)
+
+
 def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
     gone = [unit.claim.source_pk for unit in units if unit.is_gone]
     if gone:
         store.forget(spec, gone, using=using)
-    changes = [unit.change(part) for unit in units for part in unit.parts if not part.plan.is_fresh]
-    if changes:
-        store.apply(spec, changes, using=using)
+    _apply(spec, units, using=using)
     staged = [
         unit.claim.source_pk
         for unit in units

@@ -77,9 +77,8 @@ def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
     )
     if space.state == Space.State.BUILDING:
         of_active = spec.embedding_model._base_manager.filter(
+            FOUND,
             source_id=OuterRef("source_id"),
-            position=0,
-            embedding__isnull=False,
             space__spec=spec.key,
             space__state=Space.State.ACTIVE,
         )

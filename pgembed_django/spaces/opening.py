@@ -50,8 +50,8 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
         return []  # newer code has renamed the table, or nobody has migrated yet
     if told is None and _has_had_one_of(spec, provider, using=using):
         return live(spec, using=using)  # the model may be a retired space's: wait for its digest
-    if _strays(spec, using=using):
-        return live(spec, using=using)  # its model was renamed: follow that first
+    if _is_renamed(spec, using=using):
+        return live(spec, using=using)  # until that is followed: ``adopt``
     try:
         with transaction.atomic(using=using):
             _open(spec, provider, identity, using=using)
@@ -141,6 +141,15 @@ def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
     return moved
 
 
+def _is_renamed(spec: Spec, *, using: str) -> bool:
+    """Return whether the spec's table has rows of spaces that it has yet to adopt."""
+    try:
+        with transaction.atomic(using=using):
+            return bool(_strays(spec, using=using))
+    except ProgrammingError:
+        return False  # this role may not read it: the spec will be set aside
+
+
 def _strays(spec: Spec, *, using: str) -> list[Space]:
     """Return other specs' spaces whose rows are in this spec's table, if its own have no rows."""
     rows = spec.embedding_model._base_manager.using(using)
@@ -172,7 +181,12 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
     """
     spaces = Space.objects.using(using).filter(spec=spec.key)
     fingerprint = _fingerprint(identity)
-    if known := spaces.filter(fingerprint=fingerprint).first():
+    # One that was cancelled before its digest was known stays so.
+    unknown = spaces.filter(state=Space.State.RETIRED, activated_at=None, model_digest="")
+    known = spaces.filter(fingerprint=fingerprint).first() or next(
+        (space for space in unknown if is_of(space, provider)), None
+    )
+    if known:
         if known.state == Space.State.RETIRED:
             _tell_of(known, provider, using=using)  # we are an old worker, or a person rolled back
         return  # else another worker has just opened it

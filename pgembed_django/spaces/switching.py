@@ -11,7 +11,7 @@ from django.db.models import Value
 from django.db.models.functions import Now
 
 from pgembed_django.database import locks
-from pgembed_django.models import Space
+from pgembed_django.models import Lap, Space
 from pgembed_django.spaces.opening import number
 
 MADE_BY = (
@@ -46,7 +46,7 @@ def last_look(space: Space, *, using: str) -> AbstractContextManager[bool]:
 
     Yields False if one is being stored without it now.
     """
-    return locks.session_lock(LAST_LOOK, space.pk, using=using)
+    return locks.transaction_lock(LAST_LOOK, space.pk, using=using)
 
 
 def put_off_switch(space_ids: Iterable[int], *, using: str) -> None:
@@ -73,6 +73,13 @@ def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
         Space.objects.using(using).filter(pk=space.pk).update(
             state=Space.State.ACTIVE, activated_at=Now(), is_partial=is_partial
         )
+        if is_partial:
+            # Some of its rows may have a former text: begin a lap that compares all of them.
+            anew = {"recipe": "", "finished_recipe": "", "cursor": None}
+            laps = Lap.objects.using(using)
+            stale = Lap.Sweep.STALE
+            if not laps.filter(spec=space.spec, sweep=stale).update(**anew):
+                laps.bulk_create([Lap(spec=space.spec, sweep=stale, **anew)], ignore_conflicts=True)
     return True
 
 

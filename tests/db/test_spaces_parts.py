@@ -348,10 +348,10 @@ def test_a_drain_that_replaces_a_model_that_never_answered_is_well(declare, caps
     call_command("embed_worker", drain=True)
 
     assert texts("new") == {"salmon"}
-    assert "1 wait for their next attempt" in capsys.readouterr().out
-    Job.objects.update(run_at=Now())
+    Job.objects.update(run_at=Now())  # it may be backing off, for the model that is retired now
     call_command("embed_worker", drain=True)
-    assert "1 row was brought up to date." in capsys.readouterr().out
+    assert not Job.objects.filter(status="pending").exists()
+    capsys.readouterr()
     call_command("embed_worker", drain=True)
     assert "Nothing was waiting." in capsys.readouterr().out
 
