@@ -38,20 +38,25 @@ def tell(event: Event, /, *, about: object = None, **fields: str | float | None)
     Never pass source texts, vectors, headers or keys.
     """
     if logger.isEnabledFor(event.level):
-        values = ({name: _in_a_line(value) for name, value in fields.items()},) if fields else ()
+        values = ({name: _shown(value) for name, value in fields.items()},) if fields else ()
         extra = {"event": event.name, **fields}
         logger.log(event.level, event.text, *values, extra=extra, stacklevel=2)
     happened.send_robust(event, about=about, fields=fields)
 
 
-def _in_a_line(value: str | float | None) -> str | float | None:
-    """Return a value as one line for the log: several lines would look like several events.
+def in_a_line(said: str) -> str:
+    """Return a text as one line, without what a terminal would take for commands."""
+    if said.isprintable():
+        return said
+    return " ".join("".join(one if one.isprintable() else " " for one in said).split())
+
+
+def _shown(value: str | float | None) -> str | float | None:
+    """Return a value for the log, where several lines would look like several events.
 
     The field itself keeps the original value.
     """
-    if not isinstance(value, str) or value.isprintable():
-        return value
-    return " ".join("".join(one if one.isprintable() else " " for one in value).split())
+    return in_a_line(value) if isinstance(value, str) else value
 
 
 def _event(name: str, level: int, text: str) -> Event:

@@ -28,7 +28,10 @@ def state_of(model: type[Model]) -> Case:
     declared = specs.of(model)
     keys = [spec.key for spec in declared]
     matches = reduce(or_, (spec.when or Q(pk__isnull=False) for spec in declared))
-    fresh = reduce(and_, (_is_fresh(spec) for spec in declared))
+    # A spec that leaves the row out has no vectors of it.
+    fresh = reduce(
+        and_, (_is_fresh(spec) | ~spec.when if spec.when else _is_fresh(spec) for spec in declared)
+    )
     return Case(
         When(_has_job(keys, OPEN_FAILURE), then=Value("failed")),
         When(~matches, then=Value("outside")),

@@ -25,7 +25,7 @@ from pgembed_django.database import interrupting, pipelining
 # Far below deadlock_timeout (1 s by default), so that we give up, and never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
-NAMED = re.compile(r"(?<!%)%\((\w+)\)s")
+NAMED = re.compile(r"%%|%\((\w+)\)s")
 
 SETTING = "SELECT current_setting(%(name)s)"
 SET = "SELECT set_config(%(name)s, %(value)s, true)"
@@ -82,8 +82,8 @@ def run(cursor: Any, statement: str, parameters: Mapping[str, Any] | None) -> No
     """
     given: Any = parameters
     if parameters and cursor.db.execute_wrappers:
-        given = [parameters[name] for name in NAMED.findall(statement)]
-        statement = NAMED.sub("%s", statement)
+        given = [parameters[name] for name in NAMED.findall(statement) if name]
+        statement = NAMED.sub(lambda found: "%s" if found[1] else "%%", statement)
     cursor.execute(statement, given)
 
 

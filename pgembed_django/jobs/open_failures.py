@@ -23,10 +23,10 @@ OLDER_FAILURE = unless_superseded("""
         WHERE {ours}
         FOR UPDATE
     )
-    SELECT older.id, COALESCE(older.parkings + 1, 0)
+    SELECT older.id, COALESCE(older.parkings + 1, 0), older.kind
     FROM job
     LEFT JOIN LATERAL (
-        SELECT id, parkings
+        SELECT id, parkings, kind
         FROM pgembed_job
         WHERE spec = job.spec
           AND source_pk = job.source_pk
@@ -49,6 +49,11 @@ FAIL = filled("""
     UPDATE pgembed_job AS job
     SET
         status = 'failed',
+        -- A gap of a row whose write has failed: searches with stale="hide" go on hiding it.
+        kind = CASE
+            WHEN %(older_kind)s IN ('write', 'manual_retry') THEN %(older_kind)s
+            ELSE kind
+        END,
         worker_id = NULL,
         lease_expires_at = NULL,
         finished_at = statement_timestamp(),
@@ -70,7 +75,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
             found = database.rows(using, OLDER_FAILURE, **claim.fence)
             if not found:
                 return supersede(claim, using=using)
-            [[older_id, parkings]] = found
+            [[older_id, parkings, kind]] = found
             history.note(claim, Attempt.Outcome.FAILED, bounded(error, using=using), using=using)
             database.execute(using, SETTLE, ids=[older_id] if older_id else [])
             database.execute(
@@ -81,6 +86,7 @@ def fail(claim: Claim, error: str, *, using: str, attempts: int = 1, crashes: in
                 attempts=attempts,
                 crashes=crashes,
                 parkings=parkings,
+                older_kind=kind or "",
                 parking=min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS),
                 **claim.fence,
             )

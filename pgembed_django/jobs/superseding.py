@@ -21,6 +21,21 @@ NO_NEWER = """
     )
 """
 
+# A gap's job, which the reconciler or a backfill has added meanwhile, becomes the write's.
+RAISE = filled("""
+    UPDATE pgembed_job AS newer
+    SET
+        kind = job.kind,
+        priority = job.priority,
+        created_at = LEAST(newer.created_at, job.created_at)
+    FROM pgembed_job AS job
+    WHERE {ours}
+      AND newer.spec = job.spec
+      AND newer.source_pk = job.source_pk
+      AND newer.status = 'pending'
+      AND newer.priority < job.priority
+""")
+
 SUPERSEDE = filled("""
     DELETE FROM pgembed_job AS job
     WHERE {ours}
@@ -35,5 +50,6 @@ def unless_superseded(statement: str) -> str:
 
 def supersede(claim: Claim, *, using: str) -> Ending:
     """Delete the job in favour of newer work, if it is still ours."""
+    database.execute(using, RAISE, **claim.fence)
     superseded = database.rows(using, SUPERSEDE, **claim.fence)
     return Ending.SUPERSEDED if superseded else Ending.LOST

@@ -42,10 +42,15 @@ FROM_FAILURE = """
         WHERE id = %(id)s
           AND status IN ('failed', 'dismissed')
           AND settled_at IS NULL
-        RETURNING spec, source_pk
+        RETURNING spec, source_pk, kind, kind IN ('write', 'manual_retry') AS is_change
     )
     INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
-    SELECT failure.spec, failure.source_pk, 'manual_retry', COALESCE(of_spec.priority, 0)
+    -- A gap's row was not written, so it is not hidden. A write raises the job, and its kind.
+    SELECT
+        failure.spec,
+        failure.source_pk,
+        CASE WHEN is_change THEN 'manual_retry' ELSE failure.kind END,
+        COALESCE(of_spec.priority, 0) - (NOT is_change)::int
     FROM failure
     LEFT JOIN unnest(%(specs)s::text[], %(priorities)s::int[]) AS of_spec(spec, priority)
       ON of_spec.spec = failure.spec

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from pgembed_django import status
+from pgembed_django import events, status
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.status.verdicts import duration
 
@@ -84,8 +84,8 @@ def _took(seconds: float) -> str:
 def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
     for kind in kinds.kinds:
         if kind.spec == key:
-            sample = " ".join(kind.sample.split())[:SAMPLE_CHARACTERS]
-            yield f"    {kind.count!s:>8}  {kind.signature}"
+            sample = events.in_a_line(kind.sample)[:SAMPLE_CHARACTERS]
+            yield f"    {kind.count!s:>8}  {events.in_a_line(kind.signature)}"
             # In the project's time zone, as in the admin and in the log.
             last = (
                 kind.last_at

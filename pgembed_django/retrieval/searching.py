@@ -85,7 +85,9 @@ def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
     for number, answer in enumerate(answers):
         ranked = [one for where, one in wanted if where == number]
         shown = showing.show(answer.question.target, ranked, words=answer.words)
-        if len(shown) < len(ranked) and not answer.within:
+        before = [one.key for where, one in merged[:offset] if where == number]
+        is_short = len(shown) < len(ranked) or showing.hides(answer.question.target, before)
+        if not answer.within and is_short:
             # Rows outside the queryset were ranked too: rank again, within it.
             within = answering.answer(answer.question, reach=answer.reach, within=True)
             others = [within if other is answer else other for other in answers]

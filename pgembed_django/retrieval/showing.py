@@ -48,6 +48,13 @@ def show(target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None) 
     return hits
 
 
+def hides(target: Target[Any], keys: Sequence[Any]) -> bool:
+    """Return whether any of these rows is not in the queryset, or hidden from the role."""
+    if not keys:
+        return False
+    return target.keys.filter(pk__in=keys).distinct().count() < len(keys)
+
+
 def _annotate(hit: Hit[Any]) -> None:
     """Set the hit's values as attributes of the instance, unless the name is taken."""
     own = vars(hit.instance)

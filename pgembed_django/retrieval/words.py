@@ -43,9 +43,9 @@ def of(
     more of them it has, and the more often. A query with quotes or a minus sign finds only
     passages that match it as written.
     """
-    if tree in ("", "T"):  # no words, or only excluded ones
-        return Words(finding="", ranking="")
     if OPERATORS.search(text):
+        if tree in ("", "T"):  # no words, or only excluded ones
+            return Words(finding="", ranking="")
         return Words(finding=written, ranking=written)
     telling = lexemes
     if chunks > MOST_MATCHES:

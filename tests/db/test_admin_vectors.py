@@ -194,6 +194,18 @@ def test_a_model_that_is_decorated_twice_shows_its_worst_state(
     assert ">failed</span>" in shown
 
 
+def test_a_row_outside_of_one_of_two_conditions_lacks_nothing(
+    admin_client: Client, run_jobs: Callable[..., int]
+) -> None:
+    Product.objects.create(title="lamp", in_stock=False)
+    run_jobs()
+
+    page = admin_client.get("/editors/app/product/").content.decode()
+
+    assert "pgembed-fresh" in page
+    assert "pgembed-missing" not in page
+
+
 def test_a_rows_page_shows_the_error_and_retries(
     editor: Client, make_article: Callable[..., Article], run_jobs: Callable[[], int]
 ) -> None:

@@ -22,7 +22,7 @@ from tests.app.models import (
     PageExtraEmbedding,
 )
 from tests.conftest import embedded_text
-from tests.db.conftest import expire_leases, make_due, reap, reconcile_deeply
+from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -311,6 +311,65 @@ def test_search_hides_what_is_written_after_a_person_has_brought_its_gap_forward
 def enqueued(spec: specs.Spec, extra: PageExtra, *, kind: str) -> list[jobs.Claim]:
     jobs.enqueue(spec.key, [str(extra.pk)], kind=kind, priority=spec.priority, using="default")
     return jobs.claim([spec.key], limit=1, lease=jobs.Lease(1, 600), using="default")
+
+
+@pytest.mark.parametrize("mode", ["semantic", "lexical", "hybrid"])
+def test_search_hides_what_is_stale_also_once_it_has_failed_again(provider, extra, run_jobs, mode):
+    """The reconciler tries a failed row again: its job is one of a gap."""
+    PageExtra.objects.update(summary="poison")
+    run_jobs()
+    make_due()
+    assert reconcile_deeply("app.PageExtraEmbedding") == 1
+    run_jobs()
+
+    [job] = Job.objects.filter(spec="app.PageExtraEmbedding", status="failed", settled_at=None)
+    assert job.kind == "write"
+    assert list(search(PageExtra, "good", mode=mode)) == []
+
+
+@pytest.mark.parametrize("end", ["retry", "release", "fail", "reap"])
+def test_a_write_that_a_gaps_job_supersedes_stays_a_write(extra, end):
+    PageExtra.objects.update(summary="new")
+    [one] = claim()
+    assert reconcile_deeply("app.PageExtraEmbedding") == 1
+    match end:
+        case "retry":
+            jobs.retry(one, "no", max_attempts=5, delay_seconds=0, using="default")
+        case "release":
+            jobs.release(one, using="default")
+        case "fail":
+            jobs.fail(one, "no", using="default")
+        case "reap":
+            expire_leases()
+            reap()
+
+    [job] = Job.objects.filter(spec="app.PageExtraEmbedding", status="pending")
+    assert (job.kind, job.priority) == ("write", 0)
+    assert list(search(PageExtra, "good")) == []
+
+
+def test_a_person_who_embeds_anew_what_nobody_wrote_hides_nothing(extra, admin_client):
+    job = Job.objects.get(spec="app.PageExtraEmbedding")
+    action = {"action": "reembed", "_selected_action": [str(job.pk)]}
+
+    admin_client.post("/admin/pgembed/job/", action)
+
+    assert Job.objects.filter(spec="app.PageExtraEmbedding", status="pending").exists()
+    assert list(search(PageExtra, "good")) == [extra]
+
+
+def test_a_retry_of_a_failed_gap_hides_nothing_until_the_row_is_written(extra, run_jobs):
+    spec = specs.get("app.PageExtraEmbedding")
+    [failed] = enqueued(spec, extra, kind="reconciler")
+    jobs.fail(failed, "no", using="default")
+    jobs.retry_failed([failed.id], using="default")
+    assert list(search(PageExtra, "good")) == [extra]
+
+    PageExtra.objects.update(summary="good but new")
+    assert list(search(PageExtra, "good")) == []
+
+    run_jobs()
+    assert list(search(PageExtra, "good")) == [extra]
 
 
 def test_search_hides_nothing_while_another_space_is_filled(provider, extra, settings):

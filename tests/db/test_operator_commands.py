@@ -290,6 +290,16 @@ def test_retry_says_exactly_what_happened(make_article):
     assert told == "retried 1, superseded by newer work 1, gone 1\n"
 
 
+def test_control_characters_of_an_error_do_not_reach_the_terminal():
+    make_failures(1, error="cannot price \x1b]0;owned\x07")
+
+    written = run("embed_status")
+
+    assert "cannot price" in written
+    assert written.isascii()
+    assert "\x1b" not in written
+
+
 def test_a_kind_is_chosen_by_its_signature():
     make_failures(2, error="refused")
     make_failures(1, error="too long")

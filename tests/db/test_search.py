@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from django.db import connection
 from django.db.models import Count, F, Prefetch, Value
 
 from pgembed_django import Results, SearchQuerySet, search, similar_to
@@ -13,6 +14,7 @@ from pgembed_django.models import Space
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.retrieval import passages, queries
 from pgembed_django.specs import Spec
+from pgembed_django.testing import without_triggers
 from tests.app.models import (
     Archived,
     Article,
@@ -381,6 +383,44 @@ def test_pages_follow_each_other_without_gap_or_repeat(make_article, run_jobs, m
 
     assert len(set(whole)) == 130
     assert paged == whole
+
+
+@pytest.mark.parametrize("mode", ["semantic", "lexical", "hybrid"])
+@pytest.mark.parametrize("place", [3, 15])
+def test_pages_do_not_overlap_where_a_row_is_gone_but_its_vectors_are_not(
+    make_article, run_jobs, mode, place
+):
+    for number in range(40):
+        make_article(title="trout", contents="river " * (number % 7) + "bank " * (number % 5))
+    run_jobs()
+    whole = list(search(Article, "trout river", mode=mode, limit=40))
+    with without_triggers():
+        Article.objects.filter(pk=whole[place].pk).delete()
+
+    found, offset = [], 0
+    while offset is not None:
+        page = search(Article, "trout river", mode=mode, limit=10, offset=offset)
+        found += [article.pk for article in page]
+        offset = page.next_offset
+
+    assert sorted(found) == sorted(one.pk for one in whole if one.pk != whole[place].pk)
+
+
+@pytest.mark.parametrize("text", ["- trout", "--trout", "-(trout)", "trout or - salmon", "trout -"])
+def test_a_dash_that_excludes_nothing_leaves_the_words(make_article, run_jobs, text):
+    article = make_article(title="A trout", contents="river")
+    run_jobs()
+
+    assert list(search(Article, text, mode="lexical")) == [article]
+
+
+def test_a_percent_sign_in_the_queryset_is_no_parameter(make_article, run_jobs):
+    article = make_article(title="trout")
+    run_jobs()
+    rows = Article.objects.extra(where=["app_article.id %%%s >= 0"], params=[2])
+
+    with connection.execute_wrapper(lambda execute, *given: execute(*given)):
+        assert list(search(rows, "trout")) == [article]
 
 
 def test_the_last_page_has_no_next_one(make_article, run_jobs):
