@@ -20,6 +20,7 @@ from psycopg import sql
 
 from pgembed_django import events, jobs
 
+CONNECT_SECONDS = 10
 ECHO_SECONDS = 2.0
 
 SILENT_SECONDS = 5.0
@@ -76,6 +77,8 @@ class Listener:
         self.was_lost = False
         parameters = connections[self._using].get_connection_params()
         parameters.pop("cursor_factory", None)
+        # The loop waits for it: psycopg's own is 130 s, for each host that does not answer.
+        parameters.setdefault("connect_timeout", CONNECT_SECONDS)
         try:
             self._connection = _Connection.connect(**parameters, autocommit=True)
             if role := connections[self._using].settings_dict["OPTIONS"].get("assume_role"):

@@ -24,9 +24,10 @@ def not_postgres(using: str, *, remedy: str) -> str:
 def any_postgres() -> BaseDatabaseWrapper:
     """Return a PostgreSQL connection to compile for. Nothing is sent over it."""
     default = connections[DEFAULT_DB_ALIAS]
-    if default.vendor == "postgresql":
-        return default
-    return next((one for one in connections.all() if one.vendor == "postgresql"), default)
+    found = [one for one in (default, *connections.all()) if one.vendor == "postgresql"]
+    # Only PostGIS's knows the types of geometries. All else it compiles alike.
+    geographic = [one for one in found if getattr(one.features, "gis_enabled", False)]
+    return next(iter(geographic or found), default)
 
 
 def quoted_name(name: str) -> str:

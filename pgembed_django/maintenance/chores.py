@@ -19,6 +19,9 @@ from pgembed_django.threads import OurThread
 
 STOP_SECONDS = 30.0
 
+RENEW_SECONDS = faults.MAX_OUTAGE_SECONDS + 5.0
+"""After an outage all workers are back after so long, and have renewed their leases."""
+
 _told = Told()
 """Which errors were logged already. Keyed by chore, spec and database."""
 
@@ -35,6 +38,8 @@ class Chore:
     once: Callable[[], int]
     starts_at_once: bool = True
     """Whether its first turn is at the start. Otherwise it is after ``seconds``."""
+    awaits_others: bool = False
+    """Whether it has no turn until all other workers are back from an outage, too."""
     due_at: float = 0.0
     put_off_seconds: float = 0.0
 
@@ -84,6 +89,7 @@ class Chores:
         self._chores = [chore for chore in chores if chore.seconds]
         self._wake = wake
         self._at = ""
+        self._others_back_at = 0.0
         self._error: BaseException | None = None
         self._thread = OurThread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
@@ -127,6 +133,7 @@ class Chores:
                 if not faults.is_lost_connection(error):
                     raise
                 outage_seconds = faults.longer(outage_seconds)
+                self._others_back_at = time.monotonic() + outage_seconds + RENEW_SECONDS
                 events.tell(
                     events.CHORE_CUT_OFF,
                     chore=self._at,
@@ -134,13 +141,13 @@ class Chores:
                     error=str(error).strip(),
                 )
                 connections[self.using].close()
-            next_due = min((chore.due_at for chore in self._chores), default=float("inf"))
+            next_due = min(map(self._due_at, self._chores), default=float("inf"))
             wait = max(next_due - time.monotonic(), 0.0)
             self.stopping.wait(outage_seconds or min(wait, threading.TIMEOUT_MAX))
 
     def _round(self) -> None:
         for chore in self._chores:
-            if time.monotonic() >= chore.due_at and not self.stopping.is_set():
+            if time.monotonic() >= self._due_at(chore) and not self.stopping.is_set():
                 self._at = chore.once.__name__
                 try:
                     if attempt(chore.once):
@@ -152,9 +159,13 @@ class Chores:
                     self._put_off(chore, error)
                 chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)
 
+    def _due_at(self, chore: Chore) -> float:
+        return max(chore.due_at, self._others_back_at if chore.awaits_others else 0.0)
+
     def _put_off(self, chore: Chore, error: DatabaseError) -> None:
         """Back off while the server is out of room or read-only. Logged once. Others go on."""
         if not chore.put_off_seconds:
             events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
         chore.put_off_seconds = faults.longer(chore.put_off_seconds)
+        self._others_back_at = time.monotonic() + chore.put_off_seconds + RENEW_SECONDS
         connections[self.using].close()

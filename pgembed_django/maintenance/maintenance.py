@@ -56,7 +56,8 @@ class Maintenance:
         self._keeper = Chores(
             "keeper",
             [
-                Chore(settings.reap_seconds, self.reap),
+                # Not at once: this worker may have been started after an outage.
+                Chore(settings.reap_seconds, self.reap, starts_at_once=False, awaits_others=True),
                 Chore(settings.reconcile_seconds, self.reconcile),
                 # Not at once: the laps that ``reconcile`` begins are to take turns with the work.
                 Chore(LAPS_SECONDS * is_reconciling, self.continue_laps, starts_at_once=False),

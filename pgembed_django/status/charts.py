@@ -76,7 +76,7 @@ def recent(*, using: str, now: datetime) -> dict[str, Recent]:
     found = {}
     for spec, rows in by_spec.items():
         # Count from the first minute that has a roll-up: work that has just begun is not slow.
-        elapsed = (now - min(row.starts_at for row in rows)).total_seconds()
+        elapsed = now.timestamp() - min(row.starts_at.timestamp() for row in rows)
         completed = sum(row.completed for row in rows)
         found[spec] = Recent(
             units_per_second=completed / max(elapsed, 1.0),

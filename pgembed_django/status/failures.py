@@ -147,31 +147,32 @@ OF_EACH_KIND = """,
 KINDS = "WITH RECURSIVE" + FAILING + OF_EACH_KIND
 
 NEXT = """
-    SELECT id, finished_at
+    SELECT id, finished_at::text
     FROM pgembed_job
     WHERE status = 'failed'
       AND settled_at IS NULL
-      AND (finished_at, id) < (%(before)s, %(id)s)
+      AND (finished_at, id) < (%(before)s::timestamptz, %(id)s)
       AND (%(specs)s::text[] IS NULL OR spec = ANY(%(specs)s::text[]))
       AND (%(source_pks)s::text[] IS NULL OR source_pk = ANY(%(source_pks)s::text[]))
-    ORDER BY finished_at DESC, id DESC
+    ORDER BY pgembed_job.finished_at DESC, id DESC
     LIMIT %(limit)s
 """
 
 NEXT_OF_KIND = """
-    SELECT id, finished_at
+    SELECT id, finished_at::text
     FROM pgembed_job
     WHERE status = 'failed'
       AND settled_at IS NULL
       AND spec = %(spec)s
       AND signature = %(signature)s
-      AND (finished_at, id) < (%(before)s, %(id)s)
+      AND (finished_at, id) < (%(before)s::timestamptz, %(id)s)
       AND (%(source_pks)s::text[] IS NULL OR source_pk = ANY(%(source_pks)s::text[]))
-    ORDER BY finished_at DESC, id DESC
+    ORDER BY pgembed_job.finished_at DESC, id DESC
     LIMIT %(limit)s
 """
 
-NOW = "SELECT statement_timestamp()"
+# As text, which has the offset: with USE_TZ off a time is naive, and one hour a year is ambiguous.
+NOW = "SELECT statement_timestamp()::text"
 MAX_ID = 2**63 - 1
 
 

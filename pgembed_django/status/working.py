@@ -21,7 +21,8 @@ def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
     found = []
     held = dict(counted.held)
     for row in Worker.objects.using(using).order_by("host", "pid"):
-        silent = (now - row.last_seen_at).total_seconds()
+        # Not the difference of local times: a change to or from summer time may lie in between.
+        silent = now.timestamp() - row.last_seen_at.timestamp()
         found.append(
             WorkerStatus(
                 id=row.pk,

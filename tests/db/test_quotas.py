@@ -115,6 +115,15 @@ def test_a_quota_that_was_too_small_is_not_felt_for_hours():
     assert 500 < take(mended, tokens=400) <= 600
 
 
+def test_a_quota_is_not_used_up_by_a_clock_that_was_set_back():
+    limits = quotas.QuotaLimits(requests=300, tokens=None)
+    take(limits)
+    let_pass(-4800)
+
+    assert take(limits) == 0
+    assert quotas.wait_seconds("default", using="default") < 1
+
+
 def test_what_was_used_beyond_is_charged_afterwards():
     limits = quotas.QuotaLimits(requests=60, tokens=None)
     take(limits)

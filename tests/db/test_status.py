@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -659,6 +660,22 @@ def test_batches_leave_out_what_fails_meanwhile():
     assert len({*first, *rest}) == 5
     assert sum(map(len, status.failure_batches(using="default"))) == 4
     assert list(status.failure_batches(using="default", source_pks=["new"])) != []
+
+
+def test_batches_end_also_in_the_hour_that_comes_twice(settings):
+    """With USE_TZ off a time has no offset: on the last night of summer time two hours are one."""
+    make_failures(5)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgembed_job SET finished_at = '2026-10-25 00:30:00+00'::timestamptz"
+            " - (now() - finished_at)"
+        )
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    batches = status.failure_batches(using="default", specs=[KEY], size=2)
+
+    assert [len(batch) for batch in islice(batches, 5)] == [2, 2, 1]
 
 
 def test_a_failing_job_gets_its_signature(make_article, provider, make_worker):

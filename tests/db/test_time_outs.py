@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -12,12 +13,13 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import faults, lengths, spaces, specs
 from pgembed_django.faults import Fault
+from pgembed_django.maintenance import chores as chores_module
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
@@ -290,6 +292,43 @@ def test_a_chore_that_does_not_start_at_once_waits_for_its_turn():
 
     chores.check()
     assert not turns
+
+
+def test_a_chore_that_awaits_the_other_workers_has_no_turn_just_after_an_outage(monkeypatch):
+    """They have yet to renew their leases."""
+    monkeypatch.setattr(chores_module, "RENEW_SECONDS", 3600.0)
+    rounds = threading.Semaphore(0)
+    turns: list[str] = []
+
+    def lose_the_connection_once() -> int:
+        rounds.release()
+        if turns == ["reap"]:
+            turns.append("outage")
+            connections["default"].ensure_connection()
+            connections["default"].connection.close()
+            run("SELECT 1")
+        return 0
+
+    def reap() -> int:
+        turns.append("reap")
+        return 0
+
+    chores = Chores(
+        "both",
+        [Chore(60.0, reap, awaits_others=True), Chore(0.001, lose_the_connection_once)],
+        using="default",
+        wake=lambda: None,
+    )
+    chores.start()
+    for _ in range(3):
+        assert rounds.acquire(timeout=10)
+    chores.stop()
+    chores.join()
+
+    chores.check()
+    [reaping, _] = chores._chores
+    assert turns == ["reap", "outage"]
+    assert chores._due_at(reaping) > time.monotonic() + 3000
 
 
 def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
