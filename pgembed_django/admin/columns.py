@@ -95,7 +95,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
             return size
-        return source_rows.sizes([job], using=acts.using()).get(_unit(job))
+        return source_rows.size(job, using=acts.using())
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:

@@ -62,6 +62,16 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
 
     Leaves out rows of tables that are locked now.
     """
+    queries = _sizes(found, using=using)
+    return {(key, pk): size for key, pk, size in unions.read(queries, using=using)}
+
+
+def size(job: Job, *, using: str) -> int | None:
+    """Return the same for one job, or None. Waits for a locked table, as ``text`` does."""
+    return next((size for rows in _sizes([job], using=using) for _, _, size in rows), None)
+
+
+def _sizes(found: Iterable[Job], *, using: str) -> list[QuerySet[Any, tuple[str, str, int]]]:
     keys: dict[specs.Spec, list[Any]] = defaultdict(list)
     for job in found:
         spec = specs.get(job.spec)
@@ -70,7 +80,7 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
                 keys[spec].append(spec.parse_pk(job.source_pk))
             except ValidationError:
                 continue  # the key is of a type that the model's key no longer has
-    queries = [
+    return [
         _rows(spec, pks, using=using)
         .order_by()
         .values_list(
@@ -80,7 +90,6 @@ def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
         )
         for spec, pks in keys.items()
     ]
-    return {(key, pk): size for key, pk, size in unions.read(queries, using=using)}
 
 
 def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:
