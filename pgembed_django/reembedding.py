@@ -29,7 +29,6 @@ def reembed(
     source_pks: Iterable[str],
     *,
     using: str,
-    kind: str = Job.Kind.MANUAL_RETRY,
     wait: str = database.SHORTLY,
 ) -> Reembedded:
     """Enqueue units to be embedded again. Until then, searches find their old vectors.
@@ -44,7 +43,7 @@ def reembed(
     # First all pieces, then the halves of the busy ones.
     while pieces:
         piece = pieces.popleft()
-        if waits < MAX_BUSY and _reembed(spec, piece, using=using, kind=kind, wait=wait):
+        if waits < MAX_BUSY and _reembed(spec, piece, using=using, wait=wait):
             enqueued += len(piece)
             continue
         waits += 1
@@ -58,13 +57,14 @@ def reembed(
     return Reembedded(enqueued, busy)
 
 
-def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, kind: str, wait: str) -> bool:
+def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, wait: str) -> bool:
     """Enqueue all of these units, or return False if an open writer has locked one."""
     try:
         with database.giving_way(using, wait=wait):
             # Enqueue first, in the order of a delete: it locks the pending jobs, so that no worker
             # starts one meanwhile.
-            jobs.enqueue_again(spec, source_pks, kind=kind, using=using)
+            # As a gap: nobody has written the rows, so stale="hide" must not hide them meanwhile.
+            jobs.enqueue_again(spec, source_pks, kind=Job.Kind.BACKFILL, using=using)
             store.outdate(spec, source_pks, using=using)
     except database.Busy:
         return False

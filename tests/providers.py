@@ -1,4 +1,4 @@
-"""A provider for worker processes that a test starts."""
+"""Providers that fail in ways that a test chooses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pgembed_django.exceptions import InputRefused
+from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 
@@ -48,3 +48,26 @@ class PickyProvider(DeterministicProvider):
                     "allowed."
                 )
         return super().embed_batch(texts)
+
+
+class Moody(DeterministicProvider):
+    """Some models are down, and some refuse a text."""
+
+    down: ClassVar[set[str]] = set()
+    fatal: ClassVar[dict[str, str]] = {}
+    """At this text the model goes down."""
+    refusing: ClassVar[dict[str, str]] = {}
+    asked: ClassVar[list[tuple[str, str]]] = []
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        if any(self.model in Moody.fatal and Moody.fatal[self.model] in text for text in texts):
+            Moody.down = {*Moody.down, self.model}
+        if self.model in Moody.down:
+            raise ProviderUnavailable("connection refused")
+        if any(self._refuses(text) for text in texts):
+            raise InputRefused("too long")
+        Moody.asked += [(self.model, text) for text in texts if text != self.plain_text]
+        return super().embed_batch(texts)
+
+    def _refuses(self, text: str) -> bool:
+        return self.model in Moody.refusing and Moody.refusing[self.model] in text

@@ -102,9 +102,7 @@ def _reembed(ids: Sequence[int]) -> Counts:
 
 def _reembed_units(spec: specs.Spec, source_pks: Sequence[str]) -> Counter[str]:
     try:
-        # A gap: nobody has written the row, so stale="hide" must not hide it meanwhile.
-        done = reembedding.reembed(spec, source_pks, using=using(), kind=Job.Kind.BACKFILL)
-        busy = set(done.busy)
+        busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
     except DataError:
         # A key is not of the key's type: it was typed by hand, or another field was the key
         # before. Halve the list until the bad keys are alone.

@@ -1,4 +1,4 @@
-"""Advisory locks of a session, which are only ever tried, and shared ones of a transaction."""
+"""Advisory locks, of a session or of a transaction. Only the shared one is ever waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ UNLOCK = "SELECT pg_advisory_unlock(hashtextextended(%(name)s, %(number)s))"
 def share(name: str, number: int = 0, *, using: str) -> None:
     """Take a lock until the end of the transaction, shared with others that do the same.
 
-    While a session holds it (``session_lock``), this waits like for a row's lock: ``giving_way``.
+    While another transaction holds it (``transaction_lock``), this waits as for a row's lock, as
+    long as ``giving_way`` lets it.
     """
     database.send(using, SHARE, name=name, number=number)
 

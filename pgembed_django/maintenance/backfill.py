@@ -196,9 +196,7 @@ class Backfill:
         return Reembedded(enqueued, ())
 
     def _reembed(self, source_pks: Iterable[str]) -> Reembedded:
-        return reembed(
-            self.spec, source_pks, kind=Job.Kind.BACKFILL, using=self.using, wait=database.BRIEFLY
-        )
+        return reembed(self.spec, source_pks, using=self.using, wait=database.BRIEFLY)
 
     def estimates(self) -> Iterator[Estimate]:
         """Yield what it would embed in each live space. Reads every text, and writes nothing.

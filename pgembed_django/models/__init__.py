@@ -1,6 +1,7 @@
 """Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
 
 There are two exceptions: ``maintenance`` writes laps, and a worker writes its own row.
+An early switch of ``spaces`` begins a lap, too.
 """
 
 from pgembed_django.models.abstract_embedding import AbstractEmbedding

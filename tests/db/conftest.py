@@ -17,11 +17,13 @@ from django.test import Client
 
 from pgembed_django import conf, jobs, spaces, specs
 from pgembed_django.maintenance import reconcile
-from pgembed_django.models import Job, Lap
+from pgembed_django.models import Job, Lap, Space
 from pgembed_django.pipeline import Pipeline
 from tests import played
+from tests.app.models import Note
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider
+from tests.providers import Moody
 
 LEASE_SECONDS = 600
 
@@ -213,3 +215,27 @@ def reap(*, max_crashes: int = 3) -> list[str]:
 def make_due() -> None:
     """Let every backoff and parking be over."""
     Job.objects.update(run_at="2020-01-01T00:00:00Z")
+
+
+@pytest.fixture
+def declare(settings: Any) -> Iterator[Callable[[str], None]]:
+    def declare(model: str) -> None:
+        settings.PGEMBED_PROVIDERS = {
+            "default": {"BACKEND": "tests.providers.Moody", "MODEL": model, "DIMENSIONS": 64}
+        }
+
+    declare("old")
+    yield declare
+    Moody.down, Moody.fatal, Moody.refusing, Moody.asked = set(), {}, {}, []
+
+
+@pytest.fixture
+def swap(declare, run_jobs) -> Space:
+    """A space that is being built beside the one that holds five notes. None is in it."""
+    for number in range(5):
+        Note.objects.create(body=f"trout {number}")
+    run_jobs()
+    declare("new")
+    _, building = spaces.ensure(specs.get("app.NoteEmbedding"), using="default")
+    Moody.asked.clear()
+    return building

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -13,65 +11,16 @@ from django.db.models.functions import Now
 
 from pgembed_django import conf, database, jobs, spaces, specs
 from pgembed_django.database import locks
-from pgembed_django.exceptions import InputRefused, ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
-from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 from pgembed_django.spaces import switching
 from tests.app.models import Note, NoteEmbedding
+from tests.providers import Moody
 
 pytestmark = pytest.mark.django_db
 
 NOTE = "app.NoteEmbedding"
-
-
-class Moody(DeterministicProvider):
-    """Some models are down, and some refuse a text."""
-
-    down: ClassVar[set[str]] = set()
-    fatal: ClassVar[dict[str, str]] = {}
-    """At this text the model goes down."""
-    refusing: ClassVar[dict[str, str]] = {}
-    asked: ClassVar[list[tuple[str, str]]] = []
-
-    def embed_batch(self, texts: Sequence[str]) -> Vectors:
-        if any(self.model in Moody.fatal and Moody.fatal[self.model] in text for text in texts):
-            Moody.down = {*Moody.down, self.model}
-        if self.model in Moody.down:
-            raise ProviderUnavailable("connection refused")
-        if any(self._refuses(text) for text in texts):
-            raise InputRefused("too long")
-        Moody.asked += [(self.model, text) for text in texts if text != self.plain_text]
-        return super().embed_batch(texts)
-
-    def _refuses(self, text: str) -> bool:
-        return self.model in Moody.refusing and Moody.refusing[self.model] in text
-
-
-@pytest.fixture
-def declare(settings: Any) -> Iterator[Callable[[str], None]]:
-    def declare(model: str) -> None:
-        settings.PGEMBED_PROVIDERS = {
-            "default": {"BACKEND": f"{__name__}.Moody", "MODEL": model, "DIMENSIONS": 64}
-        }
-
-    declare("old")
-    yield declare
-    Moody.down, Moody.fatal, Moody.refusing, Moody.asked = set(), {}, {}, []
-
-
-@pytest.fixture
-def swap(declare, run_jobs) -> Space:
-    """A space that is being built beside the one that holds five notes. None is in it."""
-    for number in range(5):
-        Note.objects.create(body=f"trout {number}")
-    run_jobs()
-    declare("new")
-    _, building = spaces.ensure(specs.get(NOTE), using="default")
-    Moody.asked.clear()
-    return building
 
 
 def run(worker: Pipeline) -> None:

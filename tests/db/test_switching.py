@@ -16,15 +16,8 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
-from tests.db.test_spaces_parts import (  # noqa: F401 - two are fixtures
-    NOTE,
-    Moody,
-    build,
-    declare,
-    run,
-    swap,
-    texts,
-)
+from tests.db.test_spaces_parts import NOTE, build, run, texts
+from tests.providers import Moody
 
 pytestmark = pytest.mark.django_db
 
@@ -42,7 +35,7 @@ def fill(make_worker) -> Pipeline:
 
 
 @pytest.fixture
-def former(swap, make_worker) -> Space:  # noqa: F811
+def former(swap, make_worker) -> Space:
     """The old model's space. The new one's has just become active."""
     fill(make_worker)
     build()
@@ -52,8 +45,8 @@ def former(swap, make_worker) -> Space:  # noqa: F811
 
 def mend(make_worker) -> None:
     """Do all that is done without the rolling comparison."""
-    maintenance = maintain()
     for _ in range(3):
+        maintenance = maintain()  # which does not rest from its last look
         maintenance.reconcile()
         maintenance.continue_laps()
         maintenance.build()
@@ -88,7 +81,7 @@ def test_a_rolled_back_space_that_is_activated_early_is_compared_at_once(former,
 
 
 def test_an_early_switch_to_a_space_that_lacks_a_write_is_mended_at_once(
-    swap,  # noqa: F811
+    swap,
     make_worker,
 ):
     fill(make_worker)
@@ -104,7 +97,7 @@ def test_an_early_switch_to_a_space_that_lacks_a_write_is_mended_at_once(
 
 
 def test_rows_that_fail_while_the_indexes_are_built_hold_up_the_switch(
-    swap,  # noqa: F811
+    swap,
     make_worker,
     monkeypatch,
 ):
@@ -128,7 +121,7 @@ def test_rows_that_fail_while_the_indexes_are_built_hold_up_the_switch(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_worker_that_freezes_in_its_last_look_keeps_no_write_from_the_searched_space(
-    swap,  # noqa: F811
+    swap,
     make_worker,
     monkeypatch,
 ):
@@ -164,7 +157,7 @@ def test_a_worker_that_freezes_in_its_last_look_keeps_no_write_from_the_searched
     looking.join()
 
 
-def test_a_unit_that_waits_for_a_new_space_keeps_what_was_embedded(declare, make_worker):  # noqa: F811
+def test_a_unit_that_waits_for_a_new_space_keeps_what_was_embedded(declare, make_worker):
     Note.objects.create(body="salmon")
     worker = make_worker()
     worker.step()
@@ -178,7 +171,7 @@ def test_a_unit_that_waits_for_a_new_space_keeps_what_was_embedded(declare, make
 
 
 def test_a_space_that_was_cancelled_before_its_digest_was_known_stays_so(
-    declare,  # noqa: F811
+    declare,
     run_jobs,
     monkeypatch,
 ):
