@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pgembed_django import spaces
 from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline.holding import Holding
@@ -46,6 +47,9 @@ class Failing:
         Its other chunks, of this batch or a later one, are staged: a retry would pay for them
         again.
         """
+        # First, while all are still noted: this may lose the database.
+        specs = {failure.unit.spec for failure in self._failures}
+        live = spaces.ask_live_states(specs, using=self.holding.using)()
         failures, self._failures = self._failures, []
         # If a provider went down with a text, its other chunks never had their turn.
         failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
@@ -55,6 +59,8 @@ class Failing:
                 continue  # lost, or ended because of another of its chunks
             if unit in awaited:
                 self._failures.append(failure)
+            elif failure.part.space.pk not in live[unit.spec.key]:
+                self._drop(unit, failure.part)  # another space is searched by now
             elif isinstance(outcome, ProviderLost):
                 self._lose(failure)
             elif isinstance(outcome, ProviderUnavailable):

@@ -75,7 +75,7 @@ def store_whole(
                 _apply(spec, of_spec, live[spec.key], using=using)
             ours = [unit for unit in ours if unit not in outdated]
             for spec, of_spec in by_spec(ours).items():
-                _write(spec, of_spec, using=using)
+                _write(spec, of_spec, live[spec.key], using=using)
             read_waited = jobs.complete(
                 {unit.claim.id: unit.chunks for unit in ours},
                 keep_seconds=settings.keep_succeeded_seconds,
@@ -139,24 +139,23 @@ def _planned_without_a_space(
     return [unit for unit in units if not unit.is_gone and not is_for(unit)]
 
 
-def _apply(
-    spec: Spec, units: Sequence[Unit], within: Collection[int] | None = None, *, using: str
-) -> None:
+def _apply(spec: Spec, units: Sequence[Unit], live: Collection[int], *, using: str) -> None:
+    """Store the parts of units in live spaces. A retired one may be pruned already."""
     changes = [
         unit.change(part)
         for unit in units
         for part in unit.parts
-        if not part.plan.is_fresh and (within is None or part.space.pk in within)
+        if not part.plan.is_fresh and part.space.pk in live
     ]
     if changes:
         store.apply(spec, changes, using=using)
 
 
-def _write(spec: Spec, units: Sequence[Unit], *, using: str) -> None:
+def _write(spec: Spec, units: Sequence[Unit], live: Collection[int], *, using: str) -> None:
     gone = [unit.claim.source_pk for unit in units if unit.is_gone]
     if gone:
         store.forget(spec, gone, using=using)
-    _apply(spec, units, using=using)
+    _apply(spec, units, live, using=using)
     staged = [
         unit.claim.source_pk
         for unit in units

@@ -231,6 +231,38 @@ def test_what_is_written_just_after_the_switch_is_not_left_to_the_former_space(
     assert job.status == ("pending" if new_is == "down" else "failed")
 
 
+@pytest.mark.parametrize("old_is", ["down", "refusing"])
+def test_what_the_former_model_refuses_just_after_the_switch_does_not_fail(
+    swap, make_worker, old_is
+):
+    reconcile.reconcile_once(specs.get(NOTE), using="default")
+    worker = make_worker(max_crashes=0)
+    run(worker)
+    Note.objects.filter(body="trout 0").update(body="salmon")
+    build()
+    assert spaces.active(specs.get(NOTE), using="default") == swap
+    if old_is == "down":
+        Moody.fatal = {"old": "salmon"}
+    else:
+        Moody.refusing = {"old": "salmon"}
+    run(worker)
+
+    assert set(Job.objects.values_list("status", flat=True)) == {"succeeded"}
+    assert "salmon" in texts("new")
+
+
+def test_nothing_is_stored_in_a_space_that_was_retired_since_it_was_planned(swap, make_worker):
+    Note.objects.filter(body="trout 0").update(body="salmon")
+    worker = make_worker()
+    worker.step()
+    spaces.cancel(NOTE, using="default")
+
+    run(worker)
+
+    assert "salmon" in texts("old")
+    assert not NoteEmbedding.objects.filter(space=swap)
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_new_row", [False, True])
 def test_no_space_becomes_active_without_what_was_stored_since_it_was_found_full(
