@@ -35,6 +35,9 @@ PROBES_BEFORE_SWITCH = 3
 INDEXED_SECONDS = 20.0
 """How long to wait before looking again at an active space that needs no index."""
 
+HELD_UP_SECONDS = 24 * 3600.0
+"""How long the same failures hold a space up unseen. The table may have grown: then they are few."""
+
 RESTS = 10
 """After a look, wait this many times as long as it took."""
 
@@ -53,6 +56,7 @@ class Seen:
     lap_at: float = float("-inf")
     lap_seconds: float = FIRST_LAP_SECONDS
     held_up_by: int = 0
+    held_up_until: float = float("-inf")
     failed_probes: int = 0
     """How many probes of the active space's model failed in a row."""
 
@@ -80,7 +84,8 @@ class Filling:
         seen = self._seen[space.pk]
         if self._clock() < seen.look_at:
             return 0
-        if seen.held_up_by and seen.held_up_by == self._failures(spec):
+        is_held_up = seen.held_up_by and self._clock() < seen.held_up_until
+        if is_held_up and seen.held_up_by == self._failures(spec):
             return 0
         with spaces.turn(space, using=self.using) as is_ours:
             if not is_ours:
@@ -184,6 +189,7 @@ class Filling:
                 count=lost,
             )
         seen.held_up_by = failures if lost else 0
+        seen.held_up_until = self._clock() + HELD_UP_SECONDS
         return lost > 0
 
     def _failures(self, spec: Spec) -> int:

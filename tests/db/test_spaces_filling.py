@@ -17,6 +17,7 @@ from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.filling import (
     FIRST_FILL,
     FIRST_LAP_SECONDS,
+    HELD_UP_SECONDS,
     INDEXED_SECONDS,
     RESTS,
     Filling,
@@ -92,9 +93,7 @@ def test_a_look_costs_one_row_while_that_row_is_a_gap(spec, swap, filling):
     assert f'"app_article"."id" = {last.pk}' in look
 
 
-def test_rows_are_not_read_again_while_the_same_failures_hold_up_a_space(
-    spec, swap, filling, clock
-):
+def fail_all() -> None:
     for article in Article.objects.all():
         Job.objects.create(
             spec=KEY,
@@ -103,6 +102,12 @@ def test_rows_are_not_read_again_while_the_same_failures_hold_up_a_space(
             last_error="refused",
             finished_at="2026-01-01T00:00Z",
         )
+
+
+def test_rows_are_not_read_again_while_the_same_failures_hold_up_a_space(
+    spec, swap, filling, clock
+):
+    fail_all()
     filling.look(spec, swap)
     clock.now += 3600
 
@@ -112,6 +117,22 @@ def test_rows_are_not_read_again_while_the_same_failures_hold_up_a_space(
     assert not [query["sql"] for query in captured if '"app_article"' in query["sql"]]
 
     Job.objects.filter(status="failed").update(status="dismissed")
+    filling.look(spec, swap)
+    assert state(swap) == "active"
+
+
+def test_failures_that_have_become_few_in_a_growing_table_hold_nothing_up(
+    spec, swap, run_jobs, filling, clock
+):
+    fail_all()
+    filling.look(spec, swap)
+    Article.objects.bulk_create(
+        Article(title="short", published_time="2026-01-01T00:00Z") for _ in range(300)
+    )
+    run_jobs()
+    assert state(swap) == "building"
+
+    clock.now += HELD_UP_SECONDS
     filling.look(spec, swap)
     assert state(swap) == "active"
 
