@@ -10,18 +10,27 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FullResultSet
+from django.core.exceptions import (
+    EmptyResultSet,
+    FieldDoesNotExist,
+    FieldError,
+    FullResultSet,
+    ValidationError,
+)
 from django.db.models import Field, GeneratedField, Model, Q
 from django.db.models.expressions import Combinable, CombinedExpression, F, NegatedExpression, Value
 from django.db.models.functions import Now
-from django.db.models.lookups import Lookup
+from django.db.models.lookups import In, Lookup
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable
-from psycopg import sql
+from psycopg import Error, sql
 
 from pgembed_django import postgres
 
 Row = Literal["old", "new", "inserted"]
+
+UNWRITABLE = (FieldError, TypeError, ValueError, ValidationError, Error)
+"""What ``compiled`` raises if a constant cannot be written in SQL."""
 
 # Types whose values are equal only if their texts are equal. Other types are compared as text: a
 # collation may ignore case, jsonb considers 1 and 1.0 equal, and json has no equality operator.
@@ -38,12 +47,22 @@ SIMPLE_TYPES = frozenset(
     }
 )
 
+TEXTUAL = re.compile("text|citext|varchar|char")
+
 # Group 1 is a column that is read. Strings and other names match without it: they may contain
 # what looks like a column.
 READ = re.compile(r"""'(?:[^']|'')*'|"?\b(?:old|new)"?\.("(?:[^"]|"")*"|\w+)|"(?:[^"]|"")*\"""")
 
-PATTERNS = ("__regex", "__iregex")
-"""Lookups that fail on a value that is no pattern."""
+BITWISE = frozenset(
+    {
+        Combinable.BITAND,
+        Combinable.BITLEFTSHIFT,
+        Combinable.BITOR,
+        Combinable.BITRIGHTSHIFT,
+        Combinable.BITXOR,
+    }
+)
+"""The operators that have a result whatever the operands are."""
 
 
 def compiled(when: Q | None, *, model: type[Model], row: Row) -> str:
@@ -74,6 +93,32 @@ def changed(field: Any) -> str:
     if field.db_type(postgres.any_postgres()) in SIMPLE_TYPES:
         return f"{old} IS DISTINCT FROM {new}"
     return f'{old}::text COLLATE "C" IS DISTINCT FROM {new}::text COLLATE "C"'
+
+
+def trials(when: Q | None, *, model: type[Model]) -> Iterator[str]:
+    """Yield SELECTs that test each comparison on a row of NULLs and empty texts.
+
+    One that fails would fail the writes of rows. All are tested apart, as AND and OR skip some.
+    """
+    concrete = model._meta.concrete_model or model
+    row = ", ".join(
+        f"{_sample(field)} AS {postgres.quoted_name(str(field.column))}"
+        for field in concrete._meta.local_concrete_fields
+    )
+    for child in when.children if when else ():
+        if isinstance(child, Q):
+            yield from trials(child, model=model)
+        else:
+            comparison = compiled(Q(child), model=model, row="new")
+            yield f'SELECT {comparison} FROM (SELECT {row}) AS "new"'  # noqa: S608 - our own
+
+
+def _sample(field: Any) -> str:
+    parameters = field.db_parameters(postgres.any_postgres())
+    value = "''" if TEXTUAL.match(parameters["type"]) else "NULL"
+    collation = parameters.get("collation")
+    collate = f" COLLATE {postgres.quoted_name(collation)}" if collation else ""
+    return f"{value}::{parameters['type']}{collate}"
 
 
 def columns_read(condition: str) -> list[str]:
@@ -114,6 +159,8 @@ def _in_order(node: Any) -> Any:
         return Q.create(children, connector=node.connector, negated=node.negated)
     if isinstance(node, tuple) and len(node) == 2 and isinstance(node[1], (set, frozenset)):
         return node[0], sorted(node[1], key=repr)
+    if isinstance(node, In) and isinstance(node.rhs, list):
+        return In(node.lhs, sorted(node.rhs, key=repr))  # Django has made the set a list
     return node
 
 
@@ -127,23 +174,21 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
             if isinstance(child, tuple):
                 lookup, value = child
                 yield from _path_refusals(lookup, model=model, is_lookup=True)
-                if lookup.endswith(PATTERNS) and hasattr(value, "resolve_expression"):
-                    yield (
-                        f"{lookup!r} fails where the other column is no valid pattern, and with it "
-                        "the write of that row. Compare with a constant."
-                    )
+                yield from _lookup_refusals(lookup.split("__")[-1], value)
                 yield from _constant_refusals(value, model=model)
             else:
                 yield from refusals(child, model=model)
     elif type(when) is F:  # OuterRef and slices are subclasses
         path: str = when.name  # type: ignore[attr-defined]
         yield from _path_refusals(path, model=model, is_lookup=False)
-    elif isinstance(when, CombinedExpression) and _may_fail(when):
+    elif isinstance(when, CombinedExpression) and when.connector not in BITWISE:
         yield (
-            f"{when.connector!r} fails where its right side is zero, or the result too large, and "
-            "with it the write of that row, or its deletion. Keep the outcome in a column."
+            f"{when.connector!r} fails where the result is too large, or a divisor zero, and with "
+            "it the write of that row, or its deletion. Keep the outcome in a column."
         )
     elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):
+        if isinstance(when, Lookup):
+            yield from _lookup_refusals(when.lookup_name, when.rhs)
         for source in when.get_source_expressions():
             yield from refusals(source, model=model)
     elif isinstance(when, Now):
@@ -158,13 +203,19 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
         )
 
 
-def _may_fail(combined: CombinedExpression) -> bool:
-    """Return whether an expression divides by something other than a constant, or is a power."""
-    if combined.connector not in (Combinable.DIV, Combinable.MOD, Combinable.POW):
-        return False
-    return combined.connector == Combinable.POW or not (
-        isinstance(combined.rhs, Value) and combined.rhs.value
-    )
+def _lookup_refusals(name: str | None, value: Any) -> Iterator[str]:
+    """Yield what is wrong with lookups that fail on some rows."""
+    is_constant = isinstance(value, Value) or not hasattr(value, "resolve_expression")
+    if name in {"regex", "iregex"} and not is_constant:
+        yield (
+            f"{name!r} fails where the other column is no valid pattern, and with it the write of "
+            "that row. Compare with a constant."
+        )
+    elif name == "search":
+        yield (
+            "'search' fails on texts that are too long for it, and with it the write of that row. "
+            "Keep the outcome in a column, or use 'icontains'."
+        )
 
 
 def _constant_refusals(value: Any, *, model: type[Model]) -> Iterator[str]:

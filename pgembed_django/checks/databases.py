@@ -11,6 +11,7 @@ from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
 from pgembed_django import conf, database, postgres, sql
+from pgembed_django.checks.conditions import check_conditions
 from pgembed_django.checks.tables import check_tables
 from pgembed_django.checks.triggers import check_triggers
 from pgembed_django.models import Job
@@ -70,6 +71,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from _server(connection)
             yield from _encoding(connection)
             yield from _extension(connection, cursor)
+            yield from check_conditions(connection)
             yield from check_tables(connection)
             yield from _functions(connection)
             yield from check_triggers(connection)

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psycopg
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
-from django.core.exceptions import FieldError, ValidationError
 from django.db import connections, models, router
 
 from pgembed_django import conditions, conf, postgres, specs
@@ -124,7 +122,7 @@ def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
         return  # _database_of reports it
     try:
         conditions.compiled(spec.when, model=spec.model, row="new")
-    except (FieldError, TypeError, ValueError, ValidationError, psycopg.Error) as error:
+    except conditions.UNWRITABLE as error:
         yield _error(
             spec,
             f"its condition cannot be written as SQL: {error}",

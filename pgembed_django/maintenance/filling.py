@@ -36,7 +36,7 @@ INDEXED_SECONDS = 20.0
 """How long to wait before looking again at an active space that needs no index."""
 
 HELD_UP_SECONDS = 24 * 3600.0
-"""How long the same failures hold a space up unseen. The table may have grown: then they are few."""
+"""How long the same failures hold a space up unseen: the table may have grown, and they be few."""
 
 RESTS = 10
 """After a look, wait this many times as long as it took."""

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import uuid
 
+import pgtrigger
 import pytest
-from django.db import connection, models
+from django.db import DataError, connection, models, transaction
 from django.db.models import F, Q, Value
-from django.db.models.lookups import GreaterThan
+from django.db.models.lookups import GreaterThan, In, Regex
 from django.utils import timezone
 
-from pgembed_django import conditions, postgres, triggers
+from pgembed_django import conditions, database, postgres, specs, triggers
+from pgembed_django.checks import check_databases
 from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
 
 pytestmark = pytest.mark.django_db
@@ -37,6 +40,16 @@ def matching(when: Q, model: type[models.Model]) -> set[object]:
         rows = cursor.fetchall()
     assert all(isinstance(matches, bool) for _, matches in rows)
     return {key for key, matches in rows if matches}
+
+
+def install(model: type[models.Model], when: Q) -> list[pgtrigger.Trigger]:
+    watch = triggers.Watch(
+        key="app.Odd", name="odd", fields=(), when=when, priority=0, embedding_table="none"
+    )
+    made = triggers.triggers(watch)
+    for trigger in made:
+        trigger.install(model)
+    return made
 
 
 @pytest.fixture
@@ -84,7 +97,7 @@ CONDITIONS = [
     (Product, ~Q(in_stock=True)),
     (Product, Q(price=decimal.Decimal("-1.50"))),
     (Product, Q(price__range=(-2, Number.ONE))),
-    (Product, Q(price__gt=F("id") * -1 - 1)),
+    (Product, Q(id=F("id").bitand(255))),
     (Product, Q(GreaterThan(F("price"), Value(0)))),
     (Archived, Q(is_public=True)),
     (Archived, Q(is_public=None)),
@@ -93,7 +106,7 @@ CONDITIONS = [
     (Oddity, Q(title=EVIL)),
     (Oddity, ~Q(title=EVIL) & Q(order__gte=F("floor"))),
     (Oddity, Q(order=-1)),
-    (Oddity, Q(order__lt=F("floor") + 1)),
+    (Oddity, Q(order__lte=F("floor").bitor(2))),
     (Note, Q(pk=KEY)),
     (Note, Q(id__in=frozenset([KEY, uuid.UUID(int=8)]))),
     (Note, Q(seen=-3)),
@@ -116,13 +129,37 @@ def test_a_trigger_finds_the_rows_that_the_query_finds(model, when):
 
 
 @pytest.mark.parametrize(("model", "when"), CONDITIONS)
+def test_what_fails_on_no_row_passes_its_trial(model, when):
+    for trial in conditions.trials(when, model=model):
+        [[matches]] = database.rows("default", trial)
+        assert isinstance(matches, bool)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        Q(title__regex="("),
+        Q(author="a") & (Q(category=5) | ~Q(title__iregex="a{2,1}")),
+        Q(Regex(F("contents"), Value("["))),
+    ],
+)
+def test_a_pattern_that_would_fail_each_write_is_found_before_migrate(monkeypatch, when):
+    install(Article, when)
+    with pytest.raises(DataError, match="invalid regular expression"), transaction.atomic():
+        Article.objects.create(title="a", contents="b", author="a")
+    spec = dataclasses.replace(specs.get("app.ArticleEmbedding"), when=when)
+    monkeypatch.setitem(specs._registry, spec.key, spec)
+
+    [message] = [one for one in check_databases(["default"]) if one.id == "pgembed.E022"]
+
+    assert message.msg.startswith("app.ArticleEmbedding: its condition fails, and each write would")
+    assert "invalid regular expression" in message.msg
+
+
+@pytest.mark.parametrize(("model", "when"), CONDITIONS)
 def test_a_trigger_that_is_installed_reads_the_columns_that_it_names(model, when):
     """As Postgres writes a condition, it differs. A false alarm would be one for ever."""
-    watch = triggers.Watch(
-        key="app.Odd", name="odd", fields=(), when=when, priority=0, embedding_table="none"
-    )
-    for trigger in triggers.triggers(watch):
-        trigger.install(model)
+    for trigger in install(model, when):
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = %s",
@@ -147,10 +184,13 @@ def test_conditions_differ_enough_to_prove_something():
     assert conditions.compiled(Q(), model=Article, row="old") == "TRUE"
 
 
-def test_sets_are_written_in_one_order_in_every_process():
+@pytest.mark.parametrize(
+    "one_of", [lambda letters: Q(title__in=letters), lambda letters: Q(In(F("title"), letters))]
+)
+def test_sets_are_written_in_one_order_in_every_process(one_of):
     letters = "cafebdg"
 
-    compiled = conditions.compiled(Q(Q(title__in=set(letters))), model=Article, row="old")
+    compiled = conditions.compiled(Q(one_of(set(letters))), model=Article, row="old")
 
     assert compiled == ("(\"old\".\"title\" IN ('a', 'b', 'c', 'd', 'e', 'f', 'g')) IS TRUE")
 
