@@ -14,6 +14,7 @@ from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
 from pgembed_django.jobs.open_failures import fail
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
 from pgembed_django.jobs.pruning import fail_unknown, forget_dead_workers, prune
+from pgembed_django.jobs.superseding import supersede_running
 from pgembed_django.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.jobs.triage import (
     Dismissed,
@@ -67,5 +68,6 @@ __all__ = [
     "retry",
     "retry_failed",
     "share",
+    "supersede_running",
     "suspicious_due",
 ]

@@ -5,8 +5,10 @@ It will read the row anew, so the running one need neither come back nor fail.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pgembed_django import database
-from pgembed_django.jobs.fencing import Claim, filled
+from pgembed_django.jobs.fencing import OURS, Claim, filled
 from pgembed_django.models import Ending
 
 NO_NEWER = """
@@ -22,25 +24,35 @@ NO_NEWER = """
 """
 
 # A gap's job, which the reconciler or a backfill has added meanwhile, becomes the write's.
-RAISE = filled("""
+RAISE = """
     UPDATE pgembed_job AS newer
     SET
         kind = job.kind,
         priority = job.priority,
         created_at = LEAST(newer.created_at, job.created_at)
     FROM pgembed_job AS job
-    WHERE {ours}
+    WHERE {which}
       AND newer.spec = job.spec
       AND newer.source_pk = job.source_pk
       AND newer.status = 'pending'
       AND newer.priority < job.priority
-""")
+"""
 
-SUPERSEDE = filled("""
+SUPERSEDE = """
     DELETE FROM pgembed_job AS job
-    WHERE {ours}
+    WHERE {which}
     RETURNING id
-""")
+"""
+
+RUNNING = """
+        job.spec = %(spec)s
+    AND job.source_pk = ANY(%(source_pks)s)
+    AND job.status = 'running'
+"""
+RAISE_OURS, SUPERSEDE_OURS = (each.replace("{which}", OURS.strip()) for each in (RAISE, SUPERSEDE))
+RAISE_RUNNING, SUPERSEDE_RUNNING = (
+    each.replace("{which}", RUNNING.strip()) for each in (RAISE, SUPERSEDE)
+)
 
 
 def unless_superseded(statement: str) -> str:
@@ -50,6 +62,12 @@ def unless_superseded(statement: str) -> str:
 
 def supersede(claim: Claim, *, using: str) -> Ending:
     """Delete the job in favour of newer work, if it is still ours."""
-    database.execute(using, RAISE, **claim.fence)
-    superseded = database.rows(using, SUPERSEDE, **claim.fence)
+    database.execute(using, RAISE_OURS, **claim.fence)
+    superseded = database.rows(using, SUPERSEDE_OURS, **claim.fence)
     return Ending.SUPERSEDED if superseded else Ending.LOST
+
+
+def supersede_running(spec: str, source_pks: Sequence[str], *, using: str) -> None:
+    """Take units from their workers. Each has a pending job, which the caller has locked."""
+    database.execute(using, RAISE_RUNNING, spec=spec, source_pks=list(source_pks))
+    database.execute(using, SUPERSEDE_RUNNING, spec=spec, source_pks=list(source_pks))

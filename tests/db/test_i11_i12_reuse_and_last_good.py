@@ -290,6 +290,38 @@ def test_search_hides_what_is_stale_also_once_its_job_has_failed(provider, extra
     assert PageExtraEmbedding.objects.filter(source_id=extra.pk).exists()  # kept all the same
 
 
+def test_chunks_that_move_keep_their_vectors_while_they_are_embedded_anew(
+    comment, provider, run_jobs, make_worker
+):
+    """The job at work counts on vectors that are not to be reused any more."""
+    run_jobs()
+    ArticleComment.objects.update(text="\n\n".join(reversed(comment.text.split("\n\n"))))
+    worker = make_worker()
+    worker.step()
+    spec = specs.get("app.ArticleCommentEmbedding")
+    assert reembed(spec, [str(comment.pk)], using="default") == (1, [])
+    worker.step(claim=False)
+
+    assert all(stored(comment).values())
+    assert list(stored(comment)) == [f"The {word} sleeps." for word in WORDS]
+    provider.reset()
+    while worker.step():
+        pass
+    assert len(provider.embedded) == len(WORDS)
+    assert list(stored(comment)) == [f"The {word} sleeps." for word in reversed(WORDS)]
+
+
+def test_what_is_written_is_hidden_also_while_it_is_embedded_anew(extra):
+    spec = specs.get("app.PageExtraEmbedding")
+    [_] = [*enqueued(spec, extra, kind="write")]
+
+    reembed(spec, [str(extra.pk)], using="default")
+
+    left = Job.objects.filter(spec=spec.key).exclude(status="succeeded")
+    assert list(left.values_list("status", "kind")) == [("pending", "write")]
+    assert list(search(PageExtra, "good")) == []
+
+
 @pytest.mark.parametrize("kind", ["reconciler", "backfill"])
 @pytest.mark.parametrize("way", ["re-embed", "retry"])
 def test_search_hides_what_is_written_after_a_person_has_brought_its_gap_forward(extra, kind, way):
