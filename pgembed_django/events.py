@@ -199,12 +199,11 @@ SPACE_NOT_REOPENED = _event(
     "The settings of %(spec)s declare %(space)s, which is retired: another model is searched, or "
     "is being built to be. To use this one: manage.py %(way)s",
 )
-SPACE_ACTIVATED = _event("space_activated", INFO, "%(spec)s is now searched with %(space)s")
+SPACE_ACTIVATED = _event("space_activated", INFO, "Searches now use %(space)s")
 SPACE_ACTIVATED_EARLY = _event(
     "space_activated_early",
     WARNING,
-    "%(spec)s is now searched with %(space)s, which is not full yet: "
-    "%(previous)s cannot be reached",
+    "Searches now use %(space)s, which is not full yet: %(previous)s cannot be reached",
 )
 SPACE_HELD_UP = _event(
     "space_held_up",

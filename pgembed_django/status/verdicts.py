@@ -160,7 +160,7 @@ def _degraded(facts: Facts) -> Iterator[str]:
 def _indexing(facts: Facts) -> Iterator[str]:
     spec = facts.spec
     if spec.waiting.value > spec.changes.value:
-        yield f"{spec.waiting} jobs wait{_eta(spec)}. Changes go first."
+        yield f"{spec.waiting} {_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
     elif facts.is_short and not spec.changes:
         # Not if changes wait: the rows may be missing only because of these.
         yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."

@@ -70,6 +70,12 @@ def test_the_list_shows_state_and_coverage(two_spaces):
     assert "building  another, 32 dimensions, 0 of 1 rows (0.0%)" in told
 
 
+def test_spaces_that_differ_in_their_prefix_alone_are_told_apart(two_spaces):
+    Space.objects.filter(model="another").update(document_prefix="passage: ")
+
+    assert "another, 32 dimensions, prefixed 'passage: ', 0 of 1 rows" in embed_spaces()
+
+
 def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer):
     writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
 

@@ -169,6 +169,16 @@ def test_a_failed_row_is_not_said_to_be_out_of_date_for_sure(
     assert look().verdict.reason == reason
 
 
+@pytest.mark.parametrize(("keys", "said"), [(["1"], "1 job waits"), (["1", "2"], "2 jobs wait")])
+def test_what_waits_behind_the_changes_is_told(
+    look, make_article, run_jobs, live_worker, keys, said
+):
+    run_jobs()
+    jobs.enqueue(KEY, keys, kind=Job.Kind.BACKFILL, priority=0, using="default")
+
+    assert look().verdict.reason.startswith(said)
+
+
 def test_a_backlog_behind_the_changes_is_indexing(look, make_article, run_jobs, live_worker):
     run_jobs()
     jobs.enqueue(KEY, ["1", "2"], kind=Job.Kind.BACKFILL, priority=0, using="default")

@@ -72,7 +72,8 @@ class Command(EmbedCommand):
 
     def _described(self, spec: specs.Spec, space: Space, now: status.SpecStatus) -> str:
         digest = f" {space.model_digest[:12]}" if space.model_digest else ""
-        model = f"{space.model}{digest}, {space.dimensions} dimensions"
+        prefix = f", prefixed {space.document_prefix!r}" if space.document_prefix else ""
+        model = f"{space.model}{digest}, {space.dimensions} dimensions{prefix}"
         if space.pruned_at:
             return f"{model}, pruned"
         try:
