@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 from django.core.checks import CheckMessage, Error
 from django.db import DataError, NotSupportedError, ProgrammingError, transaction
 
 from pgembed_django import conditions, database, specs
+
+FAILURES = (psycopg.DataError, psycopg.NotSupportedError, psycopg.errors.IndeterminateCollation)
+"""What a write may fail with. All else ends the migration, or is yet to be created by it."""
 
 
 def check_conditions(connection: Any) -> Iterator[CheckMessage]:
@@ -23,11 +27,11 @@ def check_conditions(connection: Any) -> Iterator[CheckMessage]:
             try:
                 with transaction.atomic(using=alias):
                     database.rows(alias, trial)
-            except (DataError, NotSupportedError) as error:
+            except (DataError, NotSupportedError, ProgrammingError) as error:
+                if not isinstance(error.__cause__, FAILURES):
+                    continue
                 yield Error(
                     f"{spec}: its condition fails, and each write would fail with it: {error}",
                     hint="Correct it, then run makemigrations and migrate.",
                     id="pgembed.E022",
                 )
-            except ProgrammingError:
-                continue  # a migration has yet to create a type or a collation

@@ -7,9 +7,10 @@ import uuid
 
 import pgtrigger
 import pytest
-from django.db import DataError, connection, models, transaction
+from django.db import DataError, ProgrammingError, connection, models, transaction
 from django.db.models import F, Q, Value
 from django.db.models.lookups import GreaterThan, In, Regex
+from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from pgembed_django import conditions, database, postgres, specs, triggers
@@ -50,6 +51,13 @@ def install(model: type[models.Model], when: Q) -> list[pgtrigger.Trigger]:
     for trigger in made:
         trigger.install(model)
     return made
+
+
+def make_collated(**collations: str) -> type[models.Model]:
+    fields = {name: models.TextField(db_collation=each) for name, each in collations.items()}
+    meta = type("Meta", (), {"app_label": "app"})
+    with isolate_apps("tests.app"):
+        return type("Collated", (models.Model,), {**fields, "Meta": meta, "__module__": __name__})
 
 
 @pytest.fixture
@@ -154,6 +162,31 @@ def test_a_pattern_that_would_fail_each_write_is_found_before_migrate(monkeypatc
 
     assert message.msg.startswith("app.ArticleEmbedding: its condition fails, and each write would")
     assert "invalid regular expression" in message.msg
+
+
+def test_columns_that_cannot_be_compared_are_found_before_migrate(monkeypatch):
+    model = make_collated(first="C", second="POSIX")
+    when = Q(first=F("second"))
+    with connection.schema_editor() as schema_editor:
+        schema_editor.create_model(model)
+    install(model, when)
+    with pytest.raises(ProgrammingError, match="which collation to use"), transaction.atomic():
+        model.objects.create(first="a", second="b")
+    spec = dataclasses.replace(specs.get("app.ArticleEmbedding"), model=model, when=when)
+    monkeypatch.setitem(specs._registry, spec.key, spec)
+
+    [message] = [one for one in check_databases(["default"]) if one.id == "pgembed.E022"]
+
+    assert "which collation to use" in message.msg
+
+
+def test_what_a_migration_has_yet_to_create_is_no_failure(monkeypatch):
+    model = make_collated(name="of_tomorrow")
+    spec = specs.get("app.ArticleEmbedding")
+    spec = dataclasses.replace(spec, model=model, when=Q(name__contains="x"))
+    monkeypatch.setitem(specs._registry, spec.key, spec)
+
+    assert not [one for one in check_databases(["default"]) if one.id == "pgembed.E022"]
 
 
 @pytest.mark.parametrize(("model", "when"), CONDITIONS)
