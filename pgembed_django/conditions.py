@@ -34,10 +34,12 @@ UNWRITABLE = (FieldError, TypeError, ValueError, ValidationError, Error)
 
 # Types whose values are equal only if their texts are equal. Other types are compared as text: a
 # collation may ignore case, jsonb considers 1 and 1.0 equal, and json has no equality operator.
+# bytea as text is twice as long, and may not be longer than 1 GB.
 SIMPLE_TYPES = frozenset(
     {
         "bigint",
         "boolean",
+        "bytea",
         "date",
         "integer",
         "smallint",

@@ -228,6 +228,14 @@ def test_sets_are_written_in_one_order_in_every_process(one_of):
     assert compiled == ("(\"old\".\"title\" IN ('a', 'b', 'c', 'd', 'e', 'f', 'g')) IS TRUE")
 
 
+def test_a_file_is_not_compared_as_text():
+    """As text a file of 540 MB is longer than 1 GB, and its update would fail."""
+    data = models.BinaryField()
+    data.set_attributes_from_name("data")
+
+    assert conditions.changed(data) == '"old"."data" IS DISTINCT FROM "new"."data"'
+
+
 def test_both_versions_of_the_row_can_be_asked():
     old = conditions.compiled(Q(author=F("title")), model=Article, row="old")
     new = conditions.compiled(Q(author=F("title")), model=Article, row="new")
