@@ -185,8 +185,8 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
         yield from _path_refusals(path, model=model, is_lookup=False)
     elif isinstance(when, CombinedExpression) and when.connector not in BITWISE:
         yield (
-            f"{when.connector!r} fails where the result is too large, or a divisor zero, and with "
-            "it the write of that row, or its deletion. Keep the outcome in a column."
+            f"{when.connector[0]!r} fails where the result is too large, or a divisor zero, and "
+            "with it the write of that row, or its deletion. Keep the outcome in a column."
         )
     elif isinstance(when, (CombinedExpression, Lookup, NegatedExpression)):
         if isinstance(when, Lookup):

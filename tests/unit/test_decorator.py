@@ -245,7 +245,7 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
         (Q(title=Lower("body")), "Lower is neither a column"),
         (Q(rank__gt=F("rank") + 1), "'+' fails where the result is too large, or a divisor zero"),
         (Q(rank__gt=-F("id")), "'*' fails where the result is too large"),
-        (Q(rank__gt=1 % F("id")), "'%%' fails where the result is too large, or a divisor zero"),
+        (Q(rank__gt=1 % F("id")), "'%' fails where the result is too large, or a divisor zero"),
         (Q(GreaterThan(F("rank"), F("id") / 2)), "'/' fails where the result is too large"),
         (Q(rank__gt=F("rank") ** 2), "'^' fails where the result is too large"),
         (Q(title__iregex=F("body")), "'iregex' fails where the other column is no valid pattern"),
