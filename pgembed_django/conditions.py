@@ -102,16 +102,13 @@ def trials(when: Q | None, *, model: type[Model]) -> Iterator[str]:
 
     One that fails would fail the writes of rows. All are tested apart, as AND and OR skip some.
     """
-    concrete = model._meta.concrete_model or model
-    row = ", ".join(
-        f"{_sample(field)} AS {postgres.quoted_name(str(field.column))}"
-        for field in concrete._meta.local_concrete_fields
-    )
+    columns = _columns(model)
     for child in when.children if when else ():
         if isinstance(child, Q):
             yield from trials(child, model=model)
         else:
             comparison = compiled(Q(child), model=model, row="new")
+            row = ", ".join(_sample(columns[name]) for name in columns_read(comparison))
             yield f'SELECT {comparison} FROM (SELECT {row}) AS "new"'  # noqa: S608 - our own
 
 
@@ -120,7 +117,7 @@ def _sample(field: Any) -> str:
     value = "''" if TEXTUAL.match(parameters["type"]) else "NULL"
     collation = parameters.get("collation")
     collate = f" COLLATE {postgres.quoted_name(collation)}" if collation else ""
-    return f"{value}::{parameters['type']}{collate}"
+    return f"{value}::{parameters['type']}{collate} AS {postgres.quoted_name(field.column)}"
 
 
 def columns_read(condition: str) -> list[str]:
@@ -137,11 +134,16 @@ def declared(condition: str, *, model: type[Model]) -> str:
 
     These are each column's name, type, collation and generated expression. Empty: no columns.
     """
-    fields = {
+    columns = _columns(model)
+    return "\n".join(_declared(columns[name]) for name in columns_read(condition))
+
+
+def _columns(model: type[Model]) -> dict[str, Any]:
+    """Return the model's fields by the names that ``columns_read`` returns."""
+    return {
         _unquoted(postgres.quoted_name(str(field.column))): field
         for field in model._meta.concrete_fields
     }
-    return "\n".join(_declared(fields[name]) for name in columns_read(condition))
 
 
 def _declared(field: Any) -> str:
