@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import router
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Field, Manager, Model, Q, QuerySet
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
@@ -100,6 +100,23 @@ class Spec(Declaration):
             or any(getattr(way, "__get__", None) is not DeferredAttribute.__get__ for way in ways)
         )
 
+    @cached_property
+    def needs_instances(self) -> bool:
+        """Whether a text is made from an instance. Otherwise the values of its fields are enough.
+
+        An instance takes longer to make than its text.
+        """
+        of_model: Any = self.model
+        fields: list[Any] = [of_model._meta.get_field(name) for name in self.fields]
+        return (
+            self.reads_whole_rows
+            # A custom base manager may join, prefetch, or make other instances.
+            or type(of_model._base_manager) is not Manager
+            or of_model.__setattr__ is not Model.__setattr__
+            or of_model.__getattribute__ is not Model.__getattribute__
+            or any(type(one).value_from_object is not Field.value_from_object for one in fields)
+        )
+
     def text_digest(self, text: str) -> bytes:
         """Return the SHA-256 of recipe and text. A row is stale if its stored one differs."""
         return texts.digest(self.recipe, text)
@@ -133,7 +150,11 @@ class Spec(Declaration):
                 )
             return texts.clean(written or "")
         fields: list[Any] = [instance._meta.get_field(name) for name in self.fields]
-        parts = [texts.clean(texts.of(field.value_from_object(instance))) for field in fields]
+        return self.text_of_values([field.value_from_object(instance) for field in fields])
+
+    def text_of_values(self, values: Iterable[object]) -> str:
+        """Return the text of a row, cleaned, given the values of its ``fields``."""
+        parts = [texts.clean(texts.of(value)) for value in values]
         return "\n\n".join(part for part in parts if part)
 
     def parse_pk(self, source_pk: str) -> Any:

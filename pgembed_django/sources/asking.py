@@ -18,7 +18,7 @@ from django.db.models.functions import Cast
 
 from pgembed_django import database, faults, lengths
 from pgembed_django.sources.loading import Loaded, give_way_and_load, made
-from pgembed_django.sources.rows import Row, is_among, of_units
+from pgembed_django.sources.rows import Row, as_row, is_among, of_units
 from pgembed_django.specs import Spec
 
 UNITS: Final[list[str]] = []
@@ -59,12 +59,16 @@ class Compiled:
         )
         return cursor
 
-    def instances(self, found: list[tuple[Any, ...]]) -> Iterator[Row]:
-        """Yield the instances that the queryset would have made, each with its source_pk."""
+    def rows(self, spec: Spec, found: list[tuple[Any, ...]]) -> Iterator[Row]:
+        """Yield the rows that the queryset would have made, each with its source_pk."""
+        made = self._compiler.results_iter([found])
+        if not spec.needs_instances:
+            yield from (as_row(spec, values) for values in made)
+            return
         columns = self._compiler.klass_info["select_fields"]
         names = [self._compiler.select[column][0].target.attname for column in columns]
         source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
-        for row in self._compiler.results_iter([found]):
+        for row in made:
             values = [row[column] for column in columns]
             yield row[source_pk], self._rows.model.from_db(self._using, names, values)
 
@@ -121,7 +125,7 @@ class Reading:
         def texts() -> Loaded:
             try:
                 with faults.reading(), cursor:
-                    found = list(compiled.instances(cursor.fetchall()))
+                    found = list(compiled.rows(self.spec, cursor.fetchall()))
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)
             if is_bounded and not found:

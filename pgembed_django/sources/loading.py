@@ -40,13 +40,13 @@ def give_way_and_load(spec: Spec, source_pks: Sequence[str], *, using: str) -> L
         Busy: a writer has locked the whole table.
     """
     with database.giving_way(using):
-        found = fetch(of_units(spec, list(source_pks), using=using))
+        found = fetch(spec, of_units(spec, list(source_pks), using=using))
     return made(spec, *found, using=using)
 
 
 def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     """Return the texts of rows."""
-    return made(spec, *fetch(with_source_pk(rows)), using=rows.db)
+    return made(spec, *fetch(spec, with_source_pk(spec, rows)), using=rows.db)
 
 
 @locales.of_settings()
@@ -57,8 +57,7 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
     cannot be made are left out. No text is kept in memory: a text method may make long texts from
     short rows.
     """
-    found, _ = fetch(with_source_pk(rows).order_by("pk"))
-    keys = {source_pk: row.pk for source_pk, row in found}
+    found, _ = fetch(spec, with_source_pk(spec, rows).order_by("pk"))
     until = time.monotonic() + seconds
     digests = {}
     for source_pk, text, error in _each(spec, found, using=rows.db):
@@ -66,7 +65,7 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
             digests[source_pk] = spec.text_digest(text)
         has_more = bool(found)  # _each takes out the rows that it has yielded
         if has_more and time.monotonic() >= until:
-            return digests, keys[source_pk]
+            return digests, spec.parse_pk(source_pk)
     return digests, None
 
 
@@ -94,7 +93,10 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
         source_pk, row = found.pop()
         try:
             with transaction.atomic(using=using) if is_apart else nullcontext():
-                text = spec.text_of(row)
+                if isinstance(row, models.Model):
+                    text = spec.text_of(row)
+                else:
+                    text = spec.text_of_values(row)
         except BaseException as error:
             # Whatever the text method raises is the error of its row. A lost connection may be
             # that of another database, which the method asked.

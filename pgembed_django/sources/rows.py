@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import connections, models
@@ -10,13 +11,14 @@ from django.db.models.functions import Cast
 from pgembed_django import faults
 from pgembed_django.specs import Spec
 
-Row = tuple[str, models.Model]
-"""A source_pk and its instance."""
+Row = tuple[str, models.Model | Sequence[Any]]
+"""A source_pk, and its instance or the values of its fields: see ``Spec.needs_instances``."""
 
 
 def of_units(spec: Spec, source_pks: list[str], *, using: str) -> models.QuerySet[Any]:
     """Return the rows of units that match the spec's condition."""
-    return with_source_pk(spec.rows(using=using).filter(is_among(spec, source_pks, using=using)))
+    rows = spec.rows(using=using).filter(is_among(spec, source_pks, using=using))
+    return with_source_pk(spec, rows)
 
 
 def is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
@@ -34,15 +36,29 @@ def is_among(spec: Spec, source_pks: list[str], *, using: str) -> models.Func:
     )
 
 
-def with_source_pk(rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
-    """Annotate the rows with ``pgembed_source_pk``, their key as Postgres prints it."""
+def with_source_pk(spec: Spec, rows: models.QuerySet[Any]) -> models.QuerySet[Any]:
+    """Annotate the rows with ``pgembed_source_pk``, their key as Postgres prints it.
+
+    They become tuples of values, with that key at the end, if no instances are needed.
+    """
     annotated: models.QuerySet[Any] = rows.annotate(
         pgembed_source_pk=Cast("pk", models.TextField())
     )
-    return annotated
+    if spec.needs_instances:
+        return annotated
+    fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
+    return annotated.values_list(*(field.attname for field in fields), "pgembed_source_pk")
 
 
-def fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
+def as_row(spec: Spec, made: Any) -> Row:
+    """Return what a query ``with_source_pk`` has made of a row."""
+    if spec.needs_instances:
+        return made.pgembed_source_pk, made
+    *values, source_pk = made
+    return source_pk, values
+
+
+def fetch(spec: Spec, rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     """Read rows ``with_source_pk``. Return them, and the errors of unreadable ones by source_pk.
 
     A column may contain a value that Python cannot represent: the date ``infinity``, JSON that is
@@ -50,7 +66,7 @@ def fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     """
     try:
         with faults.reading():
-            return [(row.pgembed_source_pk, row) for row in rows], {}
+            return [as_row(spec, made) for made in rows], {}
     except faults.Unreadable as error:
         keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))
         if len(keys) < 2:
@@ -59,7 +75,7 @@ def fetch(rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     errors: dict[str, str] = {}
     middle = len(keys) // 2
     for half in (keys[:middle], keys[middle:]):
-        of_half, errors_of_half = fetch(rows.filter(pk__in=[pk for pk, _ in half]))
+        of_half, errors_of_half = fetch(spec, rows.filter(pk__in=[pk for pk, _ in half]))
         found += of_half
         errors |= errors_of_half
     return found, errors

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import DataError, connection, models, transaction
 from django.db.models import F, Q
+from django.db.models.signals import pre_init
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone, translation
 from django.utils.formats import date_format
@@ -174,6 +175,52 @@ def test_a_field_that_is_read_with_another_column_is_read_as_a_whole():
     assert texts(spec, article) == {str(article.pk): "Notes by Ada"}
 
 
+def test_a_model_that_changes_what_it_is_given_is_made():
+    with isolate_apps("tests.app"):
+
+        class Shouting(Article):
+            class Meta:
+                proxy = True
+                app_label = "app"
+
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, value.upper() if name == "title" else value)
+
+        class Whispering(Article):
+            class Meta:
+                proxy = True
+                app_label = "app"
+
+            def __getattribute__(self, name: str) -> Any:
+                value = super().__getattribute__(name)
+                return value.lower() if name == "title" else value
+
+    [spec] = specs.of(Article)
+    article = Article.objects.create(title="Notes", published_time=now())
+
+    for model, title in [(Shouting, "NOTES"), (Whispering, "notes")]:
+        of_model = dataclasses.replace(spec, model=model)
+        assert texts(of_model, article) == {str(article.pk): title}
+        assert sources.read(of_model, of_model.rows()).texts == {str(article.pk): title}
+
+
+def test_no_instances_are_made_where_the_values_are_enough():
+    [spec] = specs.of(Article)
+    article = Article.objects.create(title="Plain", published_time=now())
+    made = []
+    pre_init.connect(receiver := lambda sender, **_: made.append(sender), sender=Article)
+
+    try:
+        assert texts(spec, article) == {str(article.pk): "Plain"}
+        assert sources.read(spec, spec.rows()).texts == {str(article.pk): "Plain"}
+        digests, _ = sources.digests(spec, spec.rows(), seconds=9)
+    finally:
+        pre_init.disconnect(receiver, sender=Article)
+
+    assert digests == {str(article.pk): spec.text_digest("Plain")}
+    assert not made
+
+
 def test_a_text_is_the_same_whatever_language_and_time_zone_are_active(
     run_jobs, monkeypatch, settings
 ):
@@ -272,7 +319,7 @@ class TestAValueThatPythonCannotRead:
 def test_a_refused_statement_is_no_row_that_cannot_be_read():
     [spec] = specs.of(Contact)
     Contact.objects.create(name="zero")
-    broken = spec.rows().annotate(broken=1 / (F("id") - F("id")))
+    broken = spec.rows().filter(pk=1 / (F("id") - F("id")))
 
     with pytest.raises(DataError, match="division by zero"), transaction.atomic():
         sources.read(spec, broken)
