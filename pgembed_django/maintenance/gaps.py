@@ -61,13 +61,8 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Rows whose text method raises are left out: jobs fail of that when such rows are written.
     texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
-    stored = store.stored(spec, list(texts), [space.pk for space in spaces], using=using)
-    units = {
-        source_pk
-        for (source_pk, _), chunks in stored.chunks.items()
-        if any(chunk.text_digest != texts[source_pk] for chunk in chunks)
-    }
-    return sorted(units), end
+    stored = store.text_digests(spec, list(texts), [space.pk for space in spaces], using=using)
+    return sorted({key for key, digest in stored if digest != texts[key]}), end
 
 
 def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:

@@ -70,6 +70,18 @@ def ask_stored(
     return lambda: _stored(read())
 
 
+def text_digests(
+    spec: Spec, source_pks: Sequence[str], space_ids: Sequence[int], *, using: str
+) -> Iterable[tuple[str, bytes]]:
+    """Return the digests of the texts whose chunks are stored in these spaces, by source_pk."""
+    return send(
+        using,
+        statements.of(spec, using).text_digests,
+        source_pks=list(source_pks),
+        space_ids=list(space_ids),
+    )()
+
+
 def _stored(rows: Iterable[tuple[Any, ...]]) -> Stored:
     chunks: defaultdict[UnitSpace, list[StoredChunk]] = defaultdict(list)
     staged: defaultdict[UnitSpace, set[bytes]] = defaultdict(set)

@@ -35,6 +35,14 @@ STORED = """
       AND source_pk = ANY(%(source_pks)b::text[])
 """
 
+# A text has one digest, however many chunks it has.
+TEXT_DIGESTS = """
+    SELECT DISTINCT source_id::text, text_digest
+    FROM {table}
+    WHERE source_id = ANY(%(source_pks)b::text[]::{key}[])
+      AND space_id = ANY(%(space_ids)s::bigint[])
+"""
+
 # A chunk without a given vector takes that of a row with the same digest, or the one that an
 # earlier run of the job staged. The old rows are deleted afterwards: the unique constraint
 # on the position is deferred to the end of the transaction.
@@ -184,6 +192,7 @@ class Statements(NamedTuple):
     """The statements on one spec's generated table."""
 
     stored: str
+    text_digests: str
     insert: str
     keep: str
     drop: str
@@ -207,6 +216,7 @@ def of(spec: Spec, using: str) -> Statements:
     }
     texts = (
         STORED,
+        TEXT_DIGESTS,
         INSERT,
         KEEP,
         DROP,
