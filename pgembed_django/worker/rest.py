@@ -34,11 +34,15 @@ class Rest:
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
+        self._is_woken = False
         self._look_seconds = FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
 
     def wake(self) -> None:
         """End the wait. May be called from any thread, or from a signal handler."""
+        if self._is_woken:
+            return  # the loop has yet to look
+        self._is_woken = True
         with suppress(BlockingIOError, OSError):
             self._sender.send(b"!")
 
@@ -97,6 +101,8 @@ class Rest:
         with suppress(BlockingIOError):
             while self._receiver.recv(4096):
                 pass
+        # Last: whoever finds it set is seen by the round that follows.
+        self._is_woken = False
         if listener.hear():
             self._look_seconds = FIRST_LOOK_SECONDS
 
