@@ -105,7 +105,8 @@ def _next_try(provider: ProviderStatus, now: datetime) -> str:
     """Return in words when a worker tries the provider again. Empty: none is waiting to."""
     if provider.retries_at is None:
         return ""
-    seconds = (provider.retries_at - now).total_seconds()
+    # Not the difference of local times: a change to or from summer time may lie in between.
+    seconds = provider.retries_at.timestamp() - now.timestamp()
     return _("Next try in %s.") % in_words(seconds) if seconds >= 1 else _("The next try is due.")
 
 

@@ -113,8 +113,9 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
         text += f", down for {workers}"
         if provider.retries_at:
-            wait = max(0.0, (provider.retries_at - found.at).total_seconds())
-            text += f", tried again in {duration(wait)}"
+            # Not the difference of local times: see ``status.working``.
+            wait = provider.retries_at.timestamp() - found.at.timestamp()
+            text += f", tried again in {duration(max(0.0, wait))}"
         text += f": {provider.reason}"
     return text
 

@@ -43,4 +43,5 @@ class Attempt(NotFromFixtures):
     @property
     def seconds(self) -> float:
         """How long the attempt took."""
-        return (self.ended_at - self.started_at).total_seconds()
+        # Not the difference of local times: a change to or from summer time may lie in between.
+        return self.ended_at.timestamp() - self.started_at.timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from itertools import chain
 
 from pgembed_django import conf, jobs
@@ -37,7 +37,7 @@ def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
                 held=tuple(held.pop(row.pk, ())),
                 paused=dict(row.paused),
                 retries_at={
-                    name: row.last_seen_at + timedelta(seconds=seconds)
+                    name: datetime.fromtimestamp(row.last_seen_at.timestamp() + seconds, UTC)
                     for name, seconds in row.paused_seconds.items()
                 },
                 aside=dict(row.aside),

@@ -688,6 +688,26 @@ def test_batches_end_also_in_the_hour_that_comes_twice(settings):
     assert [len(batch) for batch in islice(batches, 5)] == [2, 2, 1]
 
 
+def test_a_pause_over_the_end_of_summer_time_is_told_as_long_as_it_is(settings):
+    Worker.objects.create(
+        host="here",
+        pid=7,
+        version="1",
+        specs=[KEY],
+        paused={"default": "No route."},
+        paused_seconds={"default": 30.0},
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgembed_worker SET last_seen_at = '2026-10-25 00:59:50+00'")
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    [worker] = status.overview(using="default").workers
+
+    told = worker.retries_at["default"].timestamp() - worker.last_seen_at.timestamp()
+    assert told == 30
+
+
 def test_a_failing_job_gets_its_signature(make_article, provider, make_worker):
     make_article()
     [held] = claim()

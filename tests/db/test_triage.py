@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import psycopg
 import pytest
@@ -231,6 +232,22 @@ def test_history_is_pruned_after_a_week_but_not_that_of_open_failures(
     assert jobs.prune_attempts(using="default") == 1
 
     assert [attempt.source_pk for attempt in Attempt.objects.all()] == [job.source_pk]
+
+
+def test_an_attempt_takes_as_long_as_it_took_on_the_last_night_of_summer_time(
+    make_failed: Callable[..., Job], settings: Any
+) -> None:
+    """With USE_TZ off a time has no offset."""
+    make_failed()
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Europe/Berlin"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgembed_attempt SET started_at = '2026-10-25 00:59:50+00', "
+            "ended_at = '2026-10-25 01:00:10+00'"
+        )
+
+    assert Attempt.objects.get().seconds == 20
 
 
 # Re-embedded
