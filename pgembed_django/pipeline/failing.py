@@ -99,9 +99,15 @@ class Failing:
         )
 
     def keep_whole(self, unit: Unit) -> None:
-        """Stage the whole parts of a unit, before its job fails or is given back."""
+        """Stage the whole parts of a unit, before its job fails or is given back.
+
+        Fresh ones have nothing to store, but those of a former text in other spaces are marked.
+        """
+        has_former = any(part.waiting and not part.plan.is_new for part in unit.parts)
         self.holding.to_stage += [
-            (unit, part) for part in unit.parts if not (part.waiting or part.plan.is_fresh)
+            (unit, part)
+            for part in unit.parts
+            if not part.waiting and (has_former or not part.plan.is_fresh)
         ]
 
     def _lose(self, failure: Failure) -> None:

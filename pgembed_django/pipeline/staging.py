@@ -14,6 +14,7 @@ from django.db import DatabaseError
 
 from pgembed_django import database, faults, jobs, store
 from pgembed_django.faults import Fault
+from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.locked import Locked
@@ -163,13 +164,13 @@ def _note_staged(part: Part) -> None:
 
 def _apply_whole(spec: Spec, ours: Parts, using: str) -> None:
     store.apply(spec, [unit.change(part) for unit, part in ours], using=using)
-    overtaken = [
-        (unit.claim.source_pk, other.space.pk)
-        for unit, _ in ours
-        for other in unit.parts
-        if other.waiting
-    ]
-    store.mark_overtaken(spec, overtaken, using=using)
+    others = [(unit, other) for unit, _ in ours for other in unit.parts if other.waiting]
+    store.mark_overtaken(
+        spec,
+        [unit.change(other) for unit, other in others],
+        active={other.space.pk for _, other in others if other.space.state == Space.State.ACTIVE},
+        using=using,
+    )
 
 
 def _store_text(spec: Spec, ours: Parts, using: str) -> None:

@@ -84,11 +84,13 @@ AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
 # Leaves out stale rows: those with a write whose vectors are not stored yet. There is one
 # NOT EXISTS for each partial index of the job table. A chunk without a vector has just been
 # stored, so it is fresh. The reconciler's jobs do not count: while they fill another space, the
-# vectors of this one are fresh.
+# vectors of this one are fresh. If they could not fill this one, when it was reopened, chunks of a
+# former text are marked: that has the digest 'hidden'.
 FRESH = """
       AND (
           chunk.embedding IS NULL
-          OR NOT EXISTS (
+          OR chunk.text_digest <> 'hidden'
+          AND NOT EXISTS (
               SELECT
               FROM pgembed_job AS job
               WHERE job.spec = %(spec)s

@@ -82,8 +82,8 @@ def covering_chunk(spec: Spec, space: Space) -> QuerySet[Model]:
             space__spec=spec.key,
             space__state=Space.State.ACTIVE,
         )
-        # An empty digest marks a chunk as outdated: then the active space is the one behind.
-        same = Q(text_digest=OuterRef("text_digest")) | Q(text_digest=b"")
+        # Chunks that are marked as overtaken: then the active space is the one behind.
+        same = Q(text_digest=OuterRef("text_digest")) | Q(text_digest__in=(b"", b"hidden"))
         chunks = chunks.exclude(LookedUp(of_active.exclude(same)))
     return chunks
 

@@ -134,13 +134,21 @@ def outdate(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
     unstage(spec, source_pks, using=using)
 
 
-def mark_overtaken(spec: Spec, overtaken: Collection[UnitSpace], *, using: str) -> None:
-    """Mark chunks of units that have a newer text in another space. Searches still find them."""
+def mark_overtaken(
+    spec: Spec, overtaken: Collection[Change], *, active: Collection[int], using: str
+) -> None:
+    """Mark chunks of a former text, of units that have the planned one in another space.
+
+    In active spaces searches still find them. In others, searches that hide what is stale do not,
+    once those are active.
+    """
     send(
         using,
         statements.of(spec, using).mark_overtaken,
-        source_pks=[source_pk for source_pk, _ in overtaken],
-        space_ids=[space_id for _, space_id in overtaken],
+        source_pks=[change.source_pk for change in overtaken],
+        space_ids=[change.space_id for change in overtaken],
+        text_digests=[change.plan.text_digest for change in overtaken],
+        marks=[b"" if change.space_id in active else b"hidden" for change in overtaken],
     )
 
 

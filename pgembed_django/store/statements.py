@@ -151,16 +151,22 @@ OUTDATE = """
       AND end_offset > start_offset
 """
 
-# No text has the digest ''.
+# No text has these digests: '' for chunks that are searched meanwhile, 'hidden' for those of a
+# space that is filled. Chunks of the same text, which are embedded anew, are not overtaken.
 MARK_OVERTAKEN = """
     UPDATE {table} AS older
-    SET text_digest = ''
-    FROM unnest(%(source_pks)b::text[], %(space_ids)s::bigint[]) AS unit(source_pk, space_id)
+    SET text_digest = unit.mark
+    FROM unnest(
+        %(source_pks)b::text[],
+        %(space_ids)s::bigint[],
+        %(text_digests)b::bytea[],
+        %(marks)b::bytea[]
+    ) AS unit(source_pk, space_id, text_digest, mark)
     WHERE older.source_id = unit.source_pk::{key}
       -- However the two are joined: the plan is kept.
       AND older.source_id = ANY(%(source_pks)b::text[]::{key}[])
       AND older.space_id = unit.space_id
-      AND older.text_digest <> ''
+      AND older.text_digest NOT IN ('hidden', unit.mark, unit.text_digest)
 """
 
 # SKIP LOCKED: rows that an open transaction has locked are being deleted by that one.

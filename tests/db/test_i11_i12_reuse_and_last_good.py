@@ -23,6 +23,7 @@ from tests.app.models import (
 )
 from tests.conftest import embedded_text
 from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply
+from tests.providers import Moody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -412,6 +413,65 @@ def test_search_hides_nothing_while_another_space_is_filled(provider, extra, set
     assert reconcile.reconcile_once(spec, using="default") == 1
 
     assert list(search(PageExtra, "good")) == [extra]
+
+
+@pytest.mark.parametrize("mode", ["semantic", "lexical", "hybrid"])
+def test_search_hides_a_text_that_a_former_model_refuses_once_it_is_searched_again(
+    declare, extra, run_jobs, mode
+):
+    declare("new")
+    spec = specs.get("app.PageExtraEmbedding")
+    former = spaces.active(spec, using="default")
+    maintenance = Maintenance(
+        {spec.key: spec}, using="default", settings=conf.current(), wake=lambda: None
+    )
+    fill(maintenance, spec, run_jobs)
+    assert spaces.active(spec, using="default") != former
+    PageExtra.objects.update(summary="salmon")
+    run_jobs()
+    assert list(search(PageExtra, "salmon")) == [extra]
+
+    Moody.refusing = {former.model: "salmon"}
+    spaces.reopen(former, using="default")
+    fill(maintenance, spec, run_jobs)
+
+    assert spaces.active(spec, using="default") == former
+    assert PageExtraEmbedding.objects.filter(space=former, passage="good").exists()
+    assert list(search(PageExtra, "good", mode=mode)) == []
+
+
+def test_search_does_not_hide_what_the_next_space_has_first_for_a_changed_recipe(
+    declare, extra, run_jobs
+):
+    """The text is not newer, and the active model, which is down or refuses it, may be gone."""
+    former = spaces.active(specs.get("app.PageExtraEmbedding"), using="default")
+    PageExtraEmbedding.objects.update(chunk_digest=b"another", text_digest=b"of another recipe")
+    declare("new")
+    spec = specs.get("app.PageExtraEmbedding")
+    spaces.ensure(spec, using="default")
+    Moody.refusing = {former.model: "good"}
+    reconcile_deeply(spec.key)
+    run_jobs()
+
+    assert PageExtraEmbedding.objects.filter(space__model="new", passage="good").exists()
+    assert Job.objects.get(status="failed").kind == "reconciler"
+    assert list(search(PageExtra, "good", mode="lexical")) == [extra]
+
+
+def test_chunks_that_are_only_embedded_anew_are_not_marked_as_of_a_former_text(
+    declare, extra, run_jobs
+):
+    spec = specs.get("app.PageExtraEmbedding")
+    former = spaces.active(spec, using="default")
+    declare("new")
+    spaces.ensure(spec, using="default")
+    Moody.refusing = {former.model: "good"}
+    assert reembed(spec, [str(extra.pk)], using="default").enqueued == 1
+    run_jobs()
+
+    assert Job.objects.filter(status="failed").count() == 1
+    both = PageExtraEmbedding.objects.order_by("space_id")
+    assert [bytes(one.text_digest) for one in both] == [spec.text_digest("good")] * 2
 
 
 def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
