@@ -67,5 +67,7 @@ class HandlingPipeline(Pipeline):
         for _ in range(len(self._done)):
             unit = self._done.popleft()
             unit.is_planned = True
-            unit.planned_spaces = {space.pk for space in self.live.of(unit.spec)}
+            unit.planned_spaces = {
+                (space.pk, space.retired_at) for space in self.live.of(unit.spec)
+            }
             self.holding.look_at(unit)

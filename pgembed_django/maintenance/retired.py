@@ -23,7 +23,8 @@ def prune(
     if not indexes.drop(spec, space, using=using):
         return False
     # A row is covered by its first chunk. So if the space is reopened in the middle of this, the
-    # rows that have lost chunks are gaps.
+    # rows that have lost chunks are gaps. A unit that has counted on them since before cannot
+    # store the first chunk alone: see ``spaces.reopen``.
     for first_only in (True, False):
         last: int | None = 0
         while last is not None:

@@ -117,9 +117,11 @@ def _store_apart(
 
 
 def _planned_without_a_space(
-    units: Sequence[Unit], live: defaultdict[str, dict[int, str]]
+    units: Sequence[Unit], live: defaultdict[str, dict[int, spaces.LiveState]]
 ) -> list[Unit]:
-    """Return the units without a space that was opened, or activated, after they were planned.
+    """Return the units without a space that was opened or activated after they were planned.
+
+    A space that was retired and reopened after they were planned counts as opened.
 
     Also those whose spaces are all gone. Completing them would leave a gap or a stale text in a
     space that may be searched by now; after a flush of the database it would leave the row to the
@@ -129,10 +131,10 @@ def _planned_without_a_space(
 
     def is_for(unit: Unit) -> bool:
         present = live[unit.spec.key]
-        searched = {key for key, state in present.items() if state == Space.State.ACTIVE}
+        searched = {key for key, one in present.items() if one.state == Space.State.ACTIVE}
         return (
             bool(present)
-            and present.keys() <= unit.planned_spaces
+            and {(key, one.retired_at) for key, one in present.items()} <= unit.planned_spaces
             and not searched & unit.dropped_spaces
         )
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 from pgembed_django.chunkers import Chunk
@@ -45,7 +46,8 @@ class Unit:
     spec: Spec
     started: float
     parts: list[Part] = field(default_factory=list)
-    planned_spaces: set[int] = field(default_factory=set)
+    planned_spaces: set[tuple[int, datetime | None]] = field(default_factory=set)
+    """The spaces that were live then, each with the time at which it was last retired."""
     dropped_spaces: set[int] = field(default_factory=set)
     """The building spaces among those that it is stored without, as their model refuses or is down.
     """

@@ -13,6 +13,7 @@ from pgembed_django.spaces.coverage import (
     lost_by_switching,
 )
 from pgembed_django.spaces.living import (
+    LiveState,
     active,
     ask_for_weights,
     ask_live_states,
@@ -41,6 +42,7 @@ from pgembed_django.spaces.switching import (
 __all__ = [
     "FOUND",
     "Coverage",
+    "LiveState",
     "LookedUp",
     "activate",
     "active",

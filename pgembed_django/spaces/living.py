@@ -8,6 +8,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime
+from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
@@ -36,11 +38,18 @@ LIVE = (Space.State.ACTIVE, Space.State.BUILDING)
 
 # Runs for each batch that is stored, and the ORM would take longer to compile it than to run it.
 LIVE_STATES = """
-    SELECT spec, id, state
+    SELECT spec, id, state, retired_at
     FROM pgembed_space
     WHERE spec = ANY(%(specs)s)
       AND state = ANY(%(states)s)
 """
+
+
+class LiveState(NamedTuple):
+    """Whether a live space is searched, and when it was last retired, if it was ever reopened."""
+
+    state: str
+    retired_at: datetime | None
 
 
 def live(spec: Spec, *, using: str) -> list[Space]:
@@ -70,7 +79,7 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
 
 def ask_live_states(
     specs: Iterable[Spec], *, using: str
-) -> database.Read[defaultdict[str, dict[int, str]]]:
+) -> database.Read[defaultdict[str, dict[int, LiveState]]]:
     """Send the query for the states of live spaces, and return a function that reads the answer.
 
     It returns the states by spec key and space id.
@@ -78,10 +87,10 @@ def ask_live_states(
     wanted = {"specs": [spec.key for spec in specs], "states": [state.value for state in LIVE]}
     read = database.send_prepared(using, LIVE_STATES, **wanted)
 
-    def read_states() -> defaultdict[str, dict[int, str]]:
-        found: defaultdict[str, dict[int, str]] = defaultdict(dict)
-        for key, space_id, state in read():
-            found[key][space_id] = state
+    def read_states() -> defaultdict[str, dict[int, LiveState]]:
+        found: defaultdict[str, dict[int, LiveState]] = defaultdict(dict)
+        for key, space_id, *state in read():
+            found[key][space_id] = LiveState(*state)
         return found
 
     return read_states

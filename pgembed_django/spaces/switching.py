@@ -99,6 +99,9 @@ def reopen(space: Space, *, using: str) -> Space | None:
     If its vectors are pruned, a new space with another number replaces it, because some vectors
     may still be there. Returns the space that is building. None: this one is not retired, or was
     replaced before.
+
+    It keeps the time at which it was retired, so that units that were planned before then are
+    planned again: chunks that they count on may have been pruned meanwhile.
     """
     every = Space.objects.using(using)
     with transaction.atomic(using=using):
@@ -107,7 +110,7 @@ def reopen(space: Space, *, using: str) -> Space | None:
             return None
         cancel(space.spec, using=using)
         if retired.pruned_at is None:
-            every.filter(pk=space.pk).update(state=Space.State.BUILDING, retired_at=None)
+            every.filter(pk=space.pk).update(state=Space.State.BUILDING)
             return retired
         made = {name: getattr(retired, name) for name in MADE_BY}
         begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pgembed_django import conf, jobs, search, spaces, specs
+from pgembed_django import conf, jobs, search, spaces, specs, store
 from pgembed_django.maintenance import Maintenance, reconcile, retired
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.reembedding import reembed
@@ -503,6 +503,30 @@ def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
     assert spaces.active(spec, using="default") == former
     found = ArticleCommentEmbedding.objects.filter(space=former)
     assert set(found.values_list("passage", flat=True)) == before
+
+
+def test_a_unit_that_is_held_while_its_space_is_pruned_and_reopened_loses_no_chunk(
+    declare, comment, run_jobs, make_worker
+):
+    run_jobs()
+    spec = specs.get("app.ArticleCommentEmbedding")
+    declare("new")
+    _, space = spaces.ensure(spec, using="default")
+    reconcile.reconcile_once(spec, using="default")
+    run_jobs()
+    ArticleComment.objects.update(text=comment.text.replace(WORDS[0], "aardvark"))
+    worker = make_worker()
+    worker.step()  # it counts on the chunks that have not changed
+
+    spaces.cancel(spec.key, using="default")
+    for first_only in (True, False):
+        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
+    assert spaces.reopen(space, using="default") == space
+    for _ in range(6):
+        worker.step()
+
+    found = ArticleCommentEmbedding.objects.filter(space=space, embedding__isnull=False)
+    assert found.count() == len(WORDS)
 
 
 def fill(maintenance: Maintenance, spec: specs.Spec, run_jobs: Callable[[], object]) -> None:
