@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import database, faults, jobs, store
+from pgembed_django import database, faults, jobs, spaces, store
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import Aside
@@ -127,8 +127,13 @@ class Staging:
         try:
             # Waiting for a table while holding jobs would block their writers, or deadlock.
             with database.giving_way(using, wait=database.BRIEFLY):
+                live = spaces.ask_live_states([spec], using=using)()[spec.key]
                 held = jobs.hold({unit.claim for unit, _ in parts}, using=using)
-                ours = [(unit, part) for unit, part in parts if unit.claim.id in held.ours]
+                ours = [
+                    (unit, part)
+                    for unit, part in parts
+                    if unit.claim.id in held.ours and part.is_live(live)
+                ]
                 if ours:
                     write.run(spec, ours, using)
         except DatabaseError as error:

@@ -141,19 +141,23 @@ def _planned_without_a_space(
     return [unit for unit in units if not unit.is_gone and not is_for(unit)]
 
 
-def _apply(spec: Spec, units: Sequence[Unit], live: Collection[int], *, using: str) -> None:
-    """Store the parts of units in live spaces. A retired one may be pruned already."""
+def _apply(
+    spec: Spec, units: Sequence[Unit], live: Mapping[int, spaces.LiveState], *, using: str
+) -> None:
+    """Store the parts of units in live spaces."""
     changes = [
         unit.change(part)
         for unit in units
         for part in unit.parts
-        if not part.plan.is_fresh and part.space.pk in live
+        if not part.plan.is_fresh and part.is_live(live)
     ]
     if changes:
         store.apply(spec, changes, using=using)
 
 
-def _write(spec: Spec, units: Sequence[Unit], live: Collection[int], *, using: str) -> None:
+def _write(
+    spec: Spec, units: Sequence[Unit], live: Mapping[int, spaces.LiveState], *, using: str
+) -> None:
     gone = [unit.claim.source_pk for unit in units if unit.is_gone]
     if gone:
         store.forget(spec, gone, using=using)

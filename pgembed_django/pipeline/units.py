@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +16,7 @@ from pgembed_django.models import Space
 from pgembed_django.plan import Plan
 from pgembed_django.pool import Outcomes, Pool
 from pgembed_django.providers.base import Embedded
+from pgembed_django.spaces import LiveState
 from pgembed_django.specs import Spec
 from pgembed_django.store import Change
 
@@ -31,6 +32,15 @@ class Part:
     has_waiting_text: bool = False
     """Its text is stored, its vectors are not yet."""
     is_staged: bool = False
+
+    def is_live(self, live: Mapping[int, LiveState]) -> bool:
+        """Whether its space is still kept fresh, and was all the time.
+
+        A retired space may be pruned already. Chunks that the plan keeps may be gone from one that
+        was reopened.
+        """
+        now = live.get(self.space.pk)
+        return now is not None and now.retired_at == self.space.retired_at
 
     @property
     def lacks_text(self) -> bool:

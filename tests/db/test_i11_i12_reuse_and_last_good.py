@@ -529,6 +529,33 @@ def test_a_unit_that_is_held_while_its_space_is_pruned_and_reopened_loses_no_chu
     assert found.count() == len(WORDS)
 
 
+def test_a_row_that_fails_while_a_space_is_pruned_and_reopened_is_not_stored_there_in_part(
+    declare, comment, run_jobs, make_worker
+):
+    declare("old")
+    run_jobs()
+    spec = specs.get("app.ArticleCommentEmbedding")
+    former = spaces.active(spec, using="default")
+    declare("new")
+    _, space = spaces.ensure(spec, using="default")
+    reconcile.reconcile_once(spec, using="default")
+    run_jobs()
+    Moody.refusing = {former.model: "aardvark"}
+    ArticleComment.objects.update(text=comment.text.replace(WORDS[0], "aardvark"))
+    worker = make_worker()
+    worker.step()  # it counts on the chunks that have not changed
+
+    spaces.cancel(spec.key, using="default")
+    for first_only in (True, False):
+        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
+    assert spaces.reopen(space, using="default") == space
+    for _ in range(6):
+        worker.step()
+
+    assert Job.objects.filter(status="failed").count() == 1
+    assert not ArticleCommentEmbedding.objects.filter(space=space, position=0).exists()
+
+
 def fill(maintenance: Maintenance, spec: specs.Spec, run_jobs: Callable[[], object]) -> None:
     spaces.ensure(spec, using="default")
     for _ in range(3):

@@ -53,6 +53,26 @@ def test_what_is_written_while_the_active_model_is_down_is_stored_in_the_next_sp
     assert list(waiting.values_list("attempts", "last_error")) == [(0, "connection refused")] * 5
 
 
+@pytest.mark.parametrize("fault", ["down", "refusing"])
+def test_nothing_is_stored_in_a_space_that_is_pruned_while_the_active_model_fails(
+    swap, make_worker, fault
+):
+    if fault == "down":
+        Moody.down = {"old"}
+    else:
+        Moody.refusing = {"old": "salmon"}
+    Note.objects.update(body="salmon")
+    worker = make_worker()
+    worker.step()  # it is planned for both
+
+    spaces.cancel(NOTE, using="default")
+    assert spaces.mark_pruned(swap, using="default")  # it has no vectors yet
+    run(worker)
+
+    assert not NoteEmbedding.objects.filter(space=swap).exists()
+    assert texts("old") == {f"trout {number}" for number in range(5)}
+
+
 def test_it_is_embedded_once_however_long_the_active_model_is_down(swap, make_worker, clock):
     Moody.down = {"old"}
     note = Note.objects.first()
