@@ -21,12 +21,15 @@ import psycopg
 from benchmarks import compare, postgres
 from benchmarks.compare import Bar, Comparison, Figures
 from benchmarks.peers import redis
-from benchmarks.queue.handler import AT_ONCE, SLEEP_SECONDS
+from benchmarks.queue.handler import AT_ONCE, BATCH, SLEEP_SECONDS
 
 JOBS = 100_000
 SECONDS = 8.0
 LIMIT = AT_ONCE / (sum(SLEEP_SECONDS) / 2)
 """Jobs a second that the sleeping handlers allow at most."""
+
+MOST_HELD = 10 * BATCH
+"""How many jobs ours may hold at once: claimed, being handled, and waiting to be completed."""
 
 CELERY = "Celery with Redis"
 OURS, BARE, NO_QUEUE = "ours", "bare claim and delete", "no queue: threads alone"
@@ -95,7 +98,9 @@ def drain(name: str, handler: str, options: argparse.Namespace) -> Figures:
         [written] = own.execute(
             "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), %s)", [before]
         ).fetchone()
-    found = json.loads(told.stdout.splitlines()[-1])
+        found = json.loads(told.stdout.splitlines()[-1])
+        if name == OURS:
+            _check_that_they_complete(own)
     thousands = found["jobs"] / 1000
     figures = {"jobs/s": found["jobs/s"]}
     if handler == "sleep":
@@ -104,3 +109,14 @@ def drain(name: str, handler: str, options: argparse.Namespace) -> Figures:
         "CPU s per 1,000": found["CPU s"] / thousands,
         "WAL kB per 1,000": float(written) / 1000 / thousands,
     }
+
+
+def _check_that_they_complete(own: psycopg.Connection) -> None:
+    """What is counted is handled. It must not be given back, nor kept, instead of completed.
+
+    Raises:
+        RuntimeError: more jobs are held than a worker at work would hold.
+    """
+    [held] = own.execute("SELECT count(*) FROM pgembed_job WHERE status = 'running'").fetchone()
+    if held > MOST_HELD:
+        raise RuntimeError(f"{held} jobs are handled or claimed, and not completed.")

@@ -95,7 +95,7 @@ def test_chaos(tmp_path: Path) -> None:
 
 
 def test_queue(tmp_path: Path) -> None:
-    few = ("--jobs", "300", "--seconds", "2", "--only")
+    few = ("--jobs", "2000", "--seconds", "4", "--only")
 
     sleeping, idle = run("queue", "--counts-only", *few, folder=tmp_path).values()
 
