@@ -33,6 +33,9 @@ def prune(
             last = store.prune(
                 spec, space.pk, after=last, limit=CHUNKS, first_only=first_only, using=using
             )
+    while store.prune_staged(spec, space.pk, limit=CHUNKS, using=using):
+        if is_stopping():
+            return False
     is_pruned = spaces.mark_pruned(space, using=using)
     if is_pruned:
         events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))

@@ -20,6 +20,7 @@ from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
 from pgembed_django.specs import Spec
 from pgembed_django.store import statements
+from pgembed_django.store.staged import prune_staged as prune_staged
 from pgembed_django.store.staged import rename as rename
 from pgembed_django.store.staged import stage as stage
 from pgembed_django.store.staged import unstage as unstage

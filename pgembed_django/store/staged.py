@@ -39,6 +39,28 @@ UNSTAGE_ALL = """
     WHERE spec = %(spec)s
 """
 
+# SKIP LOCKED: rows that an open transaction has locked are being deleted by that one.
+PRUNE_STAGED = """
+    DELETE FROM pgembed_staging
+    WHERE id = ANY(ARRAY(
+        SELECT id
+        FROM pgembed_staging
+        WHERE spec = %(spec)s
+          AND space_id = %(space)s
+          -- Somebody may have reopened it: then it is being filled again.
+          AND EXISTS (
+              SELECT
+              FROM pgembed_space
+              WHERE pgembed_space.id = %(space)s
+                AND state = 'retired'
+              FOR SHARE
+          )
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING id
+"""
+
 RENAME_STAGED = """
     WITH former AS (
         DELETE FROM pgembed_staging
@@ -79,6 +101,11 @@ def unstage(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
 def unstage_all(spec: str, *, using: str) -> None:
     """Delete the staged vectors of a spec that is gone."""
     send(using, UNSTAGE_ALL, spec=spec)
+
+
+def prune_staged(spec: Spec, space_id: int, *, limit: int, using: str) -> bool:
+    """Delete a small batch of what is staged for a retired space. Return whether any was left."""
+    return bool(send(using, PRUNE_STAGED, spec=spec.key, space=space_id, limit=limit)())
 
 
 def rename(old: str, new: str, *, using: str) -> None:

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import conf, providers, spaces, specs, status, store
 from pgembed_django.database import locks
 from pgembed_django.maintenance import Maintenance, laps, reconcile
-from pgembed_django.models import Job, Space, Worker
+from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -278,12 +278,17 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
         with override_settings(PGEMBED_INDEX_ROWS=1):
             indexes.build(spec, old, using="default")
         maintain().build()
+        StagedVector.objects.bulk_create(
+            StagedVector(spec=spec.key, source_pk="1", space=one, chunk_digest=b"", embedding=[1])
+            for one in [*spaces.live(spec, using="default"), old]
+        )
 
         maintain(retired_seconds=3600).prune_spaces()
         assert ArticleEmbedding.objects.filter(space=old).exists()
         maintain(retired_seconds=0).prune_spaces()
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
+    assert StagedVector.objects.get().space == spaces.active(spec, using="default")
     assert vector_indexes(old) == []
     assert ArticleEmbedding.objects.exists()
     assert Space.objects.get(pk=old.pk).pruned_at is not None
