@@ -70,6 +70,8 @@ class Staging:
         tried: Parts = []
         known = len(self.holding.to_stage)
         for one in self.holding.to_stage:
+            if one[0].is_stored:
+                continue  # in this round, in which the last of its vectors came
             (later if one[0].spec in self._locked else tried).append(one)
         if not tried:
             return False

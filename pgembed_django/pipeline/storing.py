@@ -182,6 +182,8 @@ class Storing:
 
     def _hand_out(self, units: Sequence[Unit], done: Completion) -> tuple[bool, Collection[Unit]]:
         """Let go of stored units. Returns whether there were any, and those left."""
+        for unit in (*done.units, *done.outdated):
+            unit.is_stored = True
         for unit in done.outdated:
             self.holding.release(unit)
             self.live.outdate()

@@ -72,6 +72,8 @@ class Unit:
     is_blocked: bool = False
     """The last try could not store it: an open writer has locked its job or table."""
 
+    is_stored: bool = False
+    """What it had is stored, whether its job is completed or given back."""
     is_set_aside: bool = False
     """It is given back because its spec was set aside."""
 

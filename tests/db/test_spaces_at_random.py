@@ -1,14 +1,17 @@
 """Writes, moods of models and changes of mind, in any order.
 
-Meanwhile no vector is in a space of another model's, or of a row that is gone. Once all models
-are well again, every row is found by its text, and nothing is left to do.
+Meanwhile no vector is in a space of another model's, or of a row that is gone, and no row that
+looks covered lacks a chunk. Once all models are well again, every row is found by its text, and
+nothing is left to do.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -16,7 +19,7 @@ import numpy as np
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import conf, jobs, spaces, specs
+from pgembed_django import conf, jobs, spaces, specs, store
 from pgembed_django.exceptions import (
     InputRefused,
     ProviderError,
@@ -25,15 +28,17 @@ from pgembed_django.exceptions import (
 )
 from pgembed_django.maintenance import Maintenance, laps, reconcile
 from pgembed_django.models import Job, Space, StagedVector
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline import Pipeline, chunking
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
+from pgembed_django.reembedding import reembed
+from pgembed_django.specs import Spec
 from tests import played
-from tests.app.models import Note, NoteEmbedding
+from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 
 pytestmark = pytest.mark.django_db
 
-NOTE = "app.NoteEmbedding"
+COMMENT = "app.ArticleCommentEmbedding"
 MODELS = ["one", "two", "three"]
 WORDS = ["trout", "salmon", "pike", "carp", "eel", "perch"]
 STEPS = 200
@@ -63,6 +68,7 @@ class Moody(DeterministicProvider):
         cls.words = {}
 
 
+@functools.cache
 def vector(model: str, digest: str, text: str) -> Any:
     provider = DeterministicProvider(alias="", model=f"{model} {digest}", dimensions=64)
     [made] = provider.embed_batch([text])
@@ -88,14 +94,16 @@ class World:
             "batch_size": self.random.choice([1, 2, 8]),
             "concurrency": self.random.choice([1, 2]),
         }
-        self.spec = specs.get(NOTE)
+        self.spec = specs.get(COMMENT)
+        self._article = Article.objects.create(title="not embedded")
+        self._pruning: Iterator[None] = iter(())
         self._declare("one")
         self._ids = itertools.count(1)
         self._workers: dict[int, Pipeline] = {}
         self._start()
         self._start()
         self._maintenance = Maintenance(
-            {NOTE: self.spec}, using="default", settings=conf.current(), wake=lambda: None
+            {COMMENT: self.spec}, using="default", settings=conf.current(), wake=lambda: None
         )
         self.actions: dict[Callable[[], object], int] = {
             self._create: 6,
@@ -108,7 +116,10 @@ class World:
             self._maintenance.build: 3,
             self._change_model: 2,
             self._pull_again: 3,
-            self._change_mind: 2,
+            self._change_mind: 4,
+            self._prune: 5,
+            self._reembed: 1,
+            self._retry: 1,
             self._change_mood: 2,
             self._go_down_or_up: 2,
             self._stop_one: 1,
@@ -128,18 +139,20 @@ class World:
         for space in [*building, active]:
             Moody.weights[space.model] = space.model_digest
         if any(space.model == active.model for space in building):
-            spaces.cancel(NOTE, using="default")  # its weights are gone for good
+            spaces.cancel(COMMENT, using="default")  # its weights are gone for good
         self._declare(active.model)
         self._notice()
         for _ in range(12):
-            failed = Job.objects.filter(status="failed", settled_at=None)
-            jobs.retry_failed(failed.values_list("pk", flat=True), using="default")
+            self._retry()
             reconcile.reconcile_once(self.spec, using="default", sweeps=laps.ALL_SWEEPS)
             self._let_time_pass(100)
             for worker in self._workers.values():
                 while worker.step():
                     pass
             self._maintenance.build()
+        for space in Space.objects.filter(spec=COMMENT, state="retired", pruned_at=None):
+            for _ in self._prune_slowly(space):
+                pass
 
     def _start(self) -> None:
         worker_id = next(self._ids)
@@ -160,20 +173,23 @@ class World:
             worker.claim()
 
     def _text(self) -> str:
-        return " ".join(self.random.choices(WORDS, k=self.random.randint(1, 3)))
+        words = self.random.choices(WORDS, k=self.random.randint(1, 5))
+        return "\n\n".join(f"The {word} sleeps." for word in words)  # a chunk each
 
     def _one(self) -> Any:
-        keys = Note.objects.order_by("body").values_list("pk", flat=True)
-        return Note.objects.filter(pk=self.random.choice([*keys, None]))
+        return ArticleComment.objects.filter(pk=self.random.choice([*self._keys(), None]))
+
+    def _keys(self) -> Any:
+        return ArticleComment.objects.order_by("text").values_list("pk", flat=True)
 
     def _create(self) -> None:
-        Note.objects.create(body=self._text())
+        ArticleComment.objects.create(article=self._article, text=self._text())
 
     def _update(self) -> None:
-        self._one().update(body=self._text())
+        self._one().update(text=self._text())
 
     def _update_all(self) -> None:
-        Note.objects.update(body=self._text())
+        ArticleComment.objects.update(text=self._text())
 
     def _delete(self) -> None:
         self._one().delete()
@@ -196,16 +212,47 @@ class World:
         self._notice()
 
     def _change_mind(self) -> None:
-        of_spec = Space.objects.filter(spec=NOTE).order_by("pk")
+        of_spec = Space.objects.filter(spec=COMMENT).order_by("pk")
         building, retired = of_spec.filter(state="building"), of_spec.filter(state="retired")
         match self.random.choice(["cancel", "activate", "reopen"]):
             case "cancel":
-                spaces.cancel(NOTE, using="default")
+                spaces.cancel(COMMENT, using="default")
             case "activate" if building:
                 spaces.activate(building[0], using="default", is_partial=True)
             case "reopen" if retired:
-                spaces.reopen(retired[0], using="default")
-        self._notice()
+                spaces.reopen(self.random.choice(retired), using="default")
+        if self.random.random() < 0.5:
+            self._notice()
+
+    def _prune(self) -> None:
+        """Go on with a space, by a few chunks, as a worker does beside others."""
+        unpruned = Space.objects.filter(spec=COMMENT, state="retired", pruned_at=None)
+        if next(self._pruning, "done") and unpruned:
+            self._pruning = self._prune_slowly(self.random.choice(unpruned.order_by("pk")))
+
+    def _prune_slowly(self, space: Space) -> Iterator[None]:
+        for first_only in (True, False):
+            after: int | None = 0
+            while after is not None:
+                after = store.prune(
+                    self.spec,
+                    space.pk,
+                    after=after,
+                    limit=self.random.choice([1, 4, 16]),
+                    first_only=first_only,
+                    using="default",
+                )
+                yield
+        store.prune_staged(self.spec, space.pk, limit=1000, using="default")
+        spaces.mark_pruned(space, using="default")
+
+    def _reembed(self) -> None:
+        keys = [str(key) for key in self._keys() if self.random.random() < 0.5]
+        reembed(self.spec, keys, using="default")
+
+    def _retry(self) -> None:
+        failed = Job.objects.filter(status="failed", settled_at=None)
+        jobs.retry_failed(failed.values_list("pk", flat=True), using="default")
 
     def _change_mood(self) -> None:
         error = self.random.choice([InputRefused, ProviderError, ProviderLost])
@@ -238,28 +285,55 @@ def make_world(settings, clock, make_worker) -> Iterator[Callable[[int], World]]
 
 
 def expect_no_mixture(after: Sequence[str]) -> None:
-    rows = set(Note.objects.values_list("pk", flat=True))
-    for chunk in NoteEmbedding.objects.select_related("space").exclude(embedding=None):
+    rows = set(ArticleComment.objects.values_list("pk", flat=True))
+    chunks = ArticleCommentEmbedding.objects.select_related("space")
+    for chunk in chunks.exclude(embedding=None):
         space = chunk.space
         wanted = vector(space.model, space.model_digest, chunk.passage)
         assert chunk.source_id in rows, after
+        assert space.pruned_at is None, (space, after)
         assert np.allclose(chunk.embedding, wanted, atol=1e-3), (space, chunk.passage, after)
 
 
+def expect_whole_rows(spec: Spec, after: Sequence[str]) -> None:
+    """Expect all chunks of each row that is done, if its first one is of its text."""
+    found = defaultdict(list)
+    chunks = ArticleCommentEmbedding.objects.filter(space__state__in=["active", "building"])
+    for chunk in chunks.select_related("source").order_by("position"):
+        found[chunk.source, chunk.space_id].append(chunk)
+    undone = Job.objects.filter(spec=COMMENT, settled_at=None).exclude(status="succeeded")
+    keys = set(undone.values_list("source_pk", flat=True))
+    for (row, space_id), stored in found.items():
+        first = stored[0]
+        covers = first.position == 0 and first.text_digest == spec.text_digest(row.text)
+        if covers and str(row.pk) not in keys:
+            assert passages(stored) == cut(spec, row.text), (space_id, row.pk, after)
+
+
+def passages(chunks: Iterable[Any]) -> list[str]:
+    return [chunk.passage for chunk in chunks]
+
+
+def cut(spec: Spec, text: str) -> list[str]:
+    return [chunk.text for chunk in chunking.split(spec.chunker, text)]
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_mixed_or_left_over(make_world, seed):
+def test_nothing_is_mixed_cut_short_or_left_over(make_world, seed):
     world = make_world(seed)
     history = []
     for _ in range(STEPS):
         history.append(world.step())
         expect_no_mixture(history[-6:])
+        expect_whole_rows(world.spec, history[-6:])
 
     world.settle()
 
     active = spaces.active(world.spec, using="default")
-    found = NoteEmbedding.objects.filter(space=active, embedding__isnull=False)
-    texts = dict(found.values_list("source_id", "passage"))
-    assert texts == dict(Note.objects.values_list("pk", "body"))
+    for row in ArticleComment.objects.all():
+        found = ArticleCommentEmbedding.objects.filter(space=active, source=row)
+        found = found.exclude(embedding=None).order_by("position")
+        assert passages(found) == cut(world.spec, row.text)
     assert not Job.objects.filter(status__in=["pending", "running"]).exists()
     assert not Job.objects.filter(status="failed", settled_at=None).exists()
     assert not StagedVector.objects.exists()

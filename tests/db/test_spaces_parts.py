@@ -15,7 +15,7 @@ from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.spaces import switching
-from tests.app.models import Note, NoteEmbedding
+from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, Note, NoteEmbedding
 from tests.providers import Moody
 
 pytestmark = pytest.mark.django_db
@@ -281,6 +281,23 @@ def test_nothing_is_stored_in_a_space_that_was_retired_since_it_was_planned(swap
 
     assert "salmon" in texts("old")
     assert not NoteEmbedding.objects.filter(space=swap)
+
+
+def test_what_is_kept_of_a_row_whose_job_is_given_back_is_stored_once(swap, make_worker):
+    """A second time is refused, but only as it commits: chunks may change places."""
+    article = Article.objects.create(title="not embedded")
+    ArticleComment.objects.create(article=article, text="The pike sleeps.\n\nThe carp sleeps.")
+    worker = make_worker()
+    worker.step()  # both chunks are in one batch
+    spec = specs.get("app.ArticleCommentEmbedding")
+    spaces.cancel(spec.key, using="default")
+    for space in Space.objects.filter(spec=spec.key, state="retired"):
+        spaces.reopen(space, using="default")
+
+    worker.step()
+
+    assert Job.objects.get(spec=spec.key).claims == 2
+    assert ArticleCommentEmbedding.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
