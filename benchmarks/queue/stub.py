@@ -34,6 +34,7 @@ class HandlingPipeline(Pipeline):
         """Settle the jobs that have been handled, and claim the next ones."""
         self._hand_in()
         moved = self.storing.step()
+        self.holding.end_jobs()  # none: all that is handled completes
         if claim and self._todo.qsize() < BATCH:
             self.live.read_if_old()
             claims = self.claiming.claim_up_to(BATCH)
