@@ -142,10 +142,15 @@ def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
 def mark_pruned(space: Space, *, using: str) -> bool:
     """Note that a retired space's vectors are deleted. Its row stays, to keep its number in use.
 
-    Returns False if it has been reopened.
+    Returns False if it has been reopened, even if it was retired again since then.
     """
     retired = Space.objects.using(using).filter(pk=space.pk, state=Space.State.RETIRED)
-    return bool(retired.update(pruned_at=Now()))
+    with transaction.atomic(using=using):
+        found = retired.select_for_update().first()
+        if found is None or found.retired_at != space.retired_at:
+            return False
+        retired.update(pruned_at=Now())
+        return True
 
 
 def forget(spec_key: str, *, using: str) -> None:

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import conf, providers, spaces, specs, status, store
 from pgembed_django.database import locks
 from pgembed_django.maintenance import Maintenance, laps, reconcile
+from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.live import READ_SECONDS
@@ -350,6 +351,31 @@ def test_a_pruned_space_is_begun_anew_once(retired, maintain, fill, is_full):
     retired.refresh_from_db()
     assert spaces.renewed(retired, using="default") == begun
     assert spaces.renewed(begun, using="default") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_space_that_was_reopened_while_it_was_pruned_is_not_taken_for_pruned_once_it_is_retired(
+    spec, retired, monkeypatch
+):
+    """A pass over a space that is not retired ends at once, and finds nothing to delete."""
+    prune = store.prune
+
+    def reopened_meanwhile(*arguments, first_only, **options):
+        if first_only:
+            spaces.reopen(retired, using="default")
+        last = prune(*arguments, first_only=first_only, **options)
+        if not first_only:
+            spaces.cancel(spec.key, using="default")
+        return last
+
+    monkeypatch.setattr(store, "prune", reopened_meanwhile)
+    assert not pruning.prune(spec, retired, using="default")
+    monkeypatch.undo()
+
+    retired.refresh_from_db()
+    assert (retired.state, retired.pruned_at) == ("retired", None)
+    assert pruning.prune(spec, retired, using="default")
+    assert not ArticleEmbedding.objects.filter(space=retired).exists()
 
 
 @pytest.mark.django_db

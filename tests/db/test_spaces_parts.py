@@ -66,6 +66,7 @@ def test_nothing_is_stored_in_a_space_that_is_pruned_while_the_active_model_fail
     worker.step()  # it is planned for both
 
     spaces.cancel(NOTE, using="default")
+    swap.refresh_from_db()
     assert spaces.mark_pruned(swap, using="default")  # it has no vectors yet
     run(worker)
 
