@@ -123,9 +123,11 @@ def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
     try:
         conditions.compiled(spec.when, model=spec.model, row="new")
     except conditions.UNWRITABLE as error:
+        # A ValidationError's own text is the repr of a list.
+        reason = " ".join(getattr(error, "messages", [str(error)]))
         yield _error(
             spec,
-            f"its condition cannot be written as SQL: {error}",
+            f"its condition cannot be written as SQL: {reason}",
             hint="Compare the model's own columns with constants of their types.",
             id="pgembed.E006",
         )

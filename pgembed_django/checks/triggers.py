@@ -9,7 +9,8 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004
 from django.db import ProgrammingError, transaction
 from django.db.migrations.executor import MigrationExecutor
 
-from pgembed_django import specs, triggers
+from pgembed_django import conditions, specs, triggers
+from pgembed_django.specs import Spec
 
 
 def check_triggers(connection: Any) -> Iterator[CheckMessage]:
@@ -18,7 +19,7 @@ def check_triggers(connection: Any) -> Iterator[CheckMessage]:
     Yields nothing while migrations have yet to run: they may install the triggers.
     """
     alias = connection.alias
-    written = {spec.key: spec for spec in specs.written_to(alias)}
+    written = {spec.key: spec for spec in specs.written_to(alias) if _is_writable(spec)}
     try:
         with transaction.atomic(using=alias):
             found = triggers.amiss(written, using=alias)
@@ -35,6 +36,14 @@ def check_triggers(connection: Any) -> Iterator[CheckMessage]:
             hint=_remedy(states),
             id="pgembed.W006",
         )
+
+
+def _is_writable(spec: Spec) -> bool:
+    try:
+        conditions.compiled(spec.when, model=spec.model, row="new")
+    except conditions.UNWRITABLE:
+        return False  # check_declarations reports it
+    return True
 
 
 def _told(states: Mapping[str, int]) -> str:

@@ -312,6 +312,7 @@ def test_a_condition_that_sql_cannot_say_is_named(when):
 
     assert message.id == "pgembed.E006"
     assert message.msg.startswith("@embeddable on Thing: its condition cannot be written as SQL: ")
+    assert "['" not in message.msg
 
 
 @pytest.mark.parametrize(
