@@ -16,6 +16,7 @@ from django.db import (
 )
 
 from pgembed_django import conf, database, postgres, specs
+from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
 
 # The second column: read-only for good, as on a replica or if the client asked for it.
@@ -98,6 +99,24 @@ class EmbedCommand(StoppableCommand):
                 "Run it as one that sees all: ALTER ROLE … BYPASSRLS.",
                 returncode=CANNOT_START,
             )
+
+    def refuse_missing_tables(
+        self, chosen: Iterable[specs.Spec], *, using: str
+    ) -> dict[specs.Spec, str]:
+        """Raise if a spec has no table because nobody has migrated yet.
+
+        Returns the specs whose table newer code has renamed or dropped, each with its migration.
+        """
+        missing = specs.without_table(chosen, using=using)
+        newer = {spec: newer_migration(spec, using=using) for spec in missing}
+        for spec in missing:
+            if not newer[spec]:
+                raise CommandError(
+                    f"The database {using!r} has no table for {spec}. "
+                    f"Run manage.py makemigrations and {migrate(using)}.",
+                    returncode=CANNOT_START,
+                )
+        return newer
 
     def chosen_database(
         self, alias: str | None, *, writes: bool = True, waits: bool = False

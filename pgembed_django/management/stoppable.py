@@ -22,6 +22,9 @@ INTERRUPTED = 130
 UNREAD = 141
 """The exit status of a command whose output pipe was closed, as in a shell."""
 
+NOT_AS_DECLARED = (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable)
+"""What a statement fails with before its table is migrated. All else may be a mistake of ours."""
+
 
 class StoppableCommand(BaseCommand):
     """A command that may be stopped by Ctrl-C, or whose output may be cut off by ``| head``."""
@@ -61,7 +64,7 @@ class StoppableCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command. Ctrl-C ends it with a message instead of a traceback.
 
-        So do a missing privilege, a missing table of ours and a lost connection.
+        So do a missing privilege, a table that is not as declared and a lost connection.
         """
         try:
             return super().execute(*args, **options)
@@ -82,7 +85,7 @@ class StoppableCommand(BaseCommand):
 
 
 def refused(error: BaseException | None) -> CommandError | None:
-    """Return the message for a missing privilege or a missing table of ours, else None."""
+    """Return the message for a missing privilege, table or column, else None."""
     if not isinstance(error, ProgrammingError):
         return None
     if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
@@ -95,5 +98,10 @@ def refused(error: BaseException | None) -> CommandError | None:
         return CommandError(
             f"A table or function of pgembed is not as this code expects: {faults.said(error)}. "
             "Run manage.py migrate with this code, or start it with the code that was migrated."
+        )
+    if isinstance(error.__cause__, NOT_AS_DECLARED):
+        return CommandError(
+            f"A table is not as this code declares it: {faults.said(error)}. "
+            "Run manage.py makemigrations and migrate, or start it with the code that was migrated."
         )
     return None

@@ -95,6 +95,7 @@ class Command(EmbedCommand):
         self._died: list[str] = []
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
+        self.refuse_missing_tables(chosen.values(), using=self.using)
         self.refuse_hidden_rows(chosen.values(), using=self.using)
         if options["dry_run"]:
             for spec in chosen.values():

@@ -42,6 +42,7 @@ class Command(EmbedCommand):
         sweeps = laps.ALL_SWEEPS if options["deep"] else laps.CHEAP_SWEEPS
         unfinished = []
         chosen = self.chosen_specs(options["specs"], using=using).values()
+        self.refuse_missing_tables(chosen, using=using)
         self.refuse_hidden_rows(chosen, using=using)
         for spec in chosen:
             if not spaces.live(spec, using=using):

@@ -13,11 +13,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 
-from pgembed_django import conf, database, events, specs, tracing
+from pgembed_django import conf, database, events, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management import reloading
-from pgembed_django.management.command import EmbedCommand, given, migrate, seconds, whole
-from pgembed_django.management.deploying import newer_migration
+from pgembed_django.management.command import EmbedCommand, given, seconds, whole
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
@@ -122,7 +121,7 @@ class Command(EmbedCommand):
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
         )
         self._log(options["verbosity"])
-        self._refuse_missing_tables(worker)
+        self._look_at_tables(worker)
         try:
             with ExitStack() as stack:
                 if options["autoreload"]:
@@ -187,7 +186,7 @@ class Command(EmbedCommand):
         if verbosity > 0:
             self.stdout.write(self.style.SUCCESS(text))
 
-    def _refuse_missing_tables(self, worker: Worker) -> None:
+    def _look_at_tables(self, worker: Worker) -> None:
         if database.rows(worker.using, "SELECT to_regtype('vector')") == [(None,)]:
             raise CommandError(
                 f"The database {worker.using!r} has no extension vector. Have it created: "
@@ -195,19 +194,11 @@ class Command(EmbedCommand):
                 "the role's search_path.",
                 returncode=CANNOT_START,
             )
-        missing = specs.without_table(worker.specs.values(), using=worker.using)
-        newer = {spec: newer_migration(spec, using=worker.using) for spec in missing}
-        for spec in missing:
-            if not newer[spec]:
-                raise CommandError(
-                    f"The database {worker.using!r} has no table for {spec}. "
-                    f"Run manage.py makemigrations and {migrate(worker.using)}.",
-                    returncode=CANNOT_START,
-                )
-        for spec in missing:
+        newer = self.refuse_missing_tables(worker.specs.values(), using=worker.using)
+        for spec, migration in newer.items():
             # In the middle of a deploy: work on the other specs, as running workers do too.
             reason = (
-                f"it has no table, and the migration {newer[spec]} is applied, and is not in this "
+                f"it has no table, and the migration {migration} is applied, and is not in this "
                 "code. Start a worker with the code that has it"
             )
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
