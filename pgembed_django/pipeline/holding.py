@@ -41,6 +41,8 @@ class Holding:
         self.to_stage: list[tuple[Unit, Part]] = []
         """Parts with vectors of units that need more batches, or are about to be given back."""
         self.tally = rollups.Tally()
+        self.failed = 0
+        """How many jobs have failed for good."""
         self._endings: deque[_QueuedEnd] = deque()
 
     def __contains__(self, unit: Unit) -> bool:
@@ -166,6 +168,7 @@ class Holding:
         if error is not None:
             self.tally.ended(claim.spec, ending)
         if ending is Ending.FAILED:
+            self.failed += 1
             events.tell(
                 events.JOB_FAILED,
                 about=claim,

@@ -88,6 +88,11 @@ class Worker:
         return len(self._pipeline.holding.units) if self._pipeline else 0
 
     @property
+    def failed(self) -> int:
+        """How many jobs have failed for good."""
+        return self._pipeline.holding.failed if self._pipeline else 0
+
+    @property
     def paused(self) -> dict[str, str]:
         """The providers that are down or paused by hand, and why."""
         return paused(self._pipeline) if self._pipeline else {}

@@ -12,6 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
+from django.db.models.functions import Now
 
 from pgembed_django import conf, database, events, tracing
 from pgembed_django.exceptions import PgembedError
@@ -168,17 +169,26 @@ class Command(EmbedCommand):
         return watches
 
     def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
-        pending = Job.objects.using(worker.using).filter(status=Job.Status.PENDING)
-        left = pending.filter(spec__in=worker.specs).count() if worker.drain else 0
-        is_idle = worker.drain and not (stored or left)
+        pending = Job.objects.using(worker.using).filter(
+            status=Job.Status.PENDING, spec__in=worker.specs
+        )
+        left = pending.count() if worker.drain else 0
+        is_idle = worker.drain and not (stored or left or worker.failed)
         text = "Nothing was waiting." if is_idle else f"{brought(stored)}."
+        if worker.failed:
+            text += f" {worker.failed:,} failed: manage.py embed_status says why."
         if left and (worker.paused or worker.aside):
             waited_for = ["a provider that is down"] * bool(worker.paused)
             waited_for += ["their tables to be as declared"] * bool(worker.aside)
             why = "; ".join(
                 f"{name}: {why}" for name, why in [*worker.paused.items(), *worker.aside.items()]
             )
-            raise CommandError(f"{text} {left:,} wait for {' or for '.join(waited_for)}. {why}")
+            backing_off = pending.filter(attempts__gt=0, run_at__gt=Now()).count()
+            if backing_off:
+                text += f" {backing_off:,} wait for their next attempt."
+            if others := left - backing_off:
+                text += f" {others:,} wait for {' or for '.join(waited_for)}."
+            raise CommandError(f"{text} {why}")
         if left:
             text += f" {left:,} wait for their next attempt, or for an open transaction."
         if worker.recycled_for:
