@@ -188,7 +188,7 @@ def _but(spec: SpecStatus) -> str:
 def _waiting(facts: Facts) -> str:
     if facts.spec.waiting:
         return f"{facts.spec.waiting} {_jobs(facts.spec.waiting)}"
-    return f"covered is {facts.coverage}"
+    return f"a search finds {facts.coverage}"
 
 
 def _changes(spec: SpecStatus) -> str:

@@ -116,6 +116,10 @@ def test_without_a_worker_it_is_degraded_and_stalled_once_something_waits(
     assert look().verdict.state == "stalled"
     assert "No worker is running: 1 job waits" in look().verdict.reason
 
+    Job.objects.filter(status="pending").delete()
+
+    assert "No worker is running: a search finds 50 % of 2 rows." in look().verdict.reason
+
 
 def test_a_silent_worker_does_not_count(look, make_article, run_jobs, live_worker):
     run_jobs()
