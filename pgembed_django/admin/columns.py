@@ -80,22 +80,24 @@ class JobColumns(ReadOnlyAdmin[Job]):
         return format_html('{}<a href="{}">{}</a>', shown, *link)
 
     @admin.display(description=gettext_lazy("worker"))
-    def worker(self, job: Job) -> str | None:
+    def worker(self, job: Job) -> str:
         """The worker that holds the job, or that held it when it last failed."""
         if job.worker_id:
             return f"#{job.worker_id}"
         if hasattr(job, "pgembed_worker"):
             last: str | None = job.pgembed_worker
-            return last
-        return _workers([job]).get(_unit(job))
+        else:
+            last = _workers([job]).get(_unit(job))
+        return last or "-"  # a job's own page would show None
 
     @admin.display(description=gettext_lazy("characters"))
-    def size(self, job: Job) -> int | None:
+    def size(self, job: Job) -> int | str:
         """The number of characters of the watched fields."""
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
-            return size
-        return source_rows.size(job, using=acts.using())
+        else:
+            size = source_rows.size(job, using=acts.using())
+        return "-" if size is None else size
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:

@@ -428,6 +428,20 @@ def test_a_page_in_a_transaction_waits_for_no_table_of_the_applications(
         assert str(article.pk) in text(admin_client)
 
 
+def test_what_a_job_does_not_have_is_a_dash(
+    admin_client: Client, make_article: Callable[..., Article]
+) -> None:
+    article = make_article()
+    job = Job.objects.get(source_pk=str(article.pk), status="pending")
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL session_replication_role = replica")
+        cursor.execute("DELETE FROM app_article WHERE id = %s", [article.pk])
+
+    page = text(admin_client, detail(job))
+
+    assert "None" not in page
+
+
 # Retry and Dismiss
 
 
