@@ -51,6 +51,8 @@ class OllamaProvider(ServerProvider):
         use_digest: bool = True,
         **common: Any,
     ) -> None:
+        if base_url is not None:
+            self.string("base_url", base_url)
         where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
         super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
         # The same in every request: if num_ctx changed, the server would reload the model.

@@ -10,7 +10,6 @@ import binascii
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -46,9 +45,9 @@ class OpenAIProvider(ServerProvider):
         max_tokens_per_batch: int | None = 100_000,
         **common: Any,
     ) -> None:
-        if api_key_env is None and urlsplit(base_url).hostname == "api.openai.com":
+        if api_key_env is None and self.parts_of(base_url).hostname == "api.openai.com":
             api_key_env = "OPENAI_API_KEY"
-        headers = dict(headers or {})
+        headers = dict(self.mapping("headers", headers))
         if organization:
             headers["OpenAI-Organization"] = organization
         if project:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -60,6 +61,15 @@ class Options:
         if not isinstance(value, bool):
             raise self.wrong(option, value, "Set it to True or False")
         return value
+
+    def mapping(self, option: str, value: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Return the value of an option that must be a dict, or empty.
+
+        The error does not quote the value: it may be a secret.
+        """
+        if value is not None and not isinstance(value, Mapping):
+            raise ImproperlyConfigured(f"{option} is not a dict. Give a dict of names and values.")
+        return value or {}
 
     def seconds(self, option: str, value: float) -> float:
         """Return the value of an option that must be a positive number of seconds."""

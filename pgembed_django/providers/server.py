@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -18,6 +18,7 @@ from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.providers.wire import Answer, Wire
 
+LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
 _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 
 
@@ -37,18 +38,14 @@ class ServerProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        for option, given in (("headers", headers), ("header_envs", header_envs)):
-            if given is not None and not isinstance(given, Mapping):
-                raise ImproperlyConfigured(
-                    f"{option} is not a dict. Give a dict of names and values."
-                )
-        self.string("base_url", base_url)
-        self._refuse_secrets(base_url, headers or {}, api_key_env, header_envs or {})
+        headers = self.mapping("headers", headers)
+        header_envs = self.mapping("header_envs", header_envs)
+        self._refuse_secrets(base_url, headers, api_key_env, header_envs)
         self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
         self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
         self._api_key_env = api_key_env
-        self._plain_headers = dict(headers or {})
-        self._header_envs = dict(header_envs or {})
+        self._plain_headers = dict(headers)
+        self._header_envs = dict(header_envs)
         self._not_before = self.clock()
         self._wire = Wire(
             base_url,
@@ -167,6 +164,17 @@ class ServerProvider(Provider):
             )
         return secret
 
+    def parts_of(self, base_url: str) -> SplitResult:
+        """Return the parts of ``base_url``. The error does not quote it: it may hold a secret."""
+        try:
+            parts = urlsplit(self.string("base_url", base_url))
+            _ = parts.port  # is checked only when it is read
+        except ValueError:
+            raise ImproperlyConfigured(
+                f"base_url is no URL with a host and perhaps a port. {LIKE_THIS}."
+            ) from None
+        return parts
+
     def _refuse_secrets(
         self,
         base_url: str,
@@ -178,7 +186,7 @@ class ServerProvider(Provider):
 
         The errors do not quote the values.
         """
-        parts = urlsplit(base_url)
+        parts = self.parts_of(base_url)
         # There may be just a key before the @, although it would not be sent.
         if parts.username or parts.password or parts.query:
             raise ImproperlyConfigured(
@@ -186,7 +194,7 @@ class ServerProvider(Provider):
                 "database. Use api_key_env or header_envs, which name environment variables."
             )
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise self.wrong("base_url", base_url, 'Set it to something like "http://host:8080"')
+            raise self.wrong("base_url", base_url, LIKE_THIS)
         for header, value in headers.items():
             if not isinstance(value, str | int):
                 raise ImproperlyConfigured(

@@ -75,6 +75,12 @@ def test_ollama_host_is_read_in_all_its_forms(value: str | None, url: str):
     assert ollama_host.url(value) == url
 
 
+def test_an_address_that_is_none_is_told_with_the_options_name():
+    for wrong, told in ((5, "base_url is 5"), ("http://:bad:1", "base_url is no URL")):
+        with pytest.raises(ImproperlyConfigured, match=told):
+            OllamaProvider(alias="tested", model="m", dimensions=8, base_url=wrong)
+
+
 def test_the_environment_names_the_server(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OLLAMA_HOST", "elsewhere:1234")
     provider = OllamaProvider(alias="tested", model="m", dimensions=8)

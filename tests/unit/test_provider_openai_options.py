@@ -50,6 +50,8 @@ def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch):
         {"base_url": "https://user:0123456789@host/v1"},
         {"base_url": "https://0123456789@host/v1"},
         {"base_url": "https://host/v1?key=0123456789"},
+        {"base_url": "https://user:0123456789/v1"},
+        {"headers": ["0123456789"]},
     ],
 )
 def test_a_secret_in_the_options_is_refused_unseen(options):
@@ -67,6 +69,7 @@ def test_a_wrong_encoding_is_told_with_all_there_are():
     "options",
     [
         {"base_url": "localhost:8080"},
+        {"base_url": 8080},
         {"timeout_seconds": 0},
         {"batch_size": 0},
         {"batch_size": True},
@@ -77,6 +80,18 @@ def test_a_wrong_encoding_is_told_with_all_there_are():
 def test_a_wrong_option_is_told_with_its_value(options):
     [(name, value)] = options.items()
     with pytest.raises(ImproperlyConfigured, match=f"{name} is {value!r}"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
+
+
+@pytest.mark.parametrize("url", ["http://[::1/v1", "http://host:99999/v1", "http://host:port/v1"])
+def test_an_address_that_cannot_be_read_is_told_with_the_options_name(url):
+    with pytest.raises(ImproperlyConfigured, match="base_url is no URL with a host and perhaps"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, base_url=url)
+
+
+@pytest.mark.parametrize("options", [{"headers": ["a"]}, {"header_envs": "a"}])
+def test_headers_that_are_no_dict_are_told_with_the_options_name(options):
+    with pytest.raises(ImproperlyConfigured, match=f"{next(iter(options))} is not a dict"):
         OpenAIProvider(alias="tested", model="m", dimensions=8, **options)
 
 
