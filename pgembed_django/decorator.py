@@ -105,6 +105,7 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
     """Generate the embedding model and the triggers, and register the spec."""
     name = _name(declaration, model)
     requirements.check(declaration, model)
+    _refuse_taken_name(model, name)
     keywords = vars(declaration) | {
         "fields": tuple(declaration.fields),
         "when": declaration.when or None,
@@ -153,6 +154,21 @@ def _name(declaration: Declaration, model: type[models.Model]) -> str:
             f"name={model.__name__ + 'Vectors'!r}.",
         )
     return name
+
+
+def _refuse_taken_name(model: type[models.Model], name: str) -> None:
+    """Refuse a name that the model's module has for something else, which it would replace."""
+    from pgembed_django.models import AbstractEmbedding  # can only be imported if it is installed
+
+    taken = getattr(sys.modules.get(model.__module__), name, None)
+    is_ours = isinstance(taken, type) and issubclass(taken, AbstractEmbedding)
+    if taken is not None and not is_ours and embedding_models.is_of_module(model):
+        refuse(
+            model,
+            f"the generated model is to be {name!r}, and {model.__module__} has another {name!r} "
+            "already, which it would replace. Give this declaration a name of its own: "
+            f"name={model.__name__ + 'Vectors'!r}.",
+        )
 
 
 def _is_bound(model: type[models.Model]) -> bool:

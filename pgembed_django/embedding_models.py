@@ -67,9 +67,14 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
             "Meta": type("Meta", (), meta),
         },
     )
-    if model.__qualname__ == model.__name__:
+    if is_of_module(model):
         setattr(sys.modules[model.__module__], name, generated)
     return cast("type[models.Model]", generated)
+
+
+def is_of_module(model: type[models.Model]) -> bool:
+    """Return whether a model is defined in its module, rather than in a function or class."""
+    return model.__qualname__ == model.__name__
 
 
 def _constraint_name(name: str) -> str:

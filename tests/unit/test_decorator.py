@@ -64,7 +64,7 @@ def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
         "later": later,
         "told_to": told_to,
     }
-    attributes = {**given, "__module__": __name__, "__qualname__": f"f.<locals>.{name}"}
+    attributes = {"__qualname__": f"f.<locals>.{name}", **given, "__module__": __name__}
     return type(name, bases, {**attributes, "Meta": type("Meta", (), meta)})
 
 
@@ -103,6 +103,17 @@ def test_a_local_model_leaves_no_name_in_its_module():
     embeddable(fields=["title"])(make_model())
 
     assert not hasattr(sys.modules[__name__], "ThingEmbedding")
+
+
+def test_what_the_module_has_by_that_name_is_not_replaced(monkeypatch):
+    model = make_model(__qualname__="Thing", title=models.TextField())
+    monkeypatch.setattr(sys.modules[__name__], "ThingEmbedding", int, raising=False)
+
+    said = refusal(model)
+
+    assert f"'ThingEmbedding', and {__name__} has another 'ThingEmbedding' already" in said
+    assert said.endswith("Give this declaration a name of its own: name='ThingVectors'.")
+    assert ThingEmbedding is int  # noqa: F821
 
 
 def test_a_table_in_another_schema_takes_the_embeddings_along():
