@@ -62,10 +62,8 @@ class Command(EmbedCommand):
                     returncode=CANNOT_START,
                 )
             if key not in left:
-                raise CommandError(
-                    f"Nothing is left of {key!r}. There is something of: {', '.join(left) or '-'}.",
-                    returncode=CANNOT_START,
-                )
+                others = f" There is something of: {', '.join(left)}." if left else ""
+                raise CommandError(f"Nothing is left of {key!r}.{others}", returncode=CANNOT_START)
         return {key: rows for key, rows in left.items() if not keys or key in keys}
 
     def _used_by(self, key: str) -> str:

@@ -25,8 +25,8 @@ class Command(EmbedCommand):
         "PGEMBED_RECONCILE_SECONDS. With --deep it also reads every text and compares it with "
         "the one that was embedded: after a restore, or after writes with triggers disabled. "
         "Run it as often as you like: nothing is queued twice. "
-        "Exit status: 0 looked at everything; 1 the backlog is full, the workers go on from "
-        "there; 2 could not start."
+        "Exit status: 0 looked at everything; 1 the backlog is full or the table locked, the "
+        "workers go on from there; 2 could not start."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -46,7 +46,7 @@ so frequent collections would find nothing to free."""
 class Command(EmbedCommand):
     help = (
         "Embeds changed rows until it is stopped. SIGTERM or Ctrl-C: finishes what is in "
-        "flight, gives the rest back and exits; a second one: exits at once. "
+        "flight, gives the rest back and exits; a second one: only stores what is embedded. "
         "Exit status: 0 stopped or drained, 1 failed, 2 could not start, 3 --max-jobs or "
         "--max-memory is reached: start it again."
     )
