@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import psycopg
+from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import generators
 
@@ -27,13 +28,28 @@ def pipelined(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
             with connection.pipeline() as pipeline:
                 _pipelines[connection] = pipeline
                 cursor = psycopg.Cursor(connection)
-                cursor.execute(BEGIN)
-                yield
-                cursor.execute("COMMIT")
+                with _quiet_after_errors(pipeline):
+                    cursor.execute(BEGIN)
+                    yield
+                    cursor.execute("COMMIT")
         finally:
             _pipelines.pop(connection, None)
             if connection.info.transaction_status in OPEN:
                 connection.rollback()
+
+
+@contextmanager
+def _quiet_after_errors(pipeline: psycopg.Pipeline) -> Iterator[None]:
+    """After an error, fetch the answers of the statements that were sent with the one that failed.
+
+    Otherwise psycopg does so at the pipeline's end, and warns of them in its log: "error ignored".
+    """
+    try:
+        yield
+    except (Error, psycopg.Error):
+        with suppress(psycopg.Error):
+            pipeline.sync()
+        raise
 
 
 def synchronize(wrapper: BaseDatabaseWrapper) -> None:
