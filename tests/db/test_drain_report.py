@@ -24,6 +24,19 @@ def test_failed_rows_were_waiting_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert said == "No row was brought up to date. 1 failed: manage.py embed_status says why.\n"
 
 
+@pytest.mark.usefixtures("provider")
+def test_what_a_limit_leaves_waits_for_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(10))
+
+    with pytest.raises(SystemExit):
+        call_command("embed_worker", "--drain", "--max-jobs", "1", "--claim", "1")
+
+    said = capsys.readouterr().out
+    told = re.match(r"(\d) rows? w\w+ brought up to date\. (\d) left\. Ended to be started", said)
+    assert told
+    assert int(told[1]) + int(told[2]) == 10
+
+
 def test_a_row_in_backoff_does_not_wait_for_the_provider_that_is_down(
     provider: type[PlayedProvider], settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -189,7 +189,9 @@ class Command(EmbedCommand):
             if others := left - backing_off:
                 text += f" {others:,} wait for {' or for '.join(waited_for)}."
             raise CommandError(f"{text} {why}")
-        if left:
+        if left and worker.is_asked_to_stop:
+            text += f" {left:,} left."
+        elif left:
             text += f" {left:,} wait for their next attempt, or for an open transaction."
         if worker.recycled_for:
             text += f" Ended to be started again: {worker.recycled_for}."
