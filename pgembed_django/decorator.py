@@ -161,7 +161,12 @@ def _refuse_taken_name(model: type[models.Model], name: str) -> None:
     from pgembed_django.models import AbstractEmbedding  # can only be imported if it is installed
 
     taken = getattr(sys.modules.get(model.__module__), name, None)
-    is_ours = isinstance(taken, type) and issubclass(taken, AbstractEmbedding)
+    # As where a module is loaded anew. One that was imported from another app is not.
+    is_ours = (
+        isinstance(taken, type)
+        and issubclass(taken, AbstractEmbedding)
+        and taken.__module__ == model.__module__
+    )
     if taken is not None and not is_ours and embedding_models.is_of_module(model):
         refuse(
             model,

@@ -105,15 +105,16 @@ def test_a_local_model_leaves_no_name_in_its_module():
     assert not hasattr(sys.modules[__name__], "ThingEmbedding")
 
 
-def test_what_the_module_has_by_that_name_is_not_replaced(monkeypatch):
+@pytest.mark.parametrize("taken", [int, app.ArticleEmbedding])
+def test_what_the_module_has_by_that_name_is_not_replaced(monkeypatch, taken):
     model = make_model(__qualname__="Thing", title=models.TextField())
-    monkeypatch.setattr(sys.modules[__name__], "ThingEmbedding", int, raising=False)
+    monkeypatch.setattr(sys.modules[__name__], "ThingEmbedding", taken, raising=False)
 
     said = refusal(model)
 
     assert f"'ThingEmbedding', and {__name__} has another 'ThingEmbedding' already" in said
     assert said.endswith("Give this declaration a name of its own: name='ThingVectors'.")
-    assert ThingEmbedding is int  # noqa: F821
+    assert ThingEmbedding is taken  # noqa: F821
 
 
 def test_a_table_in_another_schema_takes_the_embeddings_along():
