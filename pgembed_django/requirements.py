@@ -76,7 +76,7 @@ def _require_fields(declaration: Declaration, model: type[models.Model]) -> None
 
 
 def _require_text(model: type[models.Model], name: object) -> None:
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not name:
         refuse(model, f"text is {name!r}. Give the name of a method.")
     method = getattr(model, name, None)
     if isinstance(method, (property, functools.cached_property)):

@@ -211,6 +211,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"text": "not_a_method"}, "text is 'not_a_method', and Thing has no such method."),
         ({"text": "shown"}, "text is 'shown', which is a property. Make it a method."),
         ({"text": 7}, "text is 7. Give the name of a method."),
+        ({"text": ""}, "text is ''. Give the name of a method."),
         ({"text": "later"}, "text is 'later', which is async."),
         (
             {"text": "told_to"},
