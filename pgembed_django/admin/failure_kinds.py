@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from pgembed_django import status
 from pgembed_django.admin import acts, bulk
+from pgembed_django.moments import seconds_between
 from pgembed_django.status import FailureKind
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def _shown(
         "number": str(kind.count),
         "first_at": kind.first_at,
         "last_at": kind.last_at,
-        "first_seconds": max(0.0, (now - kind.first_at).total_seconds()),
-        "last_seconds": max(0.0, (now - kind.last_at).total_seconds()),
+        "first_seconds": max(0.0, seconds_between(kind.first_at, now)),
+        "last_seconds": max(0.0, seconds_between(kind.last_at, now)),
         "sample": kind.sample,
         "sample_url": reverse(f"{site}:pgembed_job_change", args=[kind.sample_id]),
         "jobs_url": f"{jobs_url}?{urlencode(parameters)}",

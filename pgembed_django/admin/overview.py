@@ -13,6 +13,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from pgembed_django import specs, status
 from pgembed_django.admin import acts, drawing
 from pgembed_django.models import Job, Rollup
+from pgembed_django.moments import seconds_between
 from pgembed_django.status import Overview, Point, ProviderStatus, SpecStatus
 from pgembed_django.status.verdicts import duration as in_words
 
@@ -105,8 +106,7 @@ def _next_try(provider: ProviderStatus, now: datetime) -> str:
     """Return in words when a worker tries the provider again. Empty: none is waiting to."""
     if provider.retries_at is None:
         return ""
-    # Not the difference of local times: a change to or from summer time may lie in between.
-    seconds = provider.retries_at.timestamp() - now.timestamp()
+    seconds = seconds_between(now, provider.retries_at)
     return _("Next try in %s.") % in_words(seconds) if seconds >= 1 else _("The next try is due.")
 
 

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from pgembed_django import events, status
 from pgembed_django.maintenance.backfill import Backfill
+from pgembed_django.moments import seconds_between
 from pgembed_django.status.verdicts import duration
 
 SAMPLE_CHARACTERS = 100
@@ -113,9 +114,8 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
         text += f", down for {workers}"
         if provider.retries_at:
-            # Not the difference of local times: see ``status.working``.
-            wait = provider.retries_at.timestamp() - found.at.timestamp()
-            text += f", tried again in {duration(max(0.0, wait))}"
+            wait = max(0.0, seconds_between(found.at, provider.retries_at))
+            text += f", tried again in {duration(wait)}"
         text += f": {provider.reason}"
     return text
 

@@ -7,6 +7,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from pgembed_django.models.fixtures import NotFromFixtures
+from pgembed_django.moments import seconds_between
 
 
 class Attempt(NotFromFixtures):
@@ -43,5 +44,4 @@ class Attempt(NotFromFixtures):
     @property
     def seconds(self) -> float:
         """How long the attempt took."""
-        # Not the difference of local times: a change to or from summer time may lie in between.
-        return self.ended_at.timestamp() - self.started_at.timestamp()
+        return seconds_between(self.started_at, self.ended_at)

@@ -9,6 +9,7 @@ from itertools import chain
 
 from pgembed_django import conf, jobs
 from pgembed_django.models import Space, Worker
+from pgembed_django.moments import seconds_between
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import ProviderStatus, WorkerStatus
 
@@ -21,8 +22,7 @@ def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
     found = []
     held = dict(counted.held)
     for row in Worker.objects.using(using).order_by("host", "pid"):
-        # Not the difference of local times: a change to or from summer time may lie in between.
-        silent = now.timestamp() - row.last_seen_at.timestamp()
+        silent = seconds_between(row.last_seen_at, now)
         found.append(
             WorkerStatus(
                 id=row.pk,
