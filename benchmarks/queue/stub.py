@@ -68,7 +68,5 @@ class HandlingPipeline(Pipeline):
         for _ in range(len(self._done)):
             unit = self._done.popleft()
             unit.is_planned = True
-            unit.planned_spaces = {
-                (space.pk, space.retired_at) for space in self.live.of(unit.spec)
-            }
+            unit.plan_for(self.live.of(unit.spec))
             self.holding.look_at(unit)

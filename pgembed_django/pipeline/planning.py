@@ -191,7 +191,7 @@ class Planning:
         stored: store.Stored,
     ) -> None:
         unit.chunks = len(chunks)
-        unit.planned_spaces = {(space.pk, space.retired_at) for space in live}
+        unit.plan_for(live)
         for space in live:
             where = (unit.claim.source_pk, space.pk)
             staged = stored.staged.get(where, ())

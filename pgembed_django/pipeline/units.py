@@ -77,6 +77,10 @@ class Unit:
     is_set_aside: bool = False
     """It is given back because its spec was set aside."""
 
+    def plan_for(self, live: Iterable[Space]) -> None:
+        """Note the spaces that it is planned for."""
+        self.planned_spaces = {(space.pk, space.retired_at) for space in live}
+
     @property
     def is_doubtful(self) -> bool:
         """Whether its provider went down while it had this text: it is sent alone."""

@@ -518,10 +518,7 @@ def test_a_unit_that_is_held_while_its_space_is_pruned_and_reopened_loses_no_chu
     worker = make_worker()
     worker.step()  # it counts on the chunks that have not changed
 
-    spaces.cancel(spec.key, using="default")
-    for first_only in (True, False):
-        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
-    assert spaces.reopen(space, using="default") == space
+    prune_in_part_and_reopen(spec, space)
     for _ in range(6):
         worker.step()
 
@@ -545,15 +542,19 @@ def test_a_row_that_fails_while_a_space_is_pruned_and_reopened_is_not_stored_the
     worker = make_worker()
     worker.step()  # it counts on the chunks that have not changed
 
-    spaces.cancel(spec.key, using="default")
-    for first_only in (True, False):
-        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
-    assert spaces.reopen(space, using="default") == space
+    prune_in_part_and_reopen(spec, space)
     for _ in range(6):
         worker.step()
 
     assert Job.objects.filter(status="failed").count() == 1
     assert not ArticleCommentEmbedding.objects.filter(space=space, position=0).exists()
+
+
+def prune_in_part_and_reopen(spec: specs.Spec, space: Space) -> None:
+    spaces.cancel(spec.key, using="default")
+    for first_only in (True, False):
+        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
+    assert spaces.reopen(space, using="default") == space
 
 
 def fill(maintenance: Maintenance, spec: specs.Spec, run_jobs: Callable[[], object]) -> None:
