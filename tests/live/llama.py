@@ -1,0 +1,85 @@
+"""llama.cpp's HTTP server, in a process of its own that a test may kill and start again.
+
+Run as a program it serves one model: ``python -m tests.live.llama MODEL PORT``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+from tests.live import minilm
+
+
+class Llama:
+    """A server on a port of its own, which stays the same over restarts."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, model: Path) -> None:
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, os.fspath(model), str(self.port)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        end = time.monotonic() + 60
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > end:
+                pytest.fail(self.log.read_text())
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def embed(self, text: str) -> list[float]:
+        answer = requests.post(f"{self.url}/v1/embeddings", json={"input": [text]}, timeout=60)
+        answer.raise_for_status()
+        return answer.json()["data"][0]["embedding"]
+
+    def _answers(self) -> bool:
+        try:
+            return requests.get(f"{self.url}/health", timeout=5).status_code == 200
+        except requests.ConnectionError:
+            time.sleep(0.05)
+            return False
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def serve(model: str, port: int) -> None:
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = model
+    parameters.port = port
+    parameters.embedding = True
+    parameters.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
+    parameters.n_gpu_layers = 0
+    parameters.n_parallel = 4
+    parameters.n_ctx = 4 * minilm.CONTEXT
+    parameters.n_batch = parameters.n_ubatch = minilm.CONTEXT
+    parameters.cpuparams.n_threads = 2
+    _server = xllamacpp.Server(parameters)  # it serves for as long as it is referred to
+    while True:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]))
