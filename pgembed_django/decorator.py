@@ -19,7 +19,7 @@ from django.db.models.signals import class_prepared
 
 from pgembed_django import embedding_models, requirements, specs, triggers
 from pgembed_django.chunkers import Chunker
-from pgembed_django.requirements import refuse
+from pgembed_django.requirements import refuse, shown
 from pgembed_django.specs import Declaration, Spec
 
 M = TypeVar("M", bound=models.Model)
@@ -37,7 +37,9 @@ class _KeywordsOnly:
         on = "()"
         if given:
             model = given[0]
-            on = f" on {model.__name__}" if isinstance(model, type) else f" was given {model!r}"
+            on = (
+                f" on {model.__name__}" if isinstance(model, type) else f" was given {shown(model)}"
+            )
         raise ImproperlyConfigured(
             f"@embeddable{on}: say with keywords what to embed, for instance "
             "@embeddable(fields=['title'])."
@@ -73,7 +75,7 @@ class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorato
 
 def _declare_on_subclasses(declaration: Declaration, base: type[models.Model]) -> None:
     """Declare on each concrete subclass of an abstract base, unless its parent is one already."""
-    if declaration.name is not None and "%(class)s" not in declaration.name:
+    if declaration.name is not None and "%(class)s" not in str(declaration.name):
         refuse(
             base,
             f"name is {declaration.name!r}, and each model that inherits from {base.__name__} "
@@ -133,8 +135,8 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
 
 
 def _name(declaration: Declaration, model: type[models.Model]) -> str:
-    template = "%(class)sEmbedding" if declaration.name is None else declaration.name
-    name = str(template).replace("%(class)s", model.__name__)
+    template: object = "%(class)sEmbedding" if declaration.name is None else declaration.name
+    name = template.replace("%(class)s", model.__name__) if isinstance(template, str) else ""
     if (
         not name.isidentifier()
         or keyword.iskeyword(name)
@@ -143,8 +145,8 @@ def _name(declaration: Declaration, model: type[models.Model]) -> str:
     ):
         refuse(
             model,
-            f"name is {name!r}. Give a name for a Python class, without '__' in it and "
-            "without '_' at its ends.",
+            f"name is {shown(name or template)}. Give a name for a Python class, without '__' in "
+            "it and without '_' at its ends.",
         )
     key = f"{model._meta.app_label}.{name}"
     if name.lower() in model._meta.apps.all_models[model._meta.app_label]:

@@ -35,6 +35,16 @@ def refuse(model: type[models.Model], problem: str) -> NoReturn:
     raise ImproperlyConfigured(f"@embeddable on {model.__name__}: {problem}")
 
 
+def shown(value: object) -> str:
+    """Return a value for a message.
+
+    The type of what is not built in: a queryset's ``repr`` runs its query, and a lazy text's
+    translates it, which both fail while models are loaded.
+    """
+    kind = type(value)
+    return repr(value) if kind.__module__ == "builtins" else f"a {kind.__name__}"
+
+
 def _require_app(model: type[models.Model]) -> None:
     if not apps.is_installed("pgembed_django"):
         refuse(
@@ -64,8 +74,8 @@ def _require_fields(declaration: Declaration, model: type[models.Model]) -> None
     if not isinstance(declaration.fields, (list, tuple)) or not declaration.fields:
         refuse(
             model,
-            f"fields is {declaration.fields!r}. Give a list of the fields that the text is made of"
-            f"{f' by {declaration.text}()' if declaration.text else ''}.",
+            f"fields is {shown(declaration.fields)}. Give a list of the fields that the text is "
+            f"made of{f' by {declaration.text}()' if declaration.text else ''}.",
         )
     for name in declaration.fields:
         _require_field(declaration, model, name)
@@ -77,7 +87,7 @@ def _require_fields(declaration: Declaration, model: type[models.Model]) -> None
 
 def _require_text(model: type[models.Model], name: object) -> None:
     if not isinstance(name, str) or not name:
-        refuse(model, f"text is {name!r}. Give the name of a method.")
+        refuse(model, f"text is {shown(name)}. Give the name of a method.")
     method = getattr(model, name, None)
     if isinstance(method, (property, functools.cached_property)):
         refuse(model, f"text is {name!r}, which is a property. Make it a method.")
@@ -102,7 +112,9 @@ def _require_text(model: type[models.Model], name: object) -> None:
         )
 
 
-def _require_field(declaration: Declaration, model: type[models.Model], name: str) -> None:
+def _require_field(declaration: Declaration, model: type[models.Model], name: object) -> None:
+    if not isinstance(name, str):
+        refuse(model, f"fields has {shown(name)} in it. Give a list of the names of fields.")
     try:
         field = model._meta.get_field(name)
     except FieldDoesNotExist:
@@ -123,38 +135,45 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: st
 
 
 def _refuse_relation(model: type[models.Model], name: str) -> None:
-    first, is_path, _ = str(name).partition("__")
-    if is_path and first in {field.name for field in model._meta.get_fields()}:
-        refuse(
-            model,
-            f"fields name {name!r}, and a trigger sees one row: the model's own columns. Copy the "
-            f"value into a column of {model.__name__}, or name {first!r} and give a text method.",
-        )
+    first, is_path, _ = name.partition("__")
+    # get_fields() would need relations, which are unknown until all models are loaded.
+    with suppress(FieldDoesNotExist):
+        if is_path and model._meta.get_field(first):
+            refuse(
+                model,
+                f"fields name {name!r}, and a trigger sees one row: the model's own columns. Copy "
+                f"the value into a column of {model.__name__}, or name {first!r} and give a text "
+                "method.",
+            )
 
 
 def _require_values(declaration: Declaration, model: type[models.Model]) -> None:
     if declaration.when is not None and not isinstance(declaration.when, models.Q):
-        refuse(model, f"when is {declaration.when!r}. Give a Q object.")
+        refuse(model, f"when is {shown(declaration.when)}. Give a Q object.")
     for refusal in conditions.refusals(declaration.when or models.Q(), model=model):
         # Do not show repr(when): if it contains a queryset, that would run its query.
         refuse(model, f"when: {refusal}")
     is_number = isinstance(declaration.priority, int) and not isinstance(declaration.priority, bool)
     if not is_number or abs(declaration.priority) > HIGHEST_PRIORITY:
         refuse(
-            model, f"priority is {declaration.priority!r}. Give a whole number from -100 to 100."
+            model,
+            f"priority is {shown(declaration.priority)}. Give a whole number from -100 to 100.",
         )
     if declaration.stale not in get_args(Stale):
-        refuse(model, f"stale is {declaration.stale!r}. Choose 'serve' or 'hide'.")
+        refuse(model, f"stale is {shown(declaration.stale)}. Choose 'serve' or 'hide'.")
     if not isinstance(declaration.store_text, bool):
-        refuse(model, f"store_text is {declaration.store_text!r}. Choose True or False.")
+        refuse(model, f"store_text is {shown(declaration.store_text)}. Choose True or False.")
     if declaration.trigger_level not in get_args(TriggerLevel):
         refuse(
-            model, f"trigger_level is {declaration.trigger_level!r}. Choose 'row' or 'statement'."
+            model,
+            f"trigger_level is {shown(declaration.trigger_level)}. Choose 'row' or 'statement'.",
         )
     if not isinstance(declaration.chunker, Chunker | None):
-        refuse(model, f"chunker is {declaration.chunker!r}. Give a Chunker(...).")
+        refuse(model, f"chunker is {shown(declaration.chunker)}. Give a Chunker(...).")
     if not isinstance(declaration.provider, str):
-        refuse(model, f"provider is {declaration.provider!r}. Name an alias of PGEMBED_PROVIDERS.")
+        refuse(
+            model, f"provider is {shown(declaration.provider)}. Name an alias of PGEMBED_PROVIDERS."
+        )
 
 
 def _has_text(field: models.Field[Any, Any]) -> bool:

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pgtrigger
 import pytest
+from django.apps import apps
 from django.contrib.auth.models import Group
 from django.contrib.contenttypes.fields import GenericForeignKey
 from django.core.exceptions import ImproperlyConfigured
@@ -17,10 +22,13 @@ from django.db.models.functions import Lower, Now, Random
 from django.db.models.lookups import GreaterThan, Regex
 from django.test.utils import isolate_apps
 from django.utils import timezone
+from django.utils.translation import gettext_lazy
 
 import pgembed_django
 from pgembed_django import Chunker, embeddable, specs
 from tests.app import models as app
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +77,23 @@ def make_model(name: str = "Thing", **attributes: Any) -> type[models.Model]:
 
 
 def refusal(model: type[models.Model] | None = None, **keywords: Any) -> str:
-    with pytest.raises(ImproperlyConfigured) as caught:
-        embeddable(**{"fields": ["title"], **keywords})(model or make_model())
+    model = model or make_model()
+    with loading(model), pytest.raises(ImproperlyConfigured) as caught:
+        embeddable(**{"fields": ["title"], **keywords})(model)
     return str(caught.value)
+
+
+@contextmanager
+def loading(model: type[models.Model]) -> Iterator[None]:
+    """As in a ``models.py``: relations are not resolved yet, and nothing can be translated."""
+    registries = apps, model._meta.apps
+    try:
+        for registry in registries:
+            registry.models_ready = registry.ready = False
+        yield
+    finally:
+        for registry in registries:
+            registry.models_ready = registry.ready = True
 
 
 def test_it_returns_the_model_and_generates_another_beside_it():
@@ -192,6 +214,9 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"fields": []}, "fields is []. Give a list"),
         ({"fields": {"title"}}, "fields is {'title'}. Give a list"),
         ({"fields": 5}, "fields is 5. Give a list"),
+        ({"fields": Group.objects.all()}, "fields is a QuerySet. Give a list"),
+        ({"fields": [["title"]]}, "fields has ['title'] in it. Give a list of the names"),
+        ({"fields": ["title", F("body")]}, "fields has a F in it. Give a list of the names"),
         (
             {"fields": [], "text": "render"},
             "fields is []. Give a list of the fields that the text is made of by render().",
@@ -222,6 +247,8 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"name": "class"}, "name is 'class'. Give a name"),
         ({"name": "A__B"}, "name is 'A__B'. Give a name"),
         ({"name": "_A"}, "name is '_A'. Give a name"),
+        ({"name": 7}, "name is 7. Give a name"),
+        ({"name": gettext_lazy("Vectors")}, "name is a __proxy__. Give a name"),
         ({"name": "thing"}, "there already is a model 'app.thing'. Give this declaration"),
         ({"priority": 101}, "priority is 101. Give a whole number from -100 to 100."),
         ({"priority": -101}, "priority is -101. Give a whole number from -100 to 100."),
@@ -232,6 +259,8 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"chunker": 400}, "chunker is 400. Give a Chunker(...)."),
         ({"provider": None}, "provider is None. Name an alias of PGEMBED_PROVIDERS."),
         ({"when": {"rank": 1}}, "when is {'rank': 1}. Give a Q object."),
+        ({"when": Group.objects.all()}, "when is a QuerySet. Give a Q object."),
+        ({"provider": gettext_lazy("default")}, "provider is a __proxy__. Name an alias"),
     ],
 )
 def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, said):
@@ -313,6 +342,83 @@ def test_why_conditions_do_not_go_through_pgtriggers_own_q():
 
     assert condition == """NEW."name" = 'x\'"""
     assert "follows a relation" in refusal(app.Article, name="B", when=Q(category__name="x"))
+
+
+MODELS = """
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from pgembed_django import embeddable
+
+
+class Author(models.Model):
+    name = models.TextField()
+
+
+for number, keywords in enumerate(
+    [
+        {"fields": ["title", "author__name"]},
+        {"fields": ["nope__name"]},
+        {"fields": Author.objects.all()},
+        {"fields": ["title"], "when": Author.objects.filter(name="x")},
+        {"fields": ["title"], "when": models.Q(author__name="x")},
+        {"fields": ["title"], "when": models.Q(author__in=Author.objects.all())},
+        {"fields": ["title"], "text": _("title")},
+        {"fields": ["title"], "name": _("Vectors")},
+    ]
+):
+    try:
+
+        @embeddable(**keywords)
+        class Book(models.Model):
+            title = models.TextField()
+            author = models.ForeignKey(Author, models.CASCADE, related_name=f"books{number}")
+
+            class Meta:
+                db_table = f"book{number}"
+                verbose_name = _("book")
+
+    except ImproperlyConfigured as error:
+        print(error)
+"""
+SETUP = """
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS=["django.contrib.postgres", "pgtrigger", "pgembed_django", "library"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
+)
+django.setup()
+"""
+
+
+def test_refusals_come_from_the_models_module_itself(tmp_path):
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/__init__.py").touch()
+    (tmp_path / "library/models.py").write_text(MODELS)
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SETUP],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = [line.removeprefix("@embeddable on Book: ") for line in done.stdout.splitlines()]
+    assert [line.partition(".")[0] for line in said] == [
+        "fields name 'author__name', and a trigger sees one row: the model's own columns",
+        "no field named 'nope__name'",
+        "fields is a QuerySet",
+        "when is a QuerySet",
+        "when: 'author__name' follows a relation, and a trigger sees one row",
+        "when: QuerySet is neither a column of the row nor a constant",
+        "text is a __proxy__",
+        "name is a __proxy__",
+    ]
 
 
 def test_an_unmanaged_model_is_refused():
