@@ -50,6 +50,7 @@ IDS = {
     "pgembed.W009": "The encoding of the database is not UTF-8.",
     "pgembed.W010": "Vectors belong to a role that the triggers' functions do not trust.",
     "pgembed.W011": "Queries of tables that triggers and workers write are cached.",
+    "pgembed.W012": "The content of an encrypted field is stored in plain.",
 }
 
 register(check_settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ UNSTABLE_KEYS = (
     models.GenericIPAddressField,
 )
 
+# How packages call fields that encrypt what they save, their base classes and their modules.
+ENCRYPTED = re.compile(
+    "encrypt|cipher|fernet|pgp|pgcrypto|cryptograph|crypto_fields", re.IGNORECASE
+)
 
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -40,6 +45,7 @@ def check_declarations(**_: Any) -> list[CheckMessage]:
         _condition_of,
         _chunker_of,
         _key_of,
+        _encryption_of,
         _migrations_of,
     )
     return [message for spec in specs.all() for check in checks for message in check(spec)]
@@ -163,6 +169,25 @@ def _key_of(spec: Spec) -> Iterator[CheckMessage]:
             hint="Give the model a key of integers, a UUID or a text.",
             id="pgembed.E007",
         )
+
+
+def _encryption_of(spec: Spec) -> Iterator[CheckMessage]:
+    for name in spec.fields:
+        if not _looks_encrypted(type(spec.model._meta.get_field(name))):
+            continue
+        yield Warning(
+            f"@embeddable on {spec.model.__name__}: {name!r} looks encrypted, and {spec.key} "
+            f"stores its text in plain, as {'passages and ' * spec.store_text}lexemes.",
+            hint="Leave the field out. "
+            + "store_text=False stores no passages, but lexemes all the same. " * spec.store_text
+            + "If that is how it should be, add 'pgembed.W012' to SILENCED_SYSTEM_CHECKS.",
+            obj=spec.model,
+            id="pgembed.W012",
+        )
+
+
+def _looks_encrypted(kind: type) -> bool:
+    return any(ENCRYPTED.search(f"{one.__module__}.{one.__qualname__}") for one in kind.__mro__)
 
 
 def _migrations_of(spec: Spec) -> Iterator[CheckMessage]:

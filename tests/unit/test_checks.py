@@ -367,6 +367,45 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
 
 
+@pytest.mark.parametrize(
+    ("names", "module"),
+    [
+        (["SealedField", "EncryptedMixin"], "house.fields"),
+        (["EncryptedTextField"], "encrypted_fields.fields"),
+        (["TextPGPSymmetricKeyField"], "pgcrypto.fields"),
+        (["FernetTextField"], "house.fields"),
+        (["FirstnameField"], "django_crypto_fields.fields"),
+    ],
+)
+@pytest.mark.parametrize("store_text", [True, False])
+def test_encrypted_content_that_would_be_stored_in_plain_is_told(names, module, store_text):
+    bases: tuple[type, ...] = (models.TextField,)
+    for name in reversed(names):
+        bases = (type(name, bases, {"__module__": module}),)
+    model = make_model(title=models.TextField(), secret=bases[0](), other=bases[0]())
+    embeddable(fields=["title", "secret"], store_text=store_text)(model)
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.W012"
+    what = "passages and lexemes" if store_text else "lexemes"
+    assert message.msg == (
+        "@embeddable on Thing: 'secret' looks encrypted, and app.ThingEmbedding stores its text "
+        f"in plain, as {what}."
+    )
+    assert message.hint.startswith("Leave the field out. ")
+    assert "SILENCED_SYSTEM_CHECKS" in message.hint
+    assert ("store_text=False" in message.hint) == store_text
+
+
+@pytest.mark.parametrize("module", ["crypto.fields", "house.description"])
+def test_a_field_of_an_app_about_other_things_does_not_look_encrypted(module):
+    field = type("CoinField", (models.TextField,), {"__module__": module})
+    embeddable(fields=["title"])(make_model(title=field()))
+
+    assert check_declarations() == []
+
+
 def test_a_model_that_takes_the_place_of_ours_is_told():
     model = make_model(title=models.TextField())
     embeddable(fields=["title"])(model)
