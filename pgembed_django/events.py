@@ -257,4 +257,3 @@ INDEX_REFUSED = _event(
 QUERY_NOT_EMBEDDED = _event(
     "query_not_embedded", WARNING, "A query was not embedded by %(model)s: %(error)s"
 )
-QUERY_TIMED_OUT = _event("query_timed_out", WARNING, "%(model)s did not embed a query in time")

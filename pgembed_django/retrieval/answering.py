@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
@@ -18,7 +17,6 @@ from pgembed_django.retrieval.showing import Ranked
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words
-from pgembed_django.text import clean
 
 # Two fixed depths: searching deeper changes how the arms are fused, but the first pages must not
 # depend on how many rows the caller asks for. So DEEP only appends to the results of SHALLOW.
@@ -171,14 +169,10 @@ def _ranked(
 
 
 def _vector(pending: Pending | None) -> Vector | None:
-    """Wait for the query's vector. Return None, and log why, if it cannot be embedded."""
-    if pending is None:
-        return None
+    """Wait for the query's vector. Return None if it cannot be embedded."""
     try:
-        return pending.vector()
-    except ProviderError as error:
-        message = clean(str(error))
-        events.tell(events.QUERY_NOT_EMBEDDED, model=pending.space.model, error=message)
+        return pending.vector() if pending else None
+    except ProviderError:
         return None
 
 

@@ -22,6 +22,7 @@ from pgembed_django.exceptions import (
 from pgembed_django.models import Space
 from pgembed_django.providers import raising
 from pgembed_django.providers.base import Vector
+from pgembed_django.text import clean
 from pgembed_django.threads import Threads
 
 MOST_KEPT = 256
@@ -59,9 +60,9 @@ class Pending(NamedTuple):
             ProviderError: there is none, for whatever reason. The message may be shown to people.
         """
         if not self.is_answered(max(self.until - time.monotonic(), 0.0)):
-            vectors.rest(self.space)
-            events.tell(events.QUERY_TIMED_OUT, model=self.space.model)
-            raise ProviderTimeout(f"{self.space.model} did not answer in time.")
+            error = ProviderTimeout(f"{self.space.model} did not answer in time.")
+            vectors.failed(self.space, error)
+            raise error
         return self.answer.result()
 
 
@@ -115,16 +116,27 @@ class QueryVectors:
             self._coming.clear()
             self._resting.clear()
 
-    def rest(self, space: Space) -> None:
-        """Leave a space's provider alone for ``REST_SECONDS``: it did not answer in time."""
-        with self._lock:
-            self._rest(space)
-
-    def _rest(self, space: Space) -> None:
-        self._resting[_server(space)] = time.monotonic() + REST_SECONDS
+    def failed(self, space: Space, error: ProviderError) -> None:
+        """Log an error, once per outage. While a provider is down, let it rest."""
+        if isinstance(error, ProviderUnavailable):
+            server, now = _server(space), time.monotonic()
+            with self._lock:
+                is_known = self._resting.get(server, 0.0) > now
+                self._resting[server] = now + REST_SECONDS
+            if is_known:
+                return
+        message = clean(str(error))
+        events.tell(events.QUERY_NOT_EMBEDDED, model=space.model, error=message)
 
     def _embed(self, space: Space, text: str, seconds: float) -> Vector:
         """Embed a query. Runs in a thread."""
+        try:
+            return self._embedded(space, text, seconds)
+        except ProviderError as error:
+            self.failed(space, error)
+            raise
+
+    def _embedded(self, space: Space, text: str, seconds: float) -> Vector:
         spaces.ask_for_weights([space])
         provider = spaces.provider_of_texts(space)
         # A user's class may override embed_query, and raise or return anything.
@@ -137,20 +149,17 @@ class QueryVectors:
         return vector
 
     def _arrived(self, space: Space, text: str, done: Future[Vector]) -> None:
-        """Cache a vector, or let a provider that is down rest. Runs in a thread."""
+        """Cache a vector. Runs in a thread."""
         server = _server(space)
-        error = done.exception()
         with self._lock:
             if self._coming.get((server, text)) is not done:
                 return  # it was asked for before ``clear`` was called
             del self._coming[server, text]
-            if error is None:
+            if done.exception() is None:
                 self._resting.pop(server, None)
                 self._kept[space.fingerprint, text] = done.result()
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
-            elif isinstance(error, ProviderUnavailable):
-                self._rest(space)
 
 
 vectors = QueryVectors()

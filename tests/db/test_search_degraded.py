@@ -13,7 +13,7 @@ from asgiref.sync import async_to_sync
 from pgembed_django import asearch, asimilar_to, search
 from pgembed_django.models import Space
 from pgembed_django.retrieval import SearchManager, answering, queries
-from tests.app.models import Article
+from tests.app.models import Article, Note
 from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db
@@ -109,6 +109,46 @@ def test_the_next_searches_do_not_wait_for_it_again(stuck, trout, settings):
 
     assert time.monotonic() - started < 5
     assert (results.ranking, results.degraded) == ("lexical", True)
+
+
+@pytest.fixture
+def note(run_jobs) -> Note:
+    note = Note.objects.create(body="trout")
+    run_jobs()
+    return note
+
+
+def test_one_search_that_a_provider_fails_is_one_warning(trout, note, provider, caplog):
+    Space.objects.update(backend=PLAYED)
+    provider.is_down = True
+    others = Article.objects.exclude(title="A trout")  # ranked anew, within the queryset
+
+    search([Note, others], "trout")
+    search(Article, "another trout")  # while the provider rests
+
+    [record] = caplog.records
+    assert record.event == "pgembed.query_not_embedded"
+    assert record.model == "bag-of-words"
+
+
+def test_one_search_that_waits_in_vain_is_one_warning(stuck, trout, caplog):
+    search(Article.objects.exclude(title="A trout"), "trout")
+    stuck.is_down = True
+    stuck.free.set()
+    arrived(lambda: not queries.vectors._coming)
+
+    [record] = caplog.records
+    assert record.event == "pgembed.query_not_embedded"
+    assert record.error == "bag-of-words did not answer in time."
+
+
+def test_a_text_that_is_refused_is_a_warning_each_time(trout, provider, caplog):
+    Space.objects.update(backend=PLAYED)
+
+    for text in ("poison", "poison and more"):
+        search(Article, text)
+
+    assert [record.event for record in caplog.records] == ["pgembed.query_not_embedded"] * 2
 
 
 def test_a_text_that_two_search_for_at_once_is_embedded_once(stuck, trout, settings):
