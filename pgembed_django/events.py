@@ -32,12 +32,14 @@ class Event:
     text: str
 
 
-def tell(event: Event, /, *, about: object = None, **fields: str | float | None) -> None:
+def tell(
+    event: Event, /, *, about: object = None, is_logged: bool = True, **fields: str | float | None
+) -> None:
     """Log an event, with its values in the text and as fields, and send the signal.
 
-    Never pass source texts, vectors, headers or keys.
+    Never pass source texts, vectors, headers or keys. ``is_logged``: False if the log has it.
     """
-    if logger.isEnabledFor(event.level):
+    if is_logged and logger.isEnabledFor(event.level):
         values = ({name: _shown(value) for name, value in fields.items()},) if fields else ()
         extra = {"event": event.name, **fields}
         logger.log(event.level, event.text, *values, extra=extra, stacklevel=2)

@@ -30,6 +30,13 @@ PATIENCE_SECONDS = 3.0
 """How long to hold units while their provider's quota is used up."""
 
 
+def outage_of(request: Future[Outcomes]) -> ProviderUnavailable | None:
+    """Return the outage that a request met, if it met one."""
+    error = request.exception()
+    outcomes = [error] if error else request.result()
+    return next((one for one in outcomes if isinstance(one, ProviderUnavailable)), None)
+
+
 class Pool:
     """Sends up to ``concurrency`` requests to one provider at once.
 
@@ -121,24 +128,25 @@ class Pool:
         """Start a request for only a plain word."""
         return self._start([], ask_first=True, is_exclusive=False)
 
-    def ended(self, future: Future[Outcomes]) -> None:
-        """Note a request's end. An outage pauses the provider. Any other result ends its outage."""
+    def ended(self, future: Future[Outcomes]) -> bool:
+        """Note a request's end. An outage pauses the provider. Any other result ends its outage.
+
+        Returns whether it has paused the provider, which another request may have done before.
+        """
         self.in_flight -= 1
         self._is_exclusive = False
-        error = future.exception()
-        outcomes = [] if error else future.result()
-        outages: list[BaseException] = [o for o in outcomes if isinstance(o, ProviderUnavailable)]
-        for outage in [error, *outages]:
-            if isinstance(outage, ProviderUnavailable):
-                self._pause(outage)
-                return
-        if self.is_down and self._paused_until > self._clock():
-            return  # sent before the pause: it says nothing about the server now
+        is_paused = self.is_down and self._paused_until > self._clock()
+        if outage := outage_of(future):
+            self._pause(outage)
+            return not is_paused
+        if is_paused:
+            return False  # sent before the pause: it says nothing about the server now
         self._has_answered = True
-        if outcomes or error:
+        if future.exception() or future.result():
             # A plain word is not enough to end an outage: it is within any limit.
             self._pause_seconds = 0.0
             self.reason = ""
+        return False
 
     def await_quota(self, seconds: float) -> None:
         """Send nothing for ``seconds``: all workers together have used up the quota."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pgembed_django import events
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.pipeline.units import Batch, Wanted
+from pgembed_django.pool import outage_of
 from pgembed_django.providers.base import Embedded
 
 
@@ -25,15 +26,16 @@ def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
     return [error] * len(batch.wanted)
 
 
-def tell(batch: Batch, *, seconds: float) -> None:
-    """Log the outcome of a batch, never its texts."""
+def tell(batch: Batch, *, has_paused: bool, seconds: float) -> None:
+    """Log the outcome of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
     found = outcomes(batch)
     if not batch.wanted and not batch.pool.paused_seconds:
         events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
-    elif batch.pool.is_down:
+    elif outage_of(batch.future):
         events.tell(
             events.PROVIDER_PAUSED,
             about=batch,
+            is_logged=has_paused,
             provider=batch.pool.provider.alias,
             seconds=batch.pool.paused_seconds,
             error=batch.pool.reason,

@@ -204,7 +204,7 @@ class Embedding:
         return True
 
     def _hand_out(self, batch: Batch) -> None:
-        batch.pool.ended(batch.future)
+        has_paused = batch.pool.ended(batch.future)
         for one, outcome in zip(batch.wanted, batches.outcomes(batch), strict=True):
             unit, part = one.unit, one.part
             if unit not in self.holding or part not in unit.parts:
@@ -218,6 +218,6 @@ class Embedding:
                     self.holding.look_at(unit)
             else:
                 self.failing.add(Failure(unit, part, batch.pool, outcome))
-        batches.tell(batch, seconds=self._clock() - batch.started)
+        batches.tell(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: this may lose the database, and by now the answers are handed out.
         self._rationing.pay_up(batch.pool)

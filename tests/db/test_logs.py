@@ -77,3 +77,25 @@ def test_a_worker_tells_now_and_then_how_many_rows_it_has_done(
     assert all(one.rows for one in progress)
     assert sum(one.rows for one in progress) <= 3
     assert all(one.seconds > 0 for one in progress)
+
+
+def test_an_outage_that_several_requests_meet_is_one_warning(
+    caplog, provider, make_article, make_worker, settings
+):
+    settings.PGEMBED_BATCH_SIZE = 1
+    for _ in range(2):
+        make_article()
+    worker = make_worker(concurrency=2)
+    requests = []
+
+    def count(**told):
+        requests.append(told)
+
+    events.happened.connect(count, sender=events.PROVIDER_PAUSED)
+    provider.is_down = True
+    while worker.step():
+        pass
+
+    [record] = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert record.event == "pgembed.provider_paused"
+    assert len(requests) == 2  # which metrics and traces count
