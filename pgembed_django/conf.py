@@ -150,6 +150,11 @@ class Settings:
         return alias if declared.get("DIMENSIONS") == dimensions else f"{alias} ({dimensions})"
 
 
+def provider_key(alias: str, model: str, dimensions: int) -> str:
+    """Return what processes with other settings also call this provider, in a worker's row."""
+    return f"{alias} ({model}, {dimensions})"
+
+
 _instead: dict[str, Any] = {}
 
 NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))

@@ -114,8 +114,8 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
         text += f", down for {workers}"
         if provider.retries_at:
-            wait = max(0.0, seconds_between(found.at, provider.retries_at))
-            text += f", tried again in {duration(wait)}"
+            wait = seconds_between(found.at, provider.retries_at)
+            text += f", tried again in {duration(wait)}" if wait >= 1 else ", its next try is due"
         text += f": {provider.reason}"
     return text
 

@@ -69,7 +69,7 @@ def overview(
     live = live_of(chosen, using=using)
     coverage = covering.coverage(chosen, live, tables, using=using, is_exact=is_exact)
     counted = queue.count(keys, using=using, max_count=max_count)
-    workers = working.workers(counted, now, using=using)
+    workers = working.workers(counted, now, live, using=using)
     paused = jobs.paused(using=using)
     seen = Snapshot(
         using=using,

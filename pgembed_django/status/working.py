@@ -17,9 +17,16 @@ SILENT_SECONDS = 60.0
 """A worker reports every ten seconds. After so long a silence it is believed dead."""
 
 
-def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
+def workers(
+    counted: Queue, now: datetime, live: Mapping[str, Sequence[Space]], *, using: str
+) -> list[WorkerStatus]:
     """Return the workers that have a row or still hold jobs."""
     found = []
+    # Workers may have other settings, in a deploy: call their providers as this process does.
+    names = {
+        conf.provider_key(space.provider, space.model, space.dimensions): name_of(space)
+        for space in chain.from_iterable(live.values())
+    }
     held = dict(counted.held)
     for row in Worker.objects.using(using).order_by("host", "pid"):
         silent = seconds_between(row.last_seen_at, now)
@@ -35,10 +42,12 @@ def workers(counted: Queue, now: datetime, *, using: str) -> list[WorkerStatus]:
                 silent_seconds=max(0.0, silent),
                 is_live=silent < SILENT_SECONDS,
                 held=tuple(held.pop(row.pk, ())),
-                paused=dict(row.paused),
+                paused={names.get(key, key): why for key, why in row.paused.items()},
                 retries_at={
-                    name: datetime.fromtimestamp(row.last_seen_at.timestamp() + seconds, UTC)
-                    for name, seconds in row.paused_seconds.items()
+                    names.get(key, key): datetime.fromtimestamp(
+                        row.last_seen_at.timestamp() + seconds, UTC
+                    )
+                    for key, seconds in row.paused_seconds.items()
                 },
                 aside=dict(row.aside),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from django.db.models.functions import Now
 
@@ -14,6 +14,9 @@ from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pool import Pool
 from pgembed_django.text import clean, encodable
+
+Name = Callable[[str, str, int], str]
+"""Names a provider by its alias, model and dimensions."""
 
 
 class Presence:
@@ -37,9 +40,9 @@ class Presence:
         state = {
             "last_seen_at": Now(),
             "holds": len(pipeline.holding.units),
-            "paused": self._encodable(paused(pipeline)),
+            "paused": self._encodable(_paused(pipeline, conf.provider_key)),
             "paused_seconds": {
-                _name(pool): pool.paused_seconds
+                _named(pool, conf.provider_key): pool.paused_seconds
                 for pool in pipeline.embedding.pools
                 if pool.is_down
             },
@@ -72,17 +75,23 @@ class Presence:
 
 def paused(pipeline: Pipeline) -> dict[str, str]:
     """Return the providers that are down or paused by hand, and why."""
+    return _paused(pipeline, conf.current().provider_name)
+
+
+def _paused(pipeline: Pipeline, name: Name) -> dict[str, str]:
     pools = pipeline.embedding.pools
-    down = {_name(pool): pool.reason for pool in pools if pool.is_down}
+    down = {_named(pool, name): pool.reason for pool in pools if pool.is_down}
     by_hand = {
-        _name(pool): f"Paused by {pool.paused_by}" for pool in pools if pool.paused_by is not None
+        _named(pool, name): f"Paused by {pool.paused_by}"
+        for pool in pools
+        if pool.paused_by is not None
     }
-    return {name: clean(why) for name, why in (by_hand | down).items()}
+    return {what: clean(why) for what, why in (by_hand | down).items()}
 
 
-def _name(pool: Pool) -> str:
+def _named(pool: Pool, name: Name) -> str:
     provider = pool.provider
-    return conf.current().provider_name(provider.alias, provider.model, provider.dimensions)
+    return name(provider.alias, provider.model, provider.dimensions)
 
 
 def aside(pipeline: Pipeline) -> dict[str, str]:

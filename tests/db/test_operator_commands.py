@@ -111,6 +111,10 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     assert "here:7  seen 0 s ago, holds nothing, has set app.NoteEmbedding aside: no column" in told
     assert "default  bag-of-words, down for all workers, tried again in 30 s: No route." in told
 
+    Worker.objects.update(paused_seconds={"default": 0.2})
+    told = run("embed_status", "--specs", KEY)
+    assert "down for all workers, its next try is due: No route." in told
+
 
 def test_the_status_as_json_is_whole(make_article, run_jobs):
     make_article()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from concurrent.futures import Future
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -11,6 +12,7 @@ from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from pgembed_django import conf, jobs, rollups, spaces, specs, status
+from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.reembedding import reembed
@@ -288,6 +290,31 @@ def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
     reasons = {one.key: one.verdict.reason for one in found.specs}
     assert "The provider is down" in reasons[KEY]
     assert "down" not in reasons["app.NoteEmbedding"]
+
+
+def test_a_process_with_older_settings_tells_of_the_model_that_is_down_and_no_other(
+    look, spec, make_article, run_jobs, make_worker, settings
+):
+    make_article()
+    run_jobs()
+    declared = settings.PGEMBED_PROVIDERS["default"]
+    settings.PGEMBED_PROVIDERS = {"default": {**declared, "MODEL": "newer"}}
+    _, newer = spaces.ensure(spec, using="default")
+    worker = make_worker()
+    pool = worker.embedding.pool(newer)
+    down: Future[Any] = Future()
+    down.set_exception(ProviderUnavailable("Pull it."))
+    pool.ended(down)
+    Presence([KEY], using="default").report(worker)
+
+    settings.PGEMBED_PROVIDERS = {"default": declared}
+    found = status.overview(using="default")
+
+    former, newer = found.providers
+    assert (former.name, former.is_down) == ("default", False)
+    assert (newer.name, newer.is_down, newer.reason) == ("default (newer)", True, "Pull it.")
+    assert found.workers[-1].paused == {"default (newer)": "Pull it."}
+    assert "The provider is down" not in look().verdict.reason
 
 
 def test_a_new_model_that_cannot_be_reached_is_told_and_nothing_is_promised(
