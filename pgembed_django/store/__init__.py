@@ -107,12 +107,10 @@ def apply(spec: Spec, changes: Collection[Change], *, using: str) -> None:
             source_pks=[change.source_pk for change in waiting],
             space_ids=[change.space_id for change in waiting],
         )
-    if any(change.plan.insert for change in changes):
-        _insert(spec, changes, using, reuse=True)
+    if any(change.plan.insert or change.plan.drop for change in changes):
+        _replace(spec, changes, using, reuse=True)
     if any(change.plan.keep for change in changes):
         _keep(spec, changes, using)
-    if dropped := [row_id for change in changes for row_id in change.plan.drop]:
-        send(using, of_spec.drop, ids=dropped)
 
 
 def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
@@ -120,7 +118,7 @@ def apply_text(spec: Spec, changes: Collection[Change], *, using: str) -> None:
 
     Staged vectors are not used: ``apply`` recognizes these rows by their lack of a vector.
     """
-    _insert(spec, changes, using, reuse=False)
+    _replace(spec, changes, using, reuse=False)
 
 
 def forget(spec: Spec, source_pks: Collection[str], *, using: str) -> None:
@@ -179,9 +177,8 @@ def is_fit(spec: Spec, *, using: str) -> bool:
     of_spec = statements.of(spec, using)
     try:
         with database.giving_way(using):
-            _insert(spec, [], using, reuse=True)
+            _replace(spec, [], using, reuse=True)
             _keep(spec, [], using)
-            send(using, of_spec.drop, ids=[])
             send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
             send(using, of_spec.forget, source_pks=[])
     except database.Busy:
@@ -193,12 +190,13 @@ def is_fit(spec: Spec, *, using: str) -> bool:
     return True
 
 
-def _insert(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
+def _replace(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:
     rows = [(change, chunk) for change in changes for chunk in change.plan.insert]
     embedded = [change.vectors.get(chunk.digest) for change, chunk in rows]
     send(
         using,
-        statements.of(spec, using).insert,
+        statements.of(spec, using).replace,
+        dropped=arrays.literal(row_id for change in changes for row_id in change.plan.drop),
         spec=spec.key,
         reuse=reuse,
         store_text=spec.store_text,

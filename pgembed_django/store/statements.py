@@ -44,9 +44,13 @@ TEXT_DIGESTS = """
 """
 
 # A chunk without a given vector takes that of a row with the same digest, or the one that an
-# earlier run of the job staged. The old rows are deleted afterwards: the unique constraint
-# on the position is deferred to the end of the transaction.
-INSERT = """
+# earlier run of the job staged. The statement sees the rows that it deletes until its end.
+REPLACE = """
+    WITH dropped AS (
+        DELETE FROM {table}
+        WHERE id = ANY(%(dropped)s::bigint[])
+        RETURNING id
+    )
     INSERT INTO {table} (
         source_id, space_id, position, start_offset, end_offset,
         passage, chunk_digest, text_digest, embedding, was_cut, fulltext
@@ -98,6 +102,9 @@ INSERT = """
           AND staged.chunk_digest = new.chunk_digest
         LIMIT 1
     ) AS reused ON true
+    -- First all deletions: the copies of the deferred constraint that REINDEX CONCURRENTLY and
+    -- pg_repack make are checked at once, row by row.
+    WHERE (SELECT count(*) FROM dropped) IS NOT NULL
 """
 
 KEEP = """
@@ -118,11 +125,6 @@ KEEP = """
     WHERE kept.id = new.id
       -- However the two are joined: the plan is kept.
       AND kept.id = ANY(%(ids)b::bigint[])
-"""
-
-DROP = """
-    DELETE FROM {table}
-    WHERE id = ANY(%(ids)s::bigint[])
 """
 
 # Deletes rows without a vector, which were written before the provider was asked.
@@ -199,9 +201,8 @@ class Statements(NamedTuple):
 
     stored: str
     text_digests: str
-    insert: str
+    replace: str
     keep: str
-    drop: str
     drop_without_vector: str
     forget: str
     prune: str
@@ -223,9 +224,8 @@ def of(spec: Spec, using: str) -> Statements:
     texts = (
         STORED,
         TEXT_DIGESTS,
-        INSERT,
+        REPLACE,
         KEEP,
-        DROP,
         DROP_WITHOUT_VECTOR,
         FORGET,
         PRUNE,

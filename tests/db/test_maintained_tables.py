@@ -1,0 +1,181 @@
+"""What operators do to our tables and indexes while workers run costs no row an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+
+from pgembed_django.models import Job
+from tests.app.models import (
+    Article,
+    ArticleComment,
+    ArticleCommentEmbedding,
+    Note,
+    NoteEmbedding,
+)
+from tests.db.conftest import Writer, make_due, until_waiting
+
+WORDS = ["badger", "buffalo", "condor", "dingo", "ferret", "gazelle"]
+
+# What pg_repack does before it copies a table. Its indexes are made from pg_get_indexdef(), so
+# that of the deferrable constraint is checked at once.
+LOG = """
+    CREATE TABLE log (id bigserial PRIMARY KEY, was app_articlecommentembedding,
+        becomes app_articlecommentembedding);
+    CREATE FUNCTION log() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO log (was, becomes) VALUES (OLD, NEW);
+        RETURN NULL;
+    END $$;
+    CREATE TRIGGER repack_trigger AFTER INSERT OR DELETE OR UPDATE ON app_articlecommentembedding
+    FOR EACH ROW EXECUTE FUNCTION log();
+    CREATE TABLE shadow AS SELECT * FROM app_articlecommentembedding;
+    CREATE UNIQUE INDEX ON shadow (id);
+    CREATE UNIQUE INDEX ON shadow (source_id, space_id, position)
+"""
+APPLY = """
+    DO $$
+    DECLARE
+        entry log;
+    BEGIN
+        FOR entry IN SELECT * FROM log ORDER BY id LOOP
+            DELETE FROM shadow WHERE id = (entry.was).id;
+            IF (entry.becomes).id IS NOT NULL THEN
+                INSERT INTO shadow SELECT (entry.becomes).*;
+            END IF;
+        END LOOP;
+    END $$
+"""
+DIFFERENT = """
+    (TABLE shadow EXCEPT TABLE app_articlecommentembedding)
+    UNION ALL
+    (TABLE app_articlecommentembedding EXCEPT TABLE shadow)
+"""
+
+
+def run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def text_of(words: list[str]) -> str:
+    return "\n\n".join(f"The {word} sleeps." for word in words)
+
+
+def passages(comment: ArticleComment) -> str:
+    rows = ArticleCommentEmbedding.objects.filter(source=comment, embedding__isnull=False)
+    return "\n\n".join(rows.order_by("position").values_list("passage", flat=True))
+
+
+def assert_that_nobody_was_charged() -> None:
+    ended = set(Job.objects.values_list("status", "attempts", "crashes"))
+    assert ended == {("succeeded", 0, 0)}
+
+
+@pytest.fixture
+def copied_constraint(db: None) -> None:
+    """What a REINDEX CONCURRENTLY that was canceled leaves: inserts must keep to it, too."""
+    run(
+        "CREATE UNIQUE INDEX app_articlecommentembedding_ccnew "
+        "ON app_articlecommentembedding (source_id, space_id, position)"
+    )
+
+
+@pytest.fixture
+def comment(provider: Any) -> ArticleComment:
+    article = Article.objects.create(title="not embedded")
+    return ArticleComment.objects.create(article=article, text=text_of(WORDS))
+
+
+CHANGES = {
+    "a word": [*WORDS[:2], "dragon", *WORDS[3:]],
+    "reversed": WORDS[::-1],
+    "one in front": ["aardvark", *WORDS],
+    "the first one gone": WORDS[1:],
+    "the last one gone": WORDS[:-1],
+    "all others": ["heron", "ibis"],
+}
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("copied_constraint")
+@pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
+def test_a_text_is_replaced_under_a_constraint_that_is_not_deferred(comment, run_jobs, words):
+    run_jobs()
+    comment.text = text_of(words)
+    comment.save()
+
+    run_jobs()
+
+    assert passages(comment) == comment.text
+    assert_that_nobody_was_charged()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("copied_constraint")
+def test_so_is_one_that_was_stored_before_its_vectors(
+    comment, provider, make_worker, clock
+):
+    provider.is_down = True
+    worker = make_worker()
+    worker.step()
+    worker.step()
+    assert ArticleCommentEmbedding.objects.filter(embedding=None).count() == len(WORDS)
+
+    provider.is_down = False
+    clock.now += 4000
+    for _ in range(5):
+        make_due()
+        worker.step()
+
+    assert passages(comment) == comment.text
+    assert_that_nobody_was_charged()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
+def test_the_shadow_table_of_a_repack_follows(comment, run_jobs, words):
+    run_jobs()
+    run("SET CONSTRAINTS ALL IMMEDIATE")
+    run(LOG)
+    comment.text = text_of(words)
+    comment.save()
+
+    run_jobs()
+    run(APPLY)
+
+    with connection.cursor() as cursor:
+        cursor.execute(DIFFERENT)
+        assert cursor.fetchall() == []
+    assert passages(comment) == comment.text
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("table", ["app_noteembedding", "pgembed_job"])
+def test_rows_are_updated_while_a_reindex_waits_for_a_snapshot(
+    run_jobs, connect: Callable[..., psycopg.Connection], writer: Writer, table: str
+):
+    notes = [Note.objects.create(body=f"note {number}") for number in range(10)]
+    run_jobs()
+    reader = connect()
+    reader.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    reader.execute("SELECT count(*) FROM app_noteembedding")
+    writer.connection.autocommit = True
+    writer.start(f"REINDEX TABLE CONCURRENTLY {table}")
+    until_waiting(writer)
+    for note in notes:
+        note.body += ", changed"
+        note.save()
+
+    run_jobs()
+
+    assert writer.is_waiting()
+    stored = NoteEmbedding.objects.filter(embedding__isnull=False)
+    assert set(stored.values_list("passage", flat=True)) == {note.body for note in notes}
+    assert_that_nobody_was_charged()
+    reader.rollback()
+    writer.end()
