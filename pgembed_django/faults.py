@@ -24,9 +24,20 @@ CANCELED = "57014"
 LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
 SERIALIZATION_FAILURE = "40001"
+UNIQUE_VIOLATION = "23505"
+INTERNAL_ERROR = "XX000"
 NOT_SUPPORTED = "0A000"
+UNKNOWN_STATEMENT = "26000"
+"""The prepared statements of the session are gone: ``DEALLOCATE ALL``, ``DISCARD ALL``."""
 KEPT_PLAN_CHECK = "RevalidateCachedQuery"
 """The server function that rejects a prepared statement after its column types have changed."""
+
+# What a statement meets where a table, an index or a type is exchanged under it. The server does
+# not translate these messages.
+EXCHANGED = re.compile(
+    r"cache lookup failed for |could not open relation with OID |tuple concurrently "
+    r"|relation \d+ deleted while still in use"
+)
 
 # A table's name is only in the server's message, which may be in any language. So quoted names are
 # taken as they are, and every other word is tried as a name.
@@ -53,6 +64,8 @@ class Fault(enum.Enum):
     """A statement or transaction timed out, or was canceled by hand. Try fewer rows."""
     OUTAGE = enum.auto()
     """The connection is lost, or the server has a problem. Try again later."""
+    PASSING = enum.auto()
+    """Something else that is done to the database got in the way. Try the same again later."""
     SCHEMA = enum.auto()
     """A spec's table is not as the statement expects, or this role may not use it."""
     OURS = enum.auto()
@@ -86,16 +99,30 @@ def of(error: Exception) -> Fault:
         return Fault.TOO_SLOW
     if is_lost_connection(error) or is_of_the_server(error):
         return Fault.OUTAGE
-    if state.startswith("42"):
+    # Rollbacks, objects in use or not in the state that is needed, operators at work.
+    if state.startswith(("40", "55", "57")) or _is_by_an_exchange(error):
+        return Fault.PASSING
+    if state.startswith(("3F", "42")):
         return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
     if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED:
         return Fault.VALUE
     return Fault.OTHER
 
 
-def goes_in_fewer_rows(error: Exception) -> bool:
-    """Return whether fewer rows may succeed: these were too slow or large, or one is damaged."""
-    return of(error) in {Fault.TOO_SLOW, Fault.VALUE}
+def may_pass(error: Exception) -> bool:
+    """Return whether the next try may succeed, with fewer rows.
+
+    These were too slow or large, or one is damaged, or something else got in the way.
+    """
+    return of(error) in {Fault.TOO_SLOW, Fault.PASSING, Fault.VALUE}
+
+
+def is_nobodys(error: Exception) -> bool:
+    """Return whether an error over a single row is not that row's fault.
+
+    Something else got in the way, or rows are there that its plan does not know of.
+    """
+    return of(error) is Fault.PASSING or sqlstate(error) == UNIQUE_VIOLATION
 
 
 def is_of_the_server(error: Exception) -> bool:
@@ -115,10 +142,10 @@ def has_no_room(error: BaseException) -> bool:
 def is_lost_connection(error: BaseException) -> bool:
     """Return whether the connection is lost, rather than one statement refused.
 
-    It also counts as lost if a statement prepared in it would now return columns of other types:
-    only a new connection helps.
+    It also counts as lost if a statement prepared in it is gone, or would now return columns of
+    other types: only a new connection helps.
     """
-    if _is_by_an_outdated_plan(error):
+    if _is_by_an_outdated_plan(error) or sqlstate(error) == UNKNOWN_STATEMENT:
         return True
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
@@ -135,6 +162,10 @@ def _is_by_an_outdated_plan(error: BaseException) -> bool:
         and cause.sqlstate == NOT_SUPPORTED
         and cause.diag.source_function == KEPT_PLAN_CHECK
     )
+
+
+def _is_by_an_exchange(error: BaseException) -> bool:
+    return sqlstate(error) == INTERNAL_ERROR and EXCHANGED.match(str(error)) is not None
 
 
 def said(error: Exception) -> str:

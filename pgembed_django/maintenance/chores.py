@@ -49,7 +49,7 @@ def attempt(once: Callable[[], int]) -> int:
     try:
         return once()
     except DatabaseError as error:
-        if not faults.goes_in_fewer_rows(error):
+        if not faults.may_pass(error):
             raise
         events.tell(events.CHORE_CANCELED, chore=once.__name__, error=str(error))
         return 0
@@ -68,7 +68,7 @@ def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
         _told.clear(what)
     except DatabaseError as error:
         fault, reason = faults.of(error), faults.said(error)
-        if fault not in {Fault.TOO_SLOW, Fault.VALUE, Fault.SCHEMA}:
+        if fault is not Fault.SCHEMA and not faults.may_pass(error):
             raise
         if not _told.is_new(what, reason):
             return

@@ -111,7 +111,7 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     except database.Busy:
         return None  # a TRUNCATE or ALTER TABLE has locked the whole table
     except DatabaseError as error:
-        if faults.goes_in_fewer_rows(error):
+        if faults.may_pass(error):
             _fewer_rows[lap] = rows // 2
         raise
     if lap in _fewer_rows:

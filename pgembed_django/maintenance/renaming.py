@@ -36,7 +36,7 @@ def follow(*, using: str) -> bool:
     except database.Busy:
         return False
     except DatabaseError as error:
-        if not faults.goes_in_fewer_rows(error):
+        if not faults.may_pass(error):
             raise
         return False  # a statement timed out
     return True

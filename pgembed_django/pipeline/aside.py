@@ -38,8 +38,7 @@ class Aside:
     def release(self, units: Iterable[Unit]) -> None:
         """Give their units back without spending an attempt. Their vectors so far are staged."""
         for unit in units:
-            unit.is_set_aside = True
-            self._holding.to_stage += [(unit, part) for part in unit.parts if part.vectors]
+            self._holding.stage_vectors(unit)
             self._holding.release(
                 unit, delay_seconds=RELEASED_SECONDS, reason=self.reasons[unit.spec]
             )

@@ -17,6 +17,8 @@ from pgembed_django.specs import Spec
 
 MAX_BACKOFF_SECONDS = 3600
 MAX_BUSY_ENDINGS = 3
+MAX_CLAIMS = 10
+"""How often a job may be claimed before what may pass counts as an attempt: each job ends."""
 
 
 class _QueuedEnd(NamedTuple):
@@ -114,16 +116,31 @@ class Holding:
     def retry(self, unit: Unit, error: str) -> None:
         """Spend an attempt of the unit's job: it is retried after a backoff, or fails."""
         error = text.clean(error)
-        backoff = self.settings.backoff_seconds * 2**unit.claim.attempts
-        delay = min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
         retry = partial(
             jobs.retry,
             error=error,
             max_attempts=self.settings.max_attempts,
-            delay_seconds=delay,
+            delay_seconds=self._backoff_seconds(unit.claim.attempts),
             using=self.using,
         )
         self._end(unit, retry, error=error)
+
+    def put_off(self, unit: Unit, error: str) -> None:
+        """Give a unit back that could not be stored, which was not its fault. Its vectors are kept.
+
+        If that does not pass, attempts are spent in the end.
+        """
+        self.stage_vectors(unit)
+        if unit.claim.token > MAX_CLAIMS:
+            self.retry(unit, error)
+        else:
+            delay = self._backoff_seconds(unit.claim.token - 1)
+            self.release(unit, delay_seconds=delay, reason=text.clean(error))
+
+    def stage_vectors(self, unit: Unit) -> None:
+        """Stage the vectors that a unit has, before it is given back because of its table."""
+        unit.is_set_aside = True
+        self.to_stage += [(unit, part) for part in unit.parts if part.vectors]
 
     def release(
         self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
@@ -196,6 +213,10 @@ class Holding:
                 job_id=claim.id,
                 result=ending,
             )
+
+    def _backoff_seconds(self, times: int) -> float:
+        backoff = self.settings.backoff_seconds * 2**times
+        return min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
     def _end(self, unit: Unit, end: Callable[[Claim], Ending], *, error: str | None = None) -> None:
         if unit in self:

@@ -40,6 +40,8 @@ class Planning:
         self._fitting = Fitting(holding=holding, aside=aside)
         # Answers of providers are looked at after each portion, however long the texts are.
         self._portion = Portion()
+        self._canceled: Unit | None = None
+        """The last unit that could not be read in time alone."""
 
     @property
     def has_more(self) -> bool:
@@ -72,6 +74,9 @@ class Planning:
             if len(few) > 1:
                 self._portion.halve(len(few))
                 raise
+            if few[0] is not self._canceled:
+                self._canceled = few[0]  # perhaps by a person: it is not yet to blame
+                return self.step()
             self.holding.retry(few[0], f"{type(error).__name__}: {error}")
         for _ in few:  # only now: the database may have been lost before
             self._units.popleft()
@@ -119,7 +124,7 @@ class Planning:
             match faults.of(error):
                 case Fault.TOO_SLOW | Fault.OUTAGE | Fault.OURS:
                     raise
-                case Fault.SCHEMA:
+                case Fault.SCHEMA | Fault.PASSING:
                     self.aside.put(spec, error)
                     self.aside.release(units)
                 case _ if len(units) == 1:

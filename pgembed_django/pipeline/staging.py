@@ -123,8 +123,13 @@ class Staging:
                 left.specs.add(spec)
         return left
 
-    def _write_some(self, write: Write, spec: Spec, parts: Parts) -> Parts:
-        """Write parts of one spec. Returns those whose jobs an open writer has locked."""
+    def _write_some(
+        self, write: Write, spec: Spec, parts: Parts, *, is_again: bool = False
+    ) -> Parts:
+        """Write parts of one spec. Returns those whose jobs an open writer has locked.
+
+        ``is_again``: this part has just failed alone.
+        """
         using = self.holding.using
         try:
             # Waiting for a table while holding jobs would block their writers, or deadlock.
@@ -145,11 +150,15 @@ class Staging:
                 case Fault.TOO_SLOW if len(parts) > 1:
                     self._portion.halve(len(parts))
                     raise
-                case Fault.SCHEMA if not store.is_fit(spec, using=using):
+                case Fault.SCHEMA | Fault.PASSING if not store.is_fit(spec, using=using):
                     self.aside.put(spec, error)
                     self.aside.release({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
                     return [left for one in parts for left in self._write_some(write, spec, [one])]
+                case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
+                    return self._write_some(write, spec, parts, is_again=True)
+                case _ if faults.is_nobodys(error):
+                    self.holding.put_off(parts[0][0], f"{type(error).__name__}: {error}")
                 case fault:
                     # One unit's data is at fault. It must not stop the worker.
                     self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")

@@ -190,6 +190,8 @@ class Storing:
         for unit, error in done.unfit:
             self.aside.put(unit.spec, error)
             self.aside.release([unit])
+        for unit, said in done.put_off:
+            self.holding.put_off(unit, said)
         for unit, said in done.refused:
             self.holding.retry(unit, said)
         held = [unit for unit in units if unit in self.holding]

@@ -31,6 +31,8 @@ class Completion:
     """A space was opened after they were planned."""
     unfit: Sequence[tuple[Unit, Exception]] = ()
     """The tables of their specs are not as declared, and the error."""
+    put_off: Sequence[tuple[Unit, str]] = ()
+    """Something else that is done to their tables got in the way, and the error."""
     refused: Sequence[tuple[Unit, str]] = ()
     lost: Collection[int] = ()
     """Job ids that are another worker's now, or gone with their rows."""
@@ -44,6 +46,7 @@ class Completion:
             {**self.waited, **other.waited},
             [*self.outdated, *other.outdated],
             [*self.unfit, *other.unfit],
+            [*self.put_off, *other.put_off],
             [*self.refused, *other.refused],
             [*self.lost, *other.lost],
             self.seconds + other.seconds,
@@ -52,13 +55,19 @@ class Completion:
 
 
 def store_whole(
-    units: Sequence[Unit], *, settings: conf.Settings, using: str, wait: str = database.SHORTLY
+    units: Sequence[Unit],
+    *,
+    settings: conf.Settings,
+    using: str,
+    wait: str = database.SHORTLY,
+    is_again: bool = False,
 ) -> Completion:
     """Store whole units and complete their jobs, vectors and completion together.
 
     Units whose jobs an open writer has locked are left alone. Results of lost ones are
     discarded. A unit's own error counts against that unit only. A time-out over several is
-    raised, and so are errors of the server or of our own tables.
+    raised, and so are errors of the server or of our own tables. ``is_again``: this unit has just
+    failed alone.
     """
     started = time.perf_counter()
     try:
@@ -90,16 +99,20 @@ def store_whole(
                 raise
             case Fault.TOO_SLOW if is_many:
                 raise
-            case Fault.SCHEMA if len(of_specs := by_spec(units)) > 1:
+            case Fault.SCHEMA | Fault.PASSING if len(of_specs := by_spec(units)) > 1:
                 return _store_apart([*of_specs.values()], settings=settings, using=using, wait=wait)
-            case Fault.SCHEMA if not store.is_fit(units[0].spec, using=using):
+            case Fault.SCHEMA | Fault.PASSING if not store.is_fit(units[0].spec, using=using):
                 return Completion(unfit=[(unit, error) for unit in units])
             case _ if is_many:
                 # One unit's data may be at fault. It must not fail the others.
                 middle = len(units) // 2
                 halves = [units[:middle], units[middle:]]
                 return _store_apart(halves, settings=settings, using=using, wait=wait)
-        return Completion(refused=[(units[0], f"{type(error).__name__}: {error}")])
+            case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
+                # Canceled by a person, or while the table was altered: it is not yet to blame.
+                return store_whole(units, settings=settings, using=using, wait=wait, is_again=True)
+        ended = [(units[0], f"{type(error).__name__}: {error}")]
+        return Completion(put_off=ended) if faults.is_nobodys(error) else Completion(refused=ended)
     seconds = time.perf_counter() - started
     return Completion(ours, read_waited(), outdated, lost=held.lost, seconds=seconds)
 

@@ -75,7 +75,7 @@ class Unit:
     is_stored: bool = False
     """What it had is stored, whether its job is completed or given back."""
     is_set_aside: bool = False
-    """It is given back because its spec was set aside."""
+    """It is given back because it cannot be stored now: what it has is staged, even if whole."""
 
     def plan_for(self, live: Iterable[Space]) -> None:
         """Note the spaces that it is planned for."""

@@ -225,7 +225,7 @@ class Worker:
         match faults.of(error):
             case Fault.OUTAGE:
                 self._sit_out(error)
-            case Fault.TOO_SLOW:
+            case Fault.TOO_SLOW | Fault.PASSING:
                 self._try_later(error)
             case _:
                 raise error
@@ -240,7 +240,7 @@ class Worker:
             self._rest.wait(self.listener, left)
 
     def _try_later(self, error: Exception) -> None:
-        """Wait a moment after something took too long, to try it with fewer rows."""
+        """Wait a moment after a statement was canceled, to try it again, with fewer rows."""
         events.tell(events.STATEMENT_CANCELED, error=str(error))
         if faults.is_lost_connection(error):
             connections[self.using].close()

@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 
 from pgembed_django.models import Job
+from pgembed_django.pipeline import Pipeline
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -117,9 +118,7 @@ def test_a_text_is_replaced_under_a_constraint_that_is_not_deferred(comment, run
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("copied_constraint")
-def test_so_is_one_that_was_stored_before_its_vectors(
-    comment, provider, make_worker, clock
-):
+def test_so_is_one_that_was_stored_before_its_vectors(comment, provider, make_worker, clock):
     provider.is_down = True
     worker = make_worker()
     worker.step()
@@ -152,6 +151,131 @@ def test_the_shadow_table_of_a_repack_follows(comment, run_jobs, words):
         cursor.execute(DIFFERENT)
         assert cursor.fetchall() == []
     assert passages(comment) == comment.text
+
+
+# What a statement may meet while others work on the database, and how often.
+PASSING = {
+    "a serialization failure": ("40001", "could not serialize access", 6),
+    "a deadlock": ("40P01", "deadlock detected", 6),
+    "a lock": ("55P03", "canceling statement due to lock timeout", 6),
+    "an object in use": ("55006", "it is being used", 6),
+    "an index that is gone": ("XX000", "could not open relation with OID 16500", 6),
+    "a type that is gone": ("XX000", "cache lookup failed for type 16500", 6),
+    "an update of the catalog": ("XX000", "tuple concurrently updated", 6),
+    "a constraint of somebody else's": ("23505", 'duplicate key violates "x_ccnew"', 6),
+    "pg_cancel_backend": ("57014", "canceling statement due to user request", 1),
+    "a table that is renamed": ("42P01", 'relation "x" does not exist', 1),
+}
+
+
+@pytest.fixture
+def refuse(db: None) -> Callable[..., None]:
+    """Let the database refuse to store a note, so many times. Rolled back sequences count on."""
+
+    def refuse(state: str, message: str, times: int) -> None:
+        run("CREATE TEMP SEQUENCE refused")
+        run(
+            f"""
+            CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN
+                IF nextval('pg_temp.refused') <= {times} THEN
+                    RAISE EXCEPTION '{message}' USING ERRCODE = '{state}';
+                END IF;
+                RETURN NEW;
+            END $$;
+            CREATE TRIGGER refuse BEFORE INSERT ON app_noteembedding
+            FOR EACH ROW EXECUTE FUNCTION refuse()
+            """
+        )
+
+    return refuse
+
+
+@pytest.fixture
+def work(make_worker: Callable[..., Pipeline], clock: Any) -> Callable[[], None]:
+    """Let a worker go on, over all backoffs."""
+
+    def work() -> None:
+        worker = make_worker(max_attempts=3)
+        for _ in range(60):
+            clock.now += 10
+            make_due()
+            worker.live.outdate()
+            worker.step()
+
+    return work
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("state", "message", "times"), PASSING.values(), ids=PASSING)
+def test_what_passes_when_a_row_is_stored_costs_no_attempt(
+    provider, refuse, work, state, message, times
+):
+    note = Note.objects.create(body="note")
+    refuse(state, message, times)
+
+    work()
+
+    assert NoteEmbedding.objects.exclude(embedding=None).get().source_id == note.pk
+    assert_that_nobody_was_charged()
+    assert provider.embedded.count("note") == 1  # what was paid for is staged
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("state", "message", "times"), PASSING.values(), ids=PASSING)
+def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state, message, times):
+    Note.objects.create(body="note")
+    worker = make_worker(max_attempts=1)
+    worker.claim()
+    worker.planning.step()
+    refuse(state, message, times)
+
+    worker.staging.store_text(list(worker.holding.units.values()))
+    worker.release()
+
+    assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
+
+
+@pytest.mark.django_db
+def test_a_job_that_is_put_off_tells_why(refuse, make_worker):
+    Note.objects.create(body="note")
+    refuse("XX000", "could not open relation with OID 16500", 100)
+    worker = make_worker()
+    for _ in range(3):
+        worker.step()
+
+    job = Job.objects.get()
+    assert (job.status, job.attempts) == ("pending", 0)
+    assert "could not open relation" in job.last_error
+    assert job.run_at > job.created_at
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [("XX000", "could not open relation with OID 1"), ("23505", "duplicate key")],
+)
+def test_what_does_not_pass_for_one_row_ends_its_job(refuse, work, state, message):
+    Note.objects.create(body="note")
+    refuse(state, message, 1000)
+
+    work()
+
+    job = Job.objects.get()
+    assert (job.status, job.attempts) == ("failed", 3)
+    assert message in job.last_error
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", ["22001", "23514", "54000", "P0001", "XX001"])
+def test_what_a_value_is_refused_for_costs_an_attempt(refuse, make_worker, state):
+    Note.objects.create(body="note")
+    refuse(state, "not this value", 1000)
+    worker = make_worker(max_attempts=1)
+    worker.step()
+    worker.step()
+
+    assert Job.objects.get().status == "failed"
 
 
 @pytest.mark.django_db(transaction=True)

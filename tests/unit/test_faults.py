@@ -26,6 +26,13 @@ FAULTS = {
     "22P02": Fault.VALUE,
     "XX001": Fault.VALUE,
     "53400": Fault.VALUE,
+    "XX000": Fault.VALUE,
+    "26000": Fault.OUTAGE,
+    "40001": Fault.PASSING,
+    "40P01": Fault.PASSING,
+    "55006": Fault.PASSING,
+    "57000": Fault.PASSING,
+    "3F000": Fault.SCHEMA,
     "P0001": Fault.OTHER,
     "23505": Fault.OTHER,
 }
@@ -41,6 +48,19 @@ def raised(state: str, message: str = "it is wrong") -> DatabaseError:
 @pytest.mark.parametrize("state", FAULTS)
 def test_whose_fault_an_error_is(state):
     assert faults.of(raised(state)) is FAULTS[state]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "cache lookup failed for index 16500",
+        "could not open relation with OID 16500",
+        "tuple concurrently updated",
+        "tuple concurrently deleted",
+    ],
+)
+def test_what_is_exchanged_under_a_statement_is_nobodys_fault(message):
+    assert faults.of(raised("XX000", message)) is Fault.PASSING
 
 
 def test_what_is_wrong_with_our_own_tables_is_no_specs():

@@ -93,7 +93,7 @@ class Command(EmbedCommand):
             try:
                 page = reconcile.reconcile_page(spec, sweep, using=using)
             except DatabaseError as error:
-                if not faults.goes_in_fewer_rows(error):
+                if not faults.may_pass(error):
                     raise
                 continue  # with fewer rows
             if page or reconcile.is_backlog_full(spec, using=using):
