@@ -7,8 +7,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
+from pgembed_django.maintenance.chores import attempt
 from pgembed_django.models import Job
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import (
@@ -170,21 +172,22 @@ PASSING = {
 
 @pytest.fixture
 def refuse(db: None) -> Callable[..., None]:
-    """Let the database refuse to store a note, so many times. Rolled back sequences count on."""
+    """Let the database refuse to store a note, so many times. A rollback takes no number back."""
 
-    def refuse(state: str, message: str, times: int) -> None:
-        run("CREATE TEMP SEQUENCE refused")
+    def refuse(
+        state: str, message: str, times: int, *, on: str = "INSERT ON app_noteembedding"
+    ) -> None:
+        run("CREATE SEQUENCE refused")
         run(
             f"""
             CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN
-                IF nextval('pg_temp.refused') <= {times} THEN
+                IF nextval('refused') <= {times} THEN
                     RAISE EXCEPTION '{message}' USING ERRCODE = '{state}';
                 END IF;
                 RETURN NEW;
             END $$;
-            CREATE TRIGGER refuse BEFORE INSERT ON app_noteembedding
-            FOR EACH ROW EXECUTE FUNCTION refuse()
+            CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW EXECUTE FUNCTION refuse()
             """
         )
 
@@ -276,6 +279,33 @@ def test_what_a_value_is_refused_for_costs_an_attempt(refuse, make_worker, state
     worker.step()
 
     assert Job.objects.get().status == "failed"
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("state", ["40P01", "40001", "55006", "57014"])
+def test_a_chore_that_meets_it_comes_again(state):
+    def once() -> int:
+        run(f"DO $$ BEGIN RAISE 'not now' USING ERRCODE = '{state}'; END $$")
+        return 1
+
+    assert attempt(once) == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [("40P01", "deadlock detected"), ("XX000", "could not open relation with OID 16500")],
+)
+def test_a_worker_whose_claim_meets_it_claims_again(refuse, state, message):
+    refuse(state, message, 1, on="UPDATE ON pgembed_job")
+    note = Note.objects.create(body="note")
+    try:
+        call_command("embed_worker", "--drain", verbosity=0)
+    finally:
+        run("DROP FUNCTION refuse() CASCADE; DROP SEQUENCE refused")
+
+    assert NoteEmbedding.objects.exclude(embedding=None).get().source_id == note.pk
+    assert_that_nobody_was_charged()
 
 
 @pytest.mark.django_db(transaction=True)
