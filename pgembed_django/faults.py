@@ -34,6 +34,7 @@ KEPT_PLAN_CHECK = "RevalidateCachedQuery"
 
 # What a statement meets where a table, an index or a type is exchanged under it. The server does
 # not translate these messages.
+FORMER_TYPE = re.compile(r"cache lookup failed for type ")
 EXCHANGED = re.compile(
     r"cache lookup failed for |could not open relation with OID |tuple concurrently "
     r"|relation \d+ deleted while still in use"
@@ -100,7 +101,7 @@ def of(error: Exception) -> Fault:
     if is_lost_connection(error) or is_of_the_server(error):
         return Fault.OUTAGE
     # Rollbacks, objects in use or not in the state that is needed, operators at work.
-    if state.startswith(("40", "55", "57")) or _is_by_an_exchange(error):
+    if state.startswith(("40", "55", "57")) or _is_internal(error, EXCHANGED):
         return Fault.PASSING
     if state.startswith(("3F", "42")):
         return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
@@ -143,9 +144,13 @@ def is_lost_connection(error: BaseException) -> bool:
     """Return whether the connection is lost, rather than one statement refused.
 
     It also counts as lost if a statement prepared in it is gone, or would now return columns of
-    other types: only a new connection helps.
+    other types, or if a type that it looked up was created anew: only a new connection helps.
     """
-    if _is_by_an_outdated_plan(error) or sqlstate(error) == UNKNOWN_STATEMENT:
+    if (
+        _is_by_an_outdated_plan(error)
+        or sqlstate(error) == UNKNOWN_STATEMENT
+        or _is_internal(error, FORMER_TYPE)
+    ):
         return True
     if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
         return True
@@ -164,8 +169,8 @@ def _is_by_an_outdated_plan(error: BaseException) -> bool:
     )
 
 
-def _is_by_an_exchange(error: BaseException) -> bool:
-    return sqlstate(error) == INTERNAL_ERROR and EXCHANGED.match(str(error)) is not None
+def _is_internal(error: BaseException, message: re.Pattern[str]) -> bool:
+    return sqlstate(error) == INTERNAL_ERROR and message.match(str(error)) is not None
 
 
 def said(error: Exception) -> str:

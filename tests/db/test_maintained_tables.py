@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import DatabaseError, connection
+from pgvector.psycopg.vector import register_vector_info
+from psycopg.types import TypeInfo
 
+from pgembed_django import faults
+from pgembed_django.faults import Fault
 from pgembed_django.maintenance.chores import attempt
 from pgembed_django.models import Job
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.worker import configuring
+from pgembed_django.worker.configuring import PREPARE_AFTER
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -162,7 +168,7 @@ PASSING = {
     "a lock": ("55P03", "canceling statement due to lock timeout", 6),
     "an object in use": ("55006", "it is being used", 6),
     "an index that is gone": ("XX000", "could not open relation with OID 16500", 6),
-    "a type that is gone": ("XX000", "cache lookup failed for type 16500", 6),
+    "a constraint that is gone": ("XX000", "cache lookup failed for constraint 16500", 6),
     "an update of the catalog": ("XX000", "tuple concurrently updated", 6),
     "a constraint of somebody else's": ("23505", 'duplicate key violates "x_ccnew"', 6),
     "pg_cancel_backend": ("57014", "canceling statement due to user request", 1),
@@ -292,12 +298,8 @@ def test_a_chore_that_meets_it_comes_again(state):
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [("40P01", "deadlock detected"), ("XX000", "could not open relation with OID 16500")],
-)
-def test_a_worker_whose_claim_meets_it_claims_again(refuse, state, message):
-    refuse(state, message, 1, on="UPDATE ON pgembed_job")
+def test_a_worker_whose_claim_meets_it_claims_again(refuse):
+    refuse("40P01", "deadlock detected", 1, on="UPDATE ON pgembed_job")
     note = Note.objects.create(body="note")
     try:
         call_command("embed_worker", "--drain", verbosity=0)
@@ -305,6 +307,84 @@ def test_a_worker_whose_claim_meets_it_claims_again(refuse, state, message):
         run("DROP FUNCTION refuse() CASCADE; DROP SEQUENCE refused")
 
     assert NoteEmbedding.objects.exclude(embedding=None).get().source_id == note.pk
+    assert_that_nobody_was_charged()
+
+
+REWRITES = """
+    VACUUM FULL app_noteembedding;
+    VACUUM FULL pgembed_job;
+    CLUSTER app_noteembedding USING app_noteembedding_pkey;
+    CLUSTER pgembed_job USING pgembed_job_pkey;
+    ALTER TABLE app_noteembedding SET WITHOUT CLUSTER;
+    ALTER TABLE pgembed_job SET WITHOUT CLUSTER;
+    ALTER TABLE app_note ADD extra timestamptz DEFAULT clock_timestamp();
+    ALTER TABLE app_noteembedding ADD extra int DEFAULT 1;
+    ALTER TABLE pgembed_job ADD extra int DEFAULT 1;
+    ALTER TABLE app_noteembedding ALTER start_offset TYPE bigint;
+    ALTER TABLE app_noteembedding ALTER embedding TYPE halfvec(64);
+    ANALYZE app_noteembedding;
+    ALTER EXTENSION vector UPDATE;
+    ALTER TABLE app_note DROP extra;
+    ALTER TABLE app_noteembedding DROP extra;
+    ALTER TABLE pgembed_job DROP extra;
+    ALTER TABLE app_noteembedding ALTER start_offset TYPE int;
+    ALTER TABLE app_noteembedding ALTER embedding TYPE vector
+"""
+
+
+@pytest.fixture
+def kept_plans(transactional_db: None) -> Iterator[None]:
+    """A worker's direct session, whose statements stay prepared and whose plans are kept."""
+    configuring.configure_sessions("default", is_direct=True)
+    yield
+    configuring.end_sessions("default")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("kept_plans")
+def test_tables_are_rewritten_altered_and_exchanged_under_prepared_statements(
+    make_worker, connect: Callable[..., psycopg.Connection]
+):
+    worker = make_worker(max_attempts=1)
+    note = Note.objects.create(body="note")
+    operator = connect(autocommit=True)
+    statements = REWRITES.split(";")
+    for number in range(PREPARE_AFTER + len(statements)):
+        worker.claim()
+        if number >= PREPARE_AFTER:
+            operator.execute(statements[number - PREPARE_AFTER])
+        note.body = f"note {number}"
+        note.save()
+
+        while not worker.holding.is_empty or worker.claim():
+            try:
+                worker.step()
+            except DatabaseError as error:
+                if faults.of(error) is not Fault.OUTAGE:
+                    raise
+                connection.close()  # as the loop does
+
+        stored = NoteEmbedding.objects.exclude(embedding=None).values_list("passage", flat=True)
+        assert list(stored) == [note.body]
+        assert_that_nobody_was_charged()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_knows_the_type_of_a_former_extension_connects_again(make_worker):
+    Note.objects.create(body="note")
+    worker = make_worker(max_attempts=1)
+    worker.step()
+    connection.ensure_connection()
+    register_vector_info(connection.connection, TypeInfo("vector", 99_999, 99_998))
+
+    with pytest.raises(DatabaseError) as raised:
+        worker.step()
+
+    assert faults.of(raised.value) is Fault.OUTAGE
+    connection.close()
+    while worker.step():
+        pass
+    assert NoteEmbedding.objects.exclude(embedding=None).exists()
     assert_that_nobody_was_charged()
 
 
