@@ -9,7 +9,7 @@ from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.fencing import Claim
 from pgembed_django.jobs.history import prune_attempts
 from pgembed_django.jobs.lanes import Lane, priorities, priority_of
-from pgembed_django.jobs.leases import Held, heartbeat, hold
+from pgembed_django.jobs.leases import Held, absolve, heartbeat, hold
 from pgembed_django.jobs.nudges import CHANNEL, NUDGE, nudge
 from pgembed_django.jobs.open_failures import fail
 from pgembed_django.jobs.pauses import Paused, pause, paused, resume
@@ -38,6 +38,7 @@ __all__ = [
     "Paused",
     "Reaped",
     "Retried",
+    "absolve",
     "claim",
     "claim_doubtful",
     "claim_on",

@@ -41,6 +41,31 @@ HEARTBEAT = """
     WHERE id = ANY(%(ids)s)
 """
 
+# The reaper has noted the claim's own crash, if it counted one. SKIP LOCKED: a writer's pending
+# job begins afresh anyway.
+ABSOLVE = """
+    WITH charged AS (
+        SELECT job.id, job.spec, job.source_pk, held.started_at
+        FROM unnest(%(ids)s::bigint[], %(started_at)s::timestamptz[]) AS held(id, started_at)
+        JOIN pgembed_job AS job ON job.id = held.id
+        WHERE job.status IN ('pending', 'running')
+          AND job.crashes > 0
+        FOR NO KEY UPDATE OF job SKIP LOCKED
+    ),
+    noted AS (
+        DELETE FROM pgembed_attempt AS attempt
+        USING charged
+        WHERE attempt.spec = charged.spec
+          AND attempt.source_pk = charged.source_pk
+          AND attempt.started_at = charged.started_at
+          AND attempt.outcome = 'crashed'
+        RETURNING charged.id
+    )
+    UPDATE pgembed_job
+    SET crashes = crashes - 1, last_error = ''
+    WHERE id IN (SELECT id FROM noted)
+"""
+
 
 class Held(NamedTuple):
     """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
@@ -56,6 +81,19 @@ def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> H
         found = hold(held, using=using)
         database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
     return found
+
+
+def absolve(lost: Collection[Claim], *, using: str) -> None:
+    """Take back the crashes of jobs that were lost while the database was away.
+
+    Their worker lives: it could not renew their leases. Only until they have ended.
+    """
+    database.execute(
+        using,
+        ABSOLVE,
+        ids=[claim.id for claim in lost],
+        started_at=arrays.literal(claim.started_at for claim in lost),
+    )
 
 
 def hold(held: Collection[Claim], *, using: str) -> Held:

@@ -97,14 +97,20 @@ class Holding:
             self.drop([claim.id for claim in lost])
             events.tell(events.LEASES_LOST, about=lost, count=len(lost))
 
-    def heartbeat(self) -> None:
-        """Renew every lease, and stop working on lost jobs."""
+    def heartbeat(self, *, after_outage: bool = False) -> None:
+        """Renew every lease, and stop working on lost jobs.
+
+        Those that were lost in an outage of the database were not lost by a crash.
+        """
         claims = [unit.claim for unit in self.units.values()]
         claims += [queued.claim for queued in self._endings]
         if claims:
             held = jobs.heartbeat(
                 claims, lease_seconds=self.settings.lease_seconds, using=self.using
             )
+            if after_outage and held.lost:
+                lost = [claim for claim in claims if claim.id in held.lost]
+                jobs.absolve(lost, using=self.using)
             # A job that is gone may just have been completed.
             self.lose({one for one in held.lost if not self._is_being_stored(one)})
 

@@ -52,7 +52,7 @@ class Loop:
         self._recruited_at = 0.0
         self._awaits_answer = False
         now = time.monotonic()
-        self._heartbeat = Timer(settings.lease_seconds / 3, pipeline.holding.heartbeat, now)
+        self._heartbeat = Timer(settings.lease_seconds / 3, self._renew, now)
         listens = settings.notify and not drain
         self._listening = Timer(LISTENER_SECONDS if listens else 0, self._tend_listener, now)
         self._timers = [
@@ -66,6 +66,8 @@ class Loop:
         self.maintenance.check()
         if self._listener.was_lost:
             self._listening.due_at = 0.0  # just lost: listen again at once
+        if self._outage:
+            self._heartbeat.due_at = 0.0  # leases may have run out
         # First of all, so that jobs lost during a freeze are not worked on.
         self._heartbeat.run(time.monotonic())
         if self._outage:
@@ -96,6 +98,9 @@ class Loop:
     def add_up(self) -> None:
         """Write the counts to the sums per minute."""
         self.pipeline.holding.tally.flush(using=self._using)
+
+    def _renew(self) -> None:
+        self.pipeline.holding.heartbeat(after_outage=bool(self._outage))
 
     def _report(self) -> None:
         self.presence.report(self.pipeline)

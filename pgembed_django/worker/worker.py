@@ -233,7 +233,10 @@ class Worker:
     def _sit_out(self, error: Exception) -> None:
         """Wait out an outage with backoff. A request to stop ends the wait."""
         self._outage.note(error)
-        seconds = BUSY_LOOK_SECONDS if self._stopping.has_begun else self._outage.seconds
+        # Where only our writes fail, leases can be renewed meanwhile.
+        seconds = min(self._outage.seconds, self.settings.lease_seconds / 3)
+        if self._stopping.has_begun:
+            seconds = BUSY_LOOK_SECONDS
         until, asked = time.monotonic() + seconds, self._stopping.asked
         # In a loop, because nudges end a wait: writers go on where only our writes fail.
         while self._stopping.asked == asked and (left := until - time.monotonic()) > 0:

@@ -16,9 +16,9 @@ from django.db import DatabaseError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import events, faults, specs
+from pgembed_django import events, faults, jobs, specs
 from pgembed_django.maintenance.chores import Chore, Chores
-from pgembed_django.models import Job, StagedVector
+from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.pipeline import Pipeline, early_text
 from tests.app.models import (
     Article,
@@ -28,6 +28,7 @@ from tests.app.models import (
     Product,
     ProductEmbedding,
 )
+from tests.db.conftest import expire_leases, reap
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -236,6 +237,80 @@ def states() -> set[tuple[Any, ...]]:
     with connection.cursor() as cursor:  # the worker's own, which is sound
         cursor.execute("SELECT status, count(*) FROM pgembed_job GROUP BY status")
         return set(cursor.fetchall())
+
+
+def test_a_worker_that_outlives_a_disk_that_is_full_for_longer_than_its_lease(
+    notes, told, full, connect
+):
+    outside = connect(autocommit=True)
+
+    def mend() -> None:
+        outside.execute("DROP FUNCTION disk_full() CASCADE")
+        expire_leases()
+        assert set(reap()) == {"requeued"}  # another worker was there first
+
+    with full("app_noteembedding"):
+        told(3, mend)
+
+    assert NoteEmbedding.objects.exclude(embedding=None).count() == len(notes)
+    assert_that_nobody_is_charged()
+    assert not Attempt.objects.exists()
+
+
+@pytest.fixture
+def lost(notes: list[Note], make_worker: Callable[..., Pipeline]) -> Pipeline:
+    """A worker whose jobs were reaped meanwhile."""
+    worker = make_worker()
+    worker.step()
+    expire_leases()
+    reap()
+    return worker
+
+
+def crashes() -> set[int]:
+    return set(Job.objects.values_list("crashes", flat=True))
+
+
+def test_its_crash_is_taken_back_though_another_worker_is_at_the_row(lost):
+    assert claim_suspect()
+
+    lost.holding.heartbeat(after_outage=True)
+
+    assert crashes() == {0}
+
+
+def test_the_crash_of_another_worker_is_not(lost, notes):
+    for _ in notes:
+        claim_suspect()
+    expire_leases()
+    reap()
+
+    for _ in range(2):
+        lost.holding.heartbeat(after_outage=True)
+
+    assert crashes() == {1}
+    assert Attempt.objects.count() == len(notes)
+
+
+def test_nor_is_one_without_an_outage(lost):
+    """The worker was frozen, and a text may have been the reason."""
+    lost.holding.heartbeat()
+
+    assert crashes() == {1}
+
+
+def test_an_open_writer_is_not_waited_for(lost, notes, connect):
+    writer = connect()
+    writer.execute("SELECT FROM pgembed_job WHERE source_pk = %s FOR UPDATE", [str(notes[0].pk)])
+
+    lost.holding.heartbeat(after_outage=True)
+
+    assert Job.objects.filter(crashes=0).count() == len(notes) - 1
+
+
+def claim_suspect() -> list[jobs.Claim]:
+    lease = jobs.Lease(99, 600)
+    return jobs.claim_suspect(["app.NoteEmbedding"], lease=lease, using="default")
 
 
 @pytest.mark.parametrize("rows", [5, 300], ids=["in the loop", "by the storing thread"])
