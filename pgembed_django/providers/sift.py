@@ -1,31 +1,35 @@
 """Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
 
-A failed request does not say whose fault it was. So before a text is charged, the provider is
-asked to embed a plain word: if that fails too, it is an outage.
+A failure does not say whose fault it was: the server may have had a bad moment. So a text is
+charged only after it failed alone, at least twice, and plain words were embedded in between. Only
+"too long" is believed at once.
 
-The texts are sent in groups, one request each. If a request is answered, each of its texts gets
-its outcome. If it fails, smaller groups are sent instead, down to a single text:
+The texts are sent in groups, one request each. Those that fail are sent again in smaller groups,
+down to a single text:
 
 =====================  ==================  ====================================================
 the request failed by  several texts       one text
 =====================  ==================  ====================================================
 InputTooLong           halves, by length   is cut and sent again, or else charged
-InputRefused           halves              is charged
+InputRefused           halves              is sent again twice, then charged
 BatchTooLarge          halves              as InputTooLong
-ProviderTimeout        halves              is charged
-ProviderError          halves              is sent once more, then charged
+ProviderTimeout        halves              is sent once more, then charged
+ProviderError          halves              is sent again twice, then charged
 ProviderMisconfigured  as ProviderError if a plain word was embedded lately, or else an outage
 ProviderUnavailable    an outage, with the texts in doubt if such an outage is ``suspected``
+no vector              halves              is sent again twice, then charged
 =====================  ==================  ====================================================
 
-An outage ends the run: texts without an outcome are given back. So does reaching a limit on the
-most expensive failures, ProviderTimeout and ProviderError.
+In the last line, the request was answered, but some of its vectors are zeros or not finite.
+
+If a plain word fails too, it is an outage, which ends the run: texts without an outcome are given
+back. So does reaching a limit on the most expensive failures, ProviderTimeout and ProviderError.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -50,6 +54,11 @@ if TYPE_CHECKING:
 MAX_TIMEOUTS: Final = 4
 """After this many time-outs the rest of the texts are given back, because each takes long."""
 
+TRIES: Final = 3
+"""After how many failures alone a text is charged. A plain word is sent after the first and last of
+them. The others follow each other directly: if every second answer is bad, because one of two
+replicas is broken, one of them is good."""
+
 Suspected = type[ProviderUnavailable] | None
 """The kind of outage that a text may have caused, because a plain word was embedded lately."""
 
@@ -70,8 +79,8 @@ class Sift:
         self._in_doubt: set[int] = set()
         """Sent but not embedded since the last success: one may have brought the provider down."""
         self._asked_plainly = False
-        self._failed_once: set[int] = set()
-        # Finding one culprit among n takes log2(n) failures, and two more to be sure.
+        self._failed_alone: Counter[int] = Counter()
+        # Finding one culprit among n takes log2(n) failures, and a few more to be sure.
         self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
         self._timeouts_left = MAX_TIMEOUTS
 
@@ -128,7 +137,7 @@ class Sift:
         except InputTooLong as error:
             return self._too_long(group, error)
         except InputRefused as error:
-            return self._refused(group, error)
+            return self._failed(group, error)
         except BatchTooLarge as error:
             return self._too_large(group, error)
         except ProviderTimeout as error:
@@ -141,23 +150,30 @@ class Sift:
             raise
         except ProviderError as error:
             return self._unclear(group, error)
-        self._answered(group, vectors, faults)
-        return []
+        return self._answered(group, vectors, faults)
 
-    def _answered(self, group: Group, vectors: Vectors, faults: Sequence[str | None]) -> None:
+    def _answered(
+        self, group: Group, vectors: Vectors, faults: Sequence[str | None]
+    ) -> list[Group]:
+        """Note the vectors. Return the groups to send again, of texts without a vector."""
         self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()
-        if all(faults):  # it may fail to return a vector for any text at all
-            self._ask_plainly(again=False)
+        faulty = {}
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if fault:
-                self._outcomes[index] = InputRefused(f"{self._provider} answered {fault}.")
+                faulty[index] = InputRefused(f"{self._provider} answered {fault}.")
                 continue
             was_cut = self._texts.was_cut(index)
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index])
+        if not faulty:
+            return []
+        self._in_doubt.update(faulty)
+        if len(faulty) == 1 < len(group):
+            return [list(faulty)]  # it had company
+        return self._failed(list(faulty), next(iter(faulty.values())))
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
@@ -165,12 +181,7 @@ class Sift:
             return _halves(sorted(group, key=lambda index: len(self._texts[index])))
         if self._texts.cut_again(group[0], error):
             return [group]
-        return self._refused(group, error)
-
-    def _refused(self, group: Group, error: InputRefused) -> list[Group]:
         self._ask_plainly(again=False)
-        if len(group) > 1:
-            return _halves(group)
         self._outcomes[group[0]] = error
         return []
 
@@ -187,21 +198,16 @@ class Sift:
         # eighth, because the halves of a group are not equal.
         self._provider.token_pace.failed(weight + weight // 8)
         self._in_doubt.update(group)
-        self._ask_plainly(again=len(group) == 1)
+        said = f"{error} Other texts are answered, so this one is too much for the server."
+        groups = self._failed(group, ProviderError(said), tries=2)
         self._timeouts_left -= 1
-        if len(group) == 1:
-            self._outcomes[group[0]] = ProviderError(
-                f"{error} Other texts are answered, so this one is too much for the server."
-            )
-            return []
-        if self._timeouts_left == 0:
+        if groups and self._timeouts_left <= 0:
             self._give_up(error)
-        return _halves(group)
+        return groups
 
     def _unclear(self, group: Group, error: ProviderError) -> list[Group]:
         """Bisect after a broken answer or a 5xx: it may be temporary, or the fault of a text."""
         self._in_doubt.update(group)
-        self._ask_plainly(again=len(group) == 1)
         return self._divided(group, error)
 
     def _denied(self, group: Group, error: ProviderMisconfigured) -> list[Group]:
@@ -211,21 +217,29 @@ class Sift:
         """
         if self._suspected is None or error.retry_after_seconds:
             raise error
-        self._ask_plainly(again=len(group) == 1)
         said = f"{error} A plain word is answered, so it is about this text."
         return self._divided(group, ProviderError(said))
 
     def _divided(self, group: Group, error: ProviderError) -> list[Group]:
+        groups = self._failed(group, error)
         self._unclear_left -= 1
-        if self._unclear_left <= 0:
+        if groups and self._unclear_left <= 0:
             self._give_up(error)
+        return groups
+
+    def _failed(self, group: Group, error: ProviderError, *, tries: int = TRIES) -> list[Group]:
+        """Return the groups to send instead. Empty: it was one text, which is charged now."""
         if len(group) > 1:
+            self._ask_plainly(again=False)
             return _halves(group)
-        if group[0] not in self._failed_once:
-            # Charge a text only after it failed twice while plain words were embedded.
-            self._failed_once.add(group[0])
+        [index] = group
+        self._failed_alone[index] += 1
+        times = self._failed_alone[index]
+        if times == 1 or times >= tries:
+            self._ask_plainly(again=True)
+        if times < tries:
             return [group]
-        self._outcomes[group[0]] = error
+        self._outcomes[index] = error
         return []
 
     def _give_up(self, error: ProviderError) -> NoReturn:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import ceil, log2
 from traceback import format_exception
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pgembed_django.exceptions import (
     InputRefused,
     InputTooLong,
     ProviderError,
     ProviderLost,
+    ProviderMisconfigured,
     ProviderUnavailable,
 )
 from pgembed_django.providers import pace
@@ -23,6 +27,7 @@ from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
+from pgembed_django.providers.vectors import Vectors
 from pgembed_django.threads import Threads
 from tests import played
 from tests.played.provider import RaisingProvider
@@ -60,7 +65,7 @@ def test_the_culprits_stand_alone_within_a_bound(make_provider: Make, fault, bad
 
     assert charged(outcomes) == bad
     assert sum(isinstance(outcome, Embedded) for outcome in outcomes) == 32 - len(bad)
-    assert len(provider.played.asked) <= 2 + len(bad) * (2 * ceil(log2(32)) + 3)
+    assert len(provider.played.asked) <= 2 + len(bad) * (2 * ceil(log2(32)) + 4)
 
 
 def test_no_text_is_embedded_twice(make_provider: Make):
@@ -75,7 +80,8 @@ def test_no_text_is_embedded_twice(make_provider: Make):
         if not any(text.startswith("bad") for text in asked)
         for text in asked
     ]
-    assert len(embedded) == len(set(embedded)) == 31  # with the plain word
+    texts = [text for text in embedded if text != provider.plain_text]
+    assert len(texts) == len(set(texts)) == 30
 
 
 def test_all_refused_texts_are_refused(make_provider: Make):
@@ -85,7 +91,7 @@ def test_all_refused_texts_are_refused(make_provider: Make):
     outcomes = provider.embed_each(texts_with(set(range(32))))
 
     assert all(isinstance(outcome, InputRefused) for outcome in outcomes)
-    assert len(provider.played.asked) <= 2 * 32
+    assert len(provider.played.asked) <= 6 * 32
 
 
 def test_unclear_failures_have_a_budget_and_what_is_left_is_given_back(make_provider: Make):
@@ -419,3 +425,134 @@ def test_what_holds_no_numbers_is_told_by_its_type(answer):
     with pytest.raises(ProviderUnavailable, match=rf"embed_batch\(\) returned {kind}\."):
         provider.embed_each(["one", "two"])
     assert f"returned {kind}. It must" in provider.probe().message
+
+
+def spoil(rows: Vectors, fault: str, which: Sequence[int]) -> object:
+    """Return an answer in which some rows are bad, or none is good, or raise an error."""
+    found: list[object] = rows.tolist()
+    match fault:
+        case "refused":
+            raise InputRefused("not this one")
+        case "broken":
+            raise ProviderError("internal error")
+        case "crash":
+            raise KeyError("model")
+        case "too few":
+            return found[1:]
+        case "too wide":
+            return [[*row, 1.0] for row in rows.tolist()]
+    for index in which:
+        found[index] = {
+            "zeros": [0.0] * rows.shape[1],
+            "nan": [float("nan")] * rows.shape[1],
+            "null": None,
+            "empty": [],
+            "narrow": [1.0],
+        }[fault]
+    return found
+
+
+class Spoiled(DeterministicProvider):
+    """Has faults in its next answers to whatever is sent, and others that a text always causes."""
+
+    faults: deque[str | None]
+    bad: dict[str, str]
+    requests = 0
+
+    def embed_batch(self, texts):
+        self.requests += 1
+        rows = super().embed_batch(texts)
+        fault = self.faults.popleft() if self.faults else None
+        if fault:
+            return spoil(rows, fault, range(len(texts)))
+        which = [index for index, text in enumerate(texts) if text in self.bad]
+        return spoil(rows, self.bad[texts[which[0]]], which) if which else rows
+
+
+def make_spoiled(faults: Sequence[str | None] = (), **bad: str) -> Spoiled:
+    provider = Spoiled(alias="mine", model="m", dimensions=8, batch_size=32)
+    provider.faults, provider.bad = deque(faults), bad
+    return provider
+
+
+PASSING = ["zeros", "nan", "null", "empty", "refused", "broken", "crash", "too few"]
+FAULTS = [*PASSING, "narrow"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 32])
+@pytest.mark.parametrize("fault", PASSING)
+def test_one_bad_answer_costs_no_text_its_vector(fault: str, count: int):
+    provider = make_spoiled([fault])
+
+    outcomes = provider.embed_each(texts_with(set(), count))
+
+    assert all(isinstance(outcome, Embedded) for outcome in outcomes)
+    assert provider.requests <= 4
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_text_is_charged_after_it_failed_alone_beside_plain_words(fault: str):
+    provider = make_spoiled(poison=fault)
+
+    [*_, poisoned] = outcomes = provider.embed_each([*texts_with(set(), 31), "poison"])
+
+    assert charged(outcomes) == {31}
+    assert not isinstance(poisoned, ProviderUnavailable)
+    assert provider.requests <= 1 + 2 * ceil(log2(32)) + 5
+
+
+@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("texts", [["one"], texts_with(set(), 32)])
+def test_two_replicas_one_of_them_broken_charge_no_text(fault: str, texts: list[str]):
+    provider = make_spoiled([fault, None] * 100)
+
+    outcomes = provider.embed_each(texts)
+
+    assert charged(outcomes) == set()
+    assert any(isinstance(outcome, Embedded) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_that_breaks_while_a_text_is_tried_again_charges_no_text(fault: str):
+    provider = make_spoiled([fault, None, *[fault] * 100])
+
+    with pytest.raises(ProviderUnavailable):
+        provider.embed_each(["one"])
+
+
+bursts = st.lists(
+    st.tuples(st.sampled_from(FAULTS), st.integers(1, 9), st.integers(2, 6)), max_size=8
+).map(lambda drawn: [fault for one, bad, good in drawn for fault in [one] * bad + [None] * good])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    faults=bursts,
+    bad=st.dictionaries(st.integers(0, 19), st.sampled_from([*FAULTS, "too wide"])),
+    batch_size=st.integers(1, 20),
+)
+def test_whatever_fails_a_text_is_charged_if_it_always_fails_and_not_otherwise(
+    faults: list[str | None], bad: dict[int, str], batch_size: int
+):
+    provider = make_spoiled(faults, **{f"text {number}": fault for number, fault in bad.items()})
+    provider.batch_size = batch_size
+    pending = [f"text {number}" for number in range(20)]
+    failed = set()
+
+    for _ in range(60):
+        before = provider.requests
+        try:
+            outcomes = provider.embed_each(pending, suspected=ProviderMisconfigured)
+        except ProviderUnavailable:
+            outcomes = []
+        assert provider.requests - before <= 6 * len(pending) + 2
+        for text, outcome in zip(list(pending), outcomes, strict=bool(outcomes)):
+            if not isinstance(outcome, ProviderUnavailable):
+                pending.remove(text)
+                if isinstance(outcome, ProviderError):
+                    failed.add(text)
+        if not pending:
+            break
+
+    assert pending == []
+    assert failed == set(provider.bad)
