@@ -22,6 +22,9 @@ Vectors = npt.NDArray[np.float32]
 ROW = (list, np.ndarray)
 """The types that a vector may have in a parsed answer: see ``parsing.loads``."""
 
+NUMBERS = frozenset((int, float))
+"""The types of numbers in a parsed list."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
@@ -49,11 +52,12 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
         for position, row in enumerate(rows):
             if row is None or (isinstance(row, ROW) and not len(row)):
                 continue
-            if not isinstance(row, ROW):
-                raise ProviderError("The answer has something other than lists of numbers.")
             try:
+                # numpy would also take true, and "1.5". An array has only numbers.
+                if not (isinstance(row, np.ndarray) or NUMBERS.issuperset(map(type, row))):
+                    raise TypeError
                 matrix[position] = row
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 # Not chained: numpy's message quotes the values.
                 raise ProviderError(
                     "The answer has something other than lists of numbers."
@@ -69,9 +73,10 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
     """
     if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
         return answer
-    with suppress(TypeError, ValueError), np.errstate(over="ignore"):
-        matrix: Vectors = np.asarray(answer, dtype=np.float32)
-        if matrix.ndim:
+    with suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):
+        found = np.asarray(answer)
+        if found.ndim and found.dtype.kind not in "bcSU":  # no booleans, no strings
+            matrix: Vectors = found.astype(np.float32)
             return matrix
     # Not chained: numpy's message quotes the values.
     raise ProviderError(
@@ -88,12 +93,14 @@ def checked(
     A vector with a fault must not be used. The others of its batch may be.
 
     Raises:
-        ProviderError: there is not exactly one vector per text.
+        ProviderError: there is not exactly one vector per text, or they are empty.
         ProviderMisconfigured: their width is not DIMENSIONS.
     """
     if vectors.ndim != 2 or len(vectors) != count:
         answered = len(vectors) if vectors.ndim else 1
         raise ProviderError(f"{name} answered {answered} vectors for {count} texts.")
+    if not vectors.shape[1]:
+        raise ProviderError(f"{name} answered {count} empty vectors.")
     if vectors.shape[1] != dimensions:
         width = vectors.shape[1]
         raise ProviderMisconfigured(

@@ -191,7 +191,13 @@ def test_vectors_come_out_with_length_one_whatever_their_size():
     assert unit == pytest.approx(np.array([[0.6, 0.8]] * 3))
 
 
-@pytest.mark.parametrize("rows", [[[1.0], [1.0, 2.0]], [{}], ["x"], [True], [[[1.0]]]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *([[1.0], [1.0, 2.0]], [{}], ["x"], [True], [[[1.0]]], ["1"], [1.0], [{"0": 1.0}]),
+        *([["1.5"]], [[True]], [[None]], [[10**400]], [[-(10**400)]], [[[]]], [[{}]]),
+    ],
+)
 def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
     with pytest.raises(ProviderError):
         vectors.from_rows(rows, dimensions=1)
