@@ -9,11 +9,12 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from pgembed_django.exceptions import ProviderError
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
 from pgembed_django.providers import vectors
 from pgembed_django.providers.server import ServerProvider
 from pgembed_django.providers.vectors import Vectors
@@ -69,8 +70,12 @@ class OpenAIProvider(ServerProvider):
         self._learnt_until = self.clock()
 
     def remedy(self, status: int) -> str:
-        usual = " It usually ends in /v1." if status == 404 and "/v1" not in self.base_url else ""
-        return super().remedy(status) + usual
+        remedy = super().remedy(status)
+        if status != 404:
+            return remedy
+        if "/v1" not in self.base_url:
+            return f"{remedy} It usually ends in /v1."
+        return f"{remedy} Some servers, such as infinity, are asked without the /v1."
 
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
         first, *others = self._encodings()
@@ -107,19 +112,32 @@ class OpenAIProvider(ServerProvider):
         if self._send_dimensions:
             payload["dimensions"] = self.dimensions
         answer = self.ask("POST", "/embeddings", payload, timeout_seconds=timeout_seconds)
+        if "/v1" not in self.base_url and answer.status == 200 and answer.body[:1] == b"[":
+            raise ProviderMisconfigured(  # by llama.cpp's own API
+                f"{self.base_url} answered a bare list, not as OpenAI does. {self.remedy(404)}"
+            )
         return self.value_of(answer, texts=texts)
 
     def _rows(self, value: dict[str, Any]) -> list[Any]:
-        """Return the vectors in the order of the texts, that is, sorted by ``index``."""
+        """Return the vectors in the order of the texts, that is, sorted by ``index``.
+
+        An item without it, or with null, is in its place. Gemini leaves it out where it is 0.
+        """
         data = value.get("data")
         if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
             raise ProviderError(f"{self.base_url} answered without a list of embeddings.")
-        if any("index" in item for item in data):
-            by_index = {item.get("index"): item for item in data}
-            if set(by_index) != set(range(len(data))):
-                raise ProviderError(f"{self.base_url} answered embeddings with a wrong index.")
-            data = [by_index[index] for index in range(len(data))]
-        return [self._row(item.get("embedding")) for item in data]
+        indexes = [
+            at if item.get("index") is None else item["index"] for at, item in enumerate(data)
+        ]
+        if not vectors.NUMBERS.issuperset(map(type, indexes)) or (
+            sorted(indexes) != list(range(len(data)))
+        ):
+            raise ProviderError(
+                f"{self.base_url} answered embeddings with a wrong index: they are numbered "
+                f"{str(indexes[:5])[:80]} and so on, not from 0 to {len(data) - 1}."
+            )
+        ordered = sorted(zip(indexes, data, strict=True), key=itemgetter(0))
+        return [self._row(item.get("embedding")) for _, item in ordered]
 
     def _row(self, embedding: Any) -> Any:
         """Return the floats of one embedding. A server may send floats when asked for base64."""

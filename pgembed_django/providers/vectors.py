@@ -25,6 +25,8 @@ ROW = (list, np.ndarray)
 NUMBERS = frozenset((int, float))
 """The types of numbers in a parsed list."""
 
+NO_NUMBERS = "The answer has something other than lists of numbers."
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedded:
@@ -52,16 +54,15 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
         for position, row in enumerate(rows):
             if row is None or (isinstance(row, ROW) and not len(row)):
                 continue
+            # numpy would also take true, and "1.5". An array has only numbers.
+            if not isinstance(row, np.ndarray) and not (
+                isinstance(row, list) and NUMBERS.issuperset(map(type, row))
+            ):
+                raise ProviderError(NO_NUMBERS)
             try:
-                # numpy would also take true, and "1.5". An array has only numbers.
-                if not (isinstance(row, np.ndarray) or NUMBERS.issuperset(map(type, row))):
-                    raise TypeError
                 matrix[position] = row
-            except (TypeError, ValueError, OverflowError):
-                # Not chained: numpy's message quotes the values.
-                raise ProviderError(
-                    "The answer has something other than lists of numbers."
-                ) from None
+            except OverflowError:
+                raise ProviderError(NO_NUMBERS) from None  # its message is about the values
     return matrix
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pgembed_django.exceptions import (
@@ -12,7 +14,7 @@ from pgembed_django.exceptions import (
     ModelMissing,
     ProviderError,
 )
-from pgembed_django.providers import openai
+from pgembed_django.providers import openai, parsing
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -119,14 +121,52 @@ def test_the_index_gives_the_order(make_provider: Make, order: list[int]):
     assert vectors[2] == pytest.approx(played.vector_of("three", 16), abs=1e-5)
 
 
-@pytest.mark.parametrize("indexes", [[0, 0], [0, None], [1, 2], ["0", "1"]])
-def test_an_index_that_fits_nothing_is_no_answer(make_provider: Make, indexes):
+GEMINI = [{}, {"index": 1}, {"index": 2}]
+SILENT = [{}, {}, {}]
+
+
+@pytest.mark.parametrize("is_installed", [True, False], ids=["simdjson", "json"])
+@pytest.mark.parametrize("told", [GEMINI, SILENT, [{"index": None}] * 3, [{"index": 0.0}, {}, {}]])
+def test_without_an_index_the_order_is_that_of_the_texts(
+    make_provider: Make, told: list[dict[str, Any]], is_installed, monkeypatch
+):
+    if not is_installed:
+        monkeypatch.setattr(parsing, "simdjson", None)
+    provider = make_provider()
+    texts = ["one", "two", "three"]
+    data = [
+        {**one, "embedding": played.vector_of(text, 16).tolist()}
+        for one, text in zip(told, texts, strict=True)
+    ]
+    provider.played.faults.append(played.reply({"data": data}))
+
+    found = provider.embed_documents(texts)
+
+    assert found == pytest.approx(
+        np.stack([played.vector_of(text, 16) for text in texts]), abs=1e-5
+    )
+    assert len(provider.played.asked) == 1
+
+
+@pytest.mark.parametrize("is_installed", [True, False], ids=["simdjson", "json"])
+@pytest.mark.parametrize(
+    "indexes",
+    [
+        *([0, 0], [1, 1], [1, 2], [-1, 0], [None, 0], [1, None], [True, False], [False, 1]),
+        *(["0", "1"], [0, "1"], [0.5, 1], [0, 1.5], [0, 10**400], [[0], [1]], [{}, 1], [[], []]),
+    ],
+)
+def test_an_index_that_fits_nothing_is_no_answer(
+    make_provider: Make, indexes, is_installed, monkeypatch
+):
+    if not is_installed:
+        monkeypatch.setattr(parsing, "simdjson", None)
     provider = make_provider()
     row = played.vector_of("x", 16).tolist()
     data = [{"index": index, "embedding": row} for index in indexes]
     provider.played.faults.append(played.reply({"data": data}))
 
-    with pytest.raises(ProviderError, match="wrong index"):
+    with pytest.raises(ProviderError, match=r"a wrong index: .* not from 0 to 1\."):
         provider.embed_batch(["one", "two"])
 
 

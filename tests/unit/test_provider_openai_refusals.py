@@ -151,7 +151,20 @@ def test_an_address_that_lacks_its_usual_end_is_told(make_provider: Make, path: 
     with pytest.raises(ProviderMisconfigured, match=r"Is base_url right\?") as raised:
         provider.embed_documents(["one"])
 
-    assert ("It usually ends in /v1." in str(raised.value)) is (not path)
+    said = "are asked without the /v1." if path else "It usually ends in /v1."
+    assert said in str(raised.value)
+
+
+def test_another_api_of_the_same_server_is_told_from_a_broken_answer(make_provider: Make):
+    served = make_provider()
+    provider = make_provider(base_url=served.base_url.removesuffix("/v1"))
+    # As llama.cpp answers to /embeddings.
+    answer = played.reply([{"index": 0, "embedding": [[0.5] * 16]}])
+    served.played.other = lambda seen: answer
+
+    with pytest.raises(ProviderMisconfigured, match=r"a bare list, .* It usually ends in /v1\."):
+        provider.embed_each(["one", "two"])
+    assert len(served.played.seen) == 1
 
 
 def test_a_refusal_of_everything_is_the_configurations_fault(make_provider: Make):
