@@ -82,9 +82,9 @@ class MaintenanceDied(PgembedError):
 
 
 def _seconds(given: object) -> float | None:
-    """Return a wait in seconds, or None if it is negative or not a number, such as a date."""
+    """Return a wait in seconds, or None if it is negative or no number, such as a date."""
     try:
         seconds = float(given) if isinstance(given, (int, float, str)) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return seconds if seconds >= 0 else None

@@ -158,7 +158,7 @@ class OllamaProvider(ServerProvider):
         answer = self._look_up("/api/version")
         value = answer.json()
         told = str(value.get("version", "")) if isinstance(value, dict) else ""
-        match = re.match(r"(\d+)\.(\d+)\.(\d+)", told)
+        match = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", told)
         # A build without a version says 0.0.0.
         return tuple(map(int, match.groups())) if match and match[0] != "0.0.0" else None
 

@@ -71,6 +71,8 @@ _BUSY: Final = _any_of(
     r"insufficient system resources",  # LM Studio
     r"timed out waiting",
     r"no healthy upstream",
+    # LiteLLM, with 500, when the server behind it accepts no connection.
+    r"cannot connect to host|connect call failed|all connection attempts failed",
 )
 _MISCONFIGURED: Final = _any_of(
     r"must be of type",
@@ -83,9 +85,14 @@ _MISCONFIGURED: Final = _any_of(
     r"no models? (?:is |are )?loaded",
     r"insufficient_quota|billing",
     r"invalid[_ ]api[_ ]key",
+    # LiteLLM, with 500, when it has no key for the server behind it.
+    r"authentication ?error",
+    r"api[_ ]key client option must be set",
+    r"missing (?:credentials|(?:\w+ )?api[_ ]key)",
 )
-# Ollama, if its runner died during the request. A text may have killed it.
-_RUNNER_LOST: Final = _any_of(r"process has terminated")
+# Ollama, if its runner died during the request, and LiteLLM, if the server behind it did, or was
+# down before. A text may have killed it.
+_RUNNER_LOST: Final = _any_of(r"process has terminated", r"\bconnection error\b")
 # Ollama answers 400 when its runner dies. So does LM Studio, also when the model is unloaded.
 _RUNNER_DIED: Final = _any_of(
     r"do embedding request",
@@ -187,7 +194,7 @@ def _number(value: str | None) -> float | None:
 def _date(value: str) -> float | None:
     try:
         return parsedate_to_datetime(value).timestamp()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

@@ -241,10 +241,32 @@ def test_a_poison_text_fails_alone_whatever_it_does_to_the_server(
 def test_a_vector_of_no_use_is_its_own_texts_failure(make_provider: Make, row):
     provider = make_provider()
     good = played.vector_of("x", 16).tolist()
-    provider.played.faults.append(played.reply({"embeddings": [good, row, good]}))
+    provider.played.embed = lambda seen: played.reply(
+        {"embeddings": [row if text == "two" else good for text in seen.payload["input"]]}
+    )
 
     first, bad, last = provider.embed_each(["one", "two", "three"])
 
     assert isinstance(first, Embedded)
     assert isinstance(last, Embedded)
     assert "played (provider 'tested') answered a vector" in str(bad)
+    assert len(provider.played.asked) == 6
+
+
+@pytest.mark.parametrize("row", [[], None, [0.0] * 16, [float("nan")] * 16, [1e39] * 16])
+def test_a_vector_of_no_use_that_comes_once_is_nobodys_failure(make_provider: Make, row):
+    provider = make_provider()
+    good = played.vector_of("x", 16).tolist()
+    provider.played.faults.append(played.reply({"embeddings": [good, row, good]}))
+
+    outcomes = provider.embed_each(["one", "two", "three"])
+
+    assert all(isinstance(outcome, Embedded) for outcome in outcomes)
+    assert provider.played.asked == [["one", "two", "three"], ["two"]]
+
+
+def test_a_server_of_a_version_that_no_release_has_is_asked_as_a_new_one(make_provider: Make):
+    provider = make_provider(played.Ollama(version="9" * 5000 + ".0.0"))
+    provider.played.embed = lambda seen: played.Ollama.embed(played.Ollama(), seen)
+
+    assert isinstance(provider.embed_each(["one"])[0], Embedded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,7 @@ from pgembed_django.exceptions import (
     InputTooLong,
     ProviderError,
     ProviderLost,
+    ProviderMisconfigured,
     ProviderUnavailable,
 )
 from pgembed_django.providers import cutting, quoting, refusals, vectors
@@ -173,6 +175,15 @@ def test_a_quote_is_short():
         ({"retry-after": "-5"}, None),
         ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT"}, 10),
         ({"retry-after": "Thu, 01 Jan 1970 00:00:50 GMT"}, 0),
+        ({"retry-after": "9" * 400}, 600),
+        ({"retry-after-ms": "9" * 400}, 600),
+        ({"retry-after": "Thu, 01 Jan 9999 00:00:00 GMT"}, 600),
+        ({"retry-after": f"Thu, 01 Jan {'9' * 400} 00:00:00 GMT"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:16:50 +999999999999"}, None),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 -9999"}, None),
+        ({"retry-after": "Thu, 01 Jan 1970 00:16:50 GMT", "date": f"{'9' * 400} Jan 1 GMT"}, 10),
+        ({"retry-after": "1e400"}, None),
+        ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "9" * 400 + "h"}, 600),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "20ms"}, 0.02),
         ({"x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1.5"}, 1.5),
         ({"x-ratelimit-remaining-tokens": "9", "x-ratelimit-reset-tokens": "6m0s"}, None),
@@ -180,6 +191,17 @@ def test_a_quote_is_short():
 )
 def test_a_wait_is_read_as_servers_write_it(headers: dict[str, str], seconds: float | None):
     assert refusals.wait_seconds(headers, now=1000) == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        *((10**400, None), (-(10**400), None), ("9" * 400, math.inf), ("9" * 5000, math.inf)),
+        *((math.nan, None), ("nan", None), ("soon", None), (None, None), ([5], None), (True, 1)),
+    ],
+)
+def test_the_wait_of_an_error_is_a_number_or_none(given: object, seconds: float | None):
+    assert ProviderUnavailable("down", retry_after_seconds=given).retry_after_seconds == seconds
 
 
 def test_vectors_come_out_with_length_one_whatever_their_size():
@@ -270,6 +292,33 @@ def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
             "Model loading was stopped due to insufficient system resources.",
             ProviderUnavailable,
         ),
+        (
+            500,
+            "litellm.InternalServerError: InternalServerError: OpenAIException - Connection error. "
+            "Received Model Group=played",
+            ProviderLost,
+        ),
+        (
+            500,
+            "litellm.APIConnectionError: OllamaException - Cannot connect to host ollama:11434 "
+            "ssl:default [Connect call failed ('10.0.0.7', 11434)]",
+            ProviderUnavailable,
+        ),
+        (500, "litellm.APIConnectionError: All connection attempts failed", ProviderUnavailable),
+        (
+            500,
+            "litellm.APIError: APIError: OpenAIException - The api_key client "
+            "option must be set either by passing api_key to the client or by setting the "
+            "OPENAI_API_KEY environment variable",
+            ProviderMisconfigured,
+        ),
+        (
+            500,
+            "litellm.APIError: Missing credentials. Please pass an `api_key`, or set the "
+            "`OPENAI_API_KEY` environment variable.",
+            ProviderMisconfigured,
+        ),
+        (500, "litellm.InternalServerError: Missing Anthropic API Key", ProviderMisconfigured),
         (409, "conflict", ProviderError),
         (425, "too early", ProviderError),
     ],
