@@ -135,7 +135,14 @@ class Provider(Options, ABC):
             except InputTooLong as error:
                 if self.too_long == "refuse" or cuts == cutting.MAX_CUTS:
                     raise
-                characters = cutting.room(text, cuts=cuts, message=str(error), learnt=None)
+                characters = cutting.room(
+                    text,
+                    cuts=cuts,
+                    message=str(error),
+                    learnt=None,
+                    sent=shortened,
+                    prefix=self.query_prefix,
+                )
                 shortened = cutting.shorten(text, characters=characters)
         if faults[0]:
             raise InputRefused(f"{self} answered {faults[0]} for the query.")

@@ -59,10 +59,13 @@ class Cuts:
         if provider.too_long != "cut" or times >= cutting.MAX_CUTS:
             return False
         characters = cutting.room(
-            whole, cuts=times, message=str(refusal), learnt=provider.learnt_characters
+            whole,
+            cuts=times,
+            message=str(refusal),
+            learnt=provider.learnt_characters,
+            sent=self._sent[index],
+            prefix=provider.document_prefix,
         )
-        # It must get shorter, even if it was already cut before it was first sent.
-        characters = min(characters, max(1, len(self._sent[index]) - 1))
         self._sent[index] = cutting.shorten(whole, characters=characters)
         self._times[index] += 1
         return True

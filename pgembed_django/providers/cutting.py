@@ -9,6 +9,11 @@ from typing import Final
 MAX_CUTS: Final = 12
 """How many times to cut one text before it is refused."""
 
+# What precedes a message's reason, and the numbers in it that are no amounts.
+_NO_AMOUNT: Final = re.compile(
+    r"^\S+ answered \d+: |\b(?:id|index|item|code|status)\W{0,2}\d+", re.IGNORECASE
+)
+_AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
 _LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
 _GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
 _SHARES: Final = (0.8, 0.6, 0.4, 0.25, 0.12)
@@ -55,27 +60,44 @@ def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> s
         characters = max(1, min(len(text) - 1, len(text) * limit // counted))
 
 
-def room(text: str, *, cuts: int, message: str, learnt: int | None) -> int:
+def room(
+    text: str,
+    *,
+    cuts: int,
+    message: str,
+    learnt: int | None,
+    sent: str | None = None,
+    prefix: str = "",
+) -> int:
     """Return how many characters of a refused text to try next.
 
-    ``text`` is the whole text, ``cuts`` how many times it was cut before. The first try follows
-    the limit in the server's message, or else ``learnt``, the length of another text that fit.
+    ``text`` is the whole text, ``cuts`` how many times it was cut before, and ``sent`` what was
+    left of it then, without the ``prefix`` that was sent too. It follows the limit in the server's
+    message, or else ``learnt``, the length of another text that fit.
     """
+    sent = text if sent is None else sent
+    told = _told(message, sent, prefix=prefix)
+    if 0 < told < len(sent) and cuts < len(_SHARES):
+        return told
     if cuts == 0:
-        limit, given = _limits(message)
-        if 0 < limit < given:
-            return max(1, int(len(text) * 0.95 * limit / given))
-        if learnt is not None and learnt < len(text):
-            return learnt
-    if cuts < len(_SHARES):
-        return max(1, int(len(text) * _SHARES[cuts]))
-    return max(1, int(len(text) * _SHARES[-1] / 2 ** (cuts - len(_SHARES) + 1)))
+        return learnt if learnt and learnt < len(text) else max(1, int(len(text) * _SHARES[0]))
+    share = _SHARES[min(cuts, len(_SHARES) - 1)] / 2 ** max(0, cuts - len(_SHARES) + 1)
+    return max(1, min(int(len(text) * share), len(sent) * 3 // 4))
 
 
-def _limits(message: str) -> tuple[int, int]:
-    """Return the token limit and the tokens given if a refusal states both, or else zeros.
-
-    "maximum context length is 512 tokens, however you requested 812 tokens": (512, 812).
-    """
-    limit, given = _LIMIT.search(message), _GIVEN.search(message)
-    return (int(limit[1]), int(given[1])) if limit and given else (0, 0)
+def _told(message: str, sent: str, *, prefix: str) -> int:
+    """Return how many characters of ``sent`` fit according to a refusal, or zero."""
+    reason = _NO_AMOUNT.sub("", message)
+    amounts = {int(amount.replace(",", "")) for amount in _AMOUNT.findall(reason)}
+    if len(amounts) > 2:
+        both = [_LIMIT.search(reason), _GIVEN.search(reason)]
+        amounts = {int(found[1]) for found in both if found}
+    if not amounts or len(amounts) > 2:
+        return 0
+    limit = min(amounts)
+    if re.search(r"\d (?:characters|chars)\b", reason):
+        return limit - len(prefix)
+    # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
+    extra_bytes = len(sent.encode()) - len(sent)
+    given = max(amounts) if len(amounts) == 2 else len(sent) // 4 + extra_bytes // 2
+    return int(len(sent) * 0.95 * limit / given) if limit < given else 0

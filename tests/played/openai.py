@@ -48,6 +48,7 @@ class OpenAI(Server):
         said = f"maximum context length is {self.context} tokens, however you requested {given}"
         return {
             "tei": (413, f"`inputs` must have less than {self.context} tokens. Given: {given}"),
+            "infinity": (422, f"String should have at most {self.context} characters"),
             "llama.cpp": (500, "input is too large to process. increase the physical batch size"),
             "litellm": (400, f"litellm.ContextWindowExceededError: {said} tokens"),
         }.get(self.kin, (400, f"This model's {said} tokens."))

@@ -191,6 +191,19 @@ def test_a_text_is_cut_to_what_the_server_takes(make_provider: Make, kin: str):
     assert 20 <= len(provider.played.asked[-1][0]) <= 40
 
 
+@pytest.mark.parametrize("ask", ["embed_documents", "embed_query"])
+def test_a_limit_in_characters_is_kept_at_the_first_cut(make_provider: Make, ask: str):
+    provider = make_provider(
+        played.OpenAI(kin="infinity", context=122_880), document_prefix="passage: "
+    )
+
+    getattr(provider, ask)("word " * 100_000 if ask == "embed_query" else ["word " * 100_000])
+
+    sent = provider.played.asked[-1][0]
+    assert 122_870 < len(sent) <= 122_880
+    assert len(provider.played.asked) == 2
+
+
 @pytest.mark.parametrize("kin", KIN)
 def test_a_model_that_is_missing_is_an_outage(make_provider: Make, kin: str):
     provider = make_provider(played.OpenAI(kin=kin), model="nope")

@@ -47,10 +47,59 @@ def test_a_cut_ends_with_a_whole_word():
         ("input (1000 tokens) is larger than the max context size (500 tokens). skipping", 475),
         ("input (1000 tokens) is too large to process (current batch size: 500)", 475),
         ("http://127.0.0.1:11434 answered 400: the input length exceeds the context length", 800),
+        ("http://127.0.0.1:7997 answered 422: String should have at most 500 characters", 500),
+        ("ensure this value has at most 500 characters", 500),
+        ("This text has 1,000 characters, at most 500 are allowed.", 500),
+        ("The decoder prompt (length 1000) is longer than the maximum model length of 500.", 475),
+        ("Input length (1000 tokens) exceeds the maximum allowed length (500 tokens).", 475),
+        ("Input length 1000 exceeds maximum allowed token size 500", 475),
+        ("Max input tokens: 5,000, request input token count: 10,000", 475),
+        ("The input token count (1000) exceeds the maximum number of tokens allowed (500).", 475),
+        ("expected maxLength: 500, actual: 1000, please reformat your input", 475),
+        ("Input id 10 has 1000 tokens, exceeding max 500 tokens.", 475),
+        ("Token indices sequence length is longer than the maximum (1000 > 500)", 475),
+        (
+            "You passed 1000 input tokens and requested 0 output tokens. However, the model's "
+            "context length is only 500 tokens, resulting in a maximum input length of 500 tokens. "
+            "(parameter=input_tokens, value=1000)",
+            475,
+        ),
+        (
+            "This model's maximum context length is 500 tokens, however you requested 1000 tokens "
+            "(900 in your prompt; 100 for the completion).",
+            475,
+        ),
+        # Of a limit alone: 1000 letters are some 250 tokens.
+        ("the example at index 10 does not fit into the context window of 50 tokens", 190),
+        ("Range of input length should be [1, 50]", 190),
+        ("Input text exceeds maximum length of 50 tokens for jina-embeddings-v3", 190),
+        ("exceeds maximum length of 8192 tokens", 800),
+        ("too many tokens: at most 0 tokens", 800),
     ],
 )
 def test_what_a_server_tells_of_its_limit_is_used(message: str, characters: int):
     assert cutting.room("x" * 1000, cuts=0, message=message, learnt=None) == characters
+
+
+def test_a_prefix_counts_where_characters_are_limited():
+    message = "String should have at most 500 characters"
+    text = "x" * 1000
+
+    assert cutting.room(text, cuts=0, message=message, learnt=None, prefix="query: ") == 493
+    assert cutting.room(text, cuts=0, message=message, learnt=None, prefix="x" * 600) == 800
+
+
+def test_a_limit_that_is_told_is_not_followed_where_it_did_not_help():
+    message = "String should have at most 500 characters"
+
+    room = cutting.room("x" * 1000, cuts=1, message=message, learnt=None, sent="x" * 500)
+
+    assert room == 375
+
+
+def test_a_chinese_text_has_more_tokens():
+    message = "exceeds maximum length of 500 tokens"
+    assert cutting.room("漢" * 1000, cuts=0, message=message, learnt=None) == 380
 
 
 def test_each_cut_leaves_less_until_hardly_anything_is_left():
