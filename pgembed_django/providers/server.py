@@ -13,9 +13,9 @@ from urllib.parse import SplitResult, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers import quoting, refusals, vectors
+from pgembed_django.providers import deadlines, quoting, refusals, vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.vectors import Vector, Vectors
 from pgembed_django.providers.wire import Answer, Wire
 
 LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
@@ -62,6 +62,11 @@ class ServerProvider(Provider):
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
         return self.embed_within(texts, timeout_seconds=self.timeout_seconds)
+
+    def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
+        # All requests together: a text that is too long takes several.
+        with deadlines.within(timeout_seconds or self.query_timeout_seconds):
+            return super().embed_query(text, timeout_seconds=timeout_seconds)
 
     def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
         return self.embed_within(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +21,13 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import causes, parsing
+from pgembed_django.providers import causes, deadlines, parsing
 
 MAX_REDIRECTS: Final = 3
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
 MAX_ANSWER_BYTES: Final = 2**28
 """Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer must be something else."""
-MAX_PREPARED: Final = 16
-
-ThreadSession = tuple[requests.Session, dict[tuple[str, str], requests.PreparedRequest]]
-"""A session, and its prepared requests (without bodies) by method and URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +76,10 @@ class Wire:
     ) -> Answer:
         """Return the answer, whatever its status. ``payload`` is sent as JSON.
 
-        ``timeout_seconds`` limits each wait for data, and also the whole time until the body ends.
+        ``timeout_seconds`` limits the whole exchange, with connecting, redirects and a retry.
 
         Raises:
-            ProviderTimeout: connected, but no answer in time.
+            ProviderTimeout: connected, but no full answer in time.
             ProviderUnavailable: no connection.
             ProviderMisconfigured: a redirect to another server, or an unusable address.
             ProviderError: the server closed the connection before or during its answer.
@@ -94,6 +89,19 @@ class Wire:
         if payload is not None:
             text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
             body = text.encode(errors="replace")
+        with deadlines.within(timeout_seconds):
+            return self._follow(method, url, body, timeout_seconds)
+
+    def close(self) -> None:
+        """Close all connections. The next request opens new ones."""
+        with self._lock:
+            sessions = list(self._sessions)
+            self._sessions.clear()
+            self._local = threading.local()
+        for session in sessions:
+            session.close()
+
+    def _follow(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):
             answer = self._send(method, url, body, timeout_seconds)
             location = answer.headers.get("location", "")
@@ -110,15 +118,6 @@ class Wire:
             f"{self.base_url} redirects to {scheme}://{where.rpartition('@')[2]}{path}. "
             "Set base_url to where the server is."
         )
-
-    def close(self) -> None:
-        """Close all connections. The next request opens new ones."""
-        with self._lock:
-            sessions = list(self._sessions)
-            self._sessions.clear()
-            self._local = threading.local()
-        for session in sessions:
-            session.close()
 
     def _send(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
         for is_last in (False, True):
@@ -139,27 +138,30 @@ class Wire:
         self, method: str, url: str, body: bytes | None, timeout_seconds: float
     ) -> Answer:
         connect_seconds = min(self._connect_timeout_seconds, timeout_seconds)
-        deadline = time.monotonic() + timeout_seconds
+        too_late = ProviderTimeout(f"{self.base_url} gave no answer within {timeout_seconds:g} s.")
         try:
-            response = self._session().send(
-                self._prepared(method, url, body),
+            response = self._session().request(
+                method,
+                url,
+                data=body,
+                headers=self._headers(),
                 timeout=(connect_seconds, timeout_seconds),
                 allow_redirects=False,
                 stream=True,
             )
             with response:
-                content = self._read(response, deadline)
+                content = self._read(response)
         except requests.ConnectTimeout:
             raise ProviderUnavailable(
                 f"{self.base_url} accepted no connection within {connect_seconds:g} s."
             ) from None
-        except (requests.Timeout, urllib3.exceptions.TimeoutError):
-            raise ProviderTimeout(
-                f"{self.base_url} gave no answer within {timeout_seconds:g} s."
-            ) from None
+        except (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
+            raise too_late from None
         except requests.exceptions.SSLError as error:
             raise ProviderMisconfigured(f"{self.base_url}: {causes.of(error)}.") from None
         except requests.ConnectionError:
+            if deadlines.is_over():  # while the request was being sent
+                raise too_late from None
             raise
         except (requests.RequestException, ValueError) as error:
             # Not quoted: the message may contain a header.
@@ -180,8 +182,7 @@ class Wire:
             )
         return Answer(response.status_code, response.headers, content)
 
-    def _read(self, response: requests.Response, deadline: float) -> bytes:
-        """Return the body. Raises ``ReadTimeout`` if the server sends it too slowly."""
+    def _read(self, response: requests.Response) -> bytes:
         content = bytearray()
         # Set here, because the read1 of recorded answers (cassettes) does not take it as argument.
         response.raw.decode_content = True
@@ -193,37 +194,21 @@ class Wire:
                 raise ProviderError(
                     f"{self.base_url} answered more than {mib} MiB, which is too long to read."
                 )
-            if time.monotonic() > deadline:
-                raise requests.ReadTimeout
+            deadlines.left()
         return bytes(content)
 
-    def _prepared(self, method: str, url: str, body: bytes | None) -> requests.PreparedRequest:
-        """Return a request. Everything but body, cookies and secrets is cached per session."""
-        session, known = self._session_here()
-        if (method, url) not in known:
-            if len(known) >= MAX_PREPARED:
-                known.clear()  # a server may redirect to a new address each time
-            known[method, url] = session.prepare_request(requests.Request(method, url))
-        request: requests.PreparedRequest = known[method, url].copy()
-        request.prepare_body(body, None)
-        request.headers.pop("Cookie", None)
-        request.prepare_cookies(session.cookies)
-        request.headers.update(self._headers())
-        return request
-
     def _session(self) -> requests.Session:
-        return self._session_here()[0]
-
-    def _session_here(self) -> ThreadSession:
         """Return this thread's session. A forked child gets a new one, not its parent's sockets."""
         local = self._local
-        here: ThreadSession | None = getattr(local, "here", None)
-        if here is None or local.pid != os.getpid():
+        session: requests.Session | None = getattr(local, "session", None)
+        if session is None or local.pid != os.getpid():
             session = requests.Session()
             # Read the environment here, once. With trust_env, a .netrc would set Authorization.
             session.trust_env = False
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
             session.verify = _certificates(self.base_url)
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, deadlines.Adapter())
             # No compression: numbers hardly compress, and it costs the server time.
             session.headers.update(
                 {
@@ -233,15 +218,14 @@ class Wire:
                     "User-Agent": "pgembed-django",
                 }
             )
-            here = session, {}
-            local.here, local.pid = here, os.getpid()
+            local.session, local.pid = session, os.getpid()
             with self._lock:
                 self._sessions.add(session)
-        return here
+        return session
 
 
-def _certificates(base_url: str) -> str | bool:
-    """Return the certificates to trust, as requests does: a path, or True for its own."""
+def _certificates(base_url: str) -> str:
+    """Return the path of the certificates to trust, as requests chooses it."""
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if path := os.environ.get(name):
             if base_url.startswith("https:") and not Path(path).exists():
@@ -249,4 +233,4 @@ def _certificates(base_url: str) -> str | bool:
                     f"The environment variable {name} is {path!r}, which does not exist."
                 )
             return path
-    return True
+    return requests.utils.DEFAULT_CA_BUNDLE_PATH
