@@ -38,6 +38,17 @@ def test_cleaning_twice_changes_nothing_more(text):
     assert unicodedata.is_normalized("NFC", cleaned)
 
 
+def test_a_pile_of_combining_marks_is_cleaned_in_parts():
+    marks = "\u0301\u0323" * 10_000
+
+    cleaned = clean(f"e{marks}")
+
+    assert max(len(part) for part in cleaned.split("\u034f")) <= 1_001
+    assert cleaned.replace("\u034f", "").count("\u0301") == 10_000
+    assert clean(cleaned) == cleaned
+    assert "\u034f" not in clean(f"e{marks[:900]} and {'─' * 900}")
+
+
 # digest
 
 
