@@ -76,7 +76,8 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     """Return the survey for a query, or None if no space is active: no worker has started yet."""
     # Characters that the database's encoding cannot hold are in no passage: they match nothing.
     encoding = postgres.encoding(target.using)
-    read = texts.encodable(texts.cut(text, MOST_CHARACTERS), encoding, errors="replace")
+    beginning = texts.cut(words_of.prepared(text), MOST_CHARACTERS)
+    read = texts.encodable(beginning, encoding, errors="replace")
     parameters = {
         "language": conf.current().text_search_config,
         "text": read,

@@ -9,8 +9,21 @@ from dataclasses import dataclass
 MOST_MATCHES = 20_000
 """If a query's words match more passages than this, its most common words are left out."""
 
+MOST_WORDS = 32
+"""A query of more words is a pasted text: only its rarest words find, and it has no operators.
+
+Each word costs time for each passage that any of them matches.
+"""
+
 # A quoted phrase or an excluded word: a query with either is taken as written.
 OPERATORS = re.compile(r'"[^"]*\w[^"]*"|(?:^|\s)-\w')
+
+# websearch_to_tsquery reads every dash before a word, however far before it, as a NOT, and fails
+# if more than 32 of them are nested. A dash that excludes nothing is a rule, a bullet or an arrow.
+IDLE_DASHES = re.compile(r'(?<!\w)(?:-{2,}|-(?![\w"]))')
+
+# A lexeme of more than 2046 bytes is an error in a tsquery. In lower case, some letters are longer.
+LONGEST_WORD = re.compile(r"\S{500}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +40,11 @@ class Words:
         return bool(self.finding)
 
 
+def prepared(text: str) -> str:
+    """Return a query's text as websearch_to_tsquery takes it: no text makes it fail."""
+    return LONGEST_WORD.sub(r"\g<0> ", IDLE_DASHES.sub(" ", text))
+
+
 def of(
     text: str,
     *,
@@ -41,9 +59,9 @@ def of(
     ``written`` is what ``websearch_to_tsquery`` makes of the text, ``tree`` its ``querytree``,
     ``common`` as in ``rarest``. A passage with any of the words is found, and ranks higher the
     more of them it has, and the more often. A query with quotes or a minus sign finds only
-    passages that match it as written.
+    passages that match it as written, unless it has more than ``MOST_WORDS``.
     """
-    if OPERATORS.search(text):
+    if len(lexemes) <= MOST_WORDS and OPERATORS.search(text):
         if tree in ("", "T"):  # no words, or only excluded ones
             return Words(finding="", ranking="")
         return Words(finding=written, ranking=written)
@@ -58,12 +76,13 @@ def rarest(
 ) -> list[str]:
     """Return the rarest words that together match at most ``most_matches`` chunks, at least one.
 
+    At most ``MOST_WORDS``, because it is unknown how many chunks an uncommon word matches.
     ``common`` has the share of chunks that contain each common word, from the statistics.
     """
     ordered = sorted(words, key=lambda word: common.get(word, 0.0))
     telling = ordered[:1]
     matches = common.get(ordered[0], 0.0) * chunks if ordered else 0.0
-    for word in ordered[1:]:
+    for word in ordered[1:MOST_WORDS]:
         matches += common.get(word, 0.0) * chunks
         if matches > most_matches:
             break

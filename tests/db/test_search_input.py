@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from itertools import product
+from typing import get_args
 
+import hypothesis
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import F, Window
 from django.db.models.functions import RowNumber
 from django.utils.functional import SimpleLazyObject
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
 from pgembed_django.retrieval import answering, queries
+from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider
 from tests.app.models import AbstractComment, Article, Category, Note, Page, Product
 
@@ -137,6 +143,99 @@ def test_a_query_longer_than_the_models_context_is_cut_or_refused(trout, too_lon
 
     assert list(results) == [trout]
     assert (results.ranking, results.degraded) == (ranking, too_long == "refuse")
+
+
+RULES = [
+    "-" * 40,
+    "- " * 40,
+    "-" * 3_000,
+    "-(" * 40,
+    "-\u00a0" * 40,
+    "\u200b-" * 40,
+    "--" * 20 + "so",
+]
+ODD = [
+    *RULES,
+    "Ⱥ" * 1_000,  # in lower case it takes more bytes
+    '"' + "Ⱥ" * 990 + '"',
+    "-x " + "Ⱥ" * 990,
+    '-"' * 400,
+    '"' * 999,
+    "(" * 999,
+    "!" * 999,
+    "or " * 999,
+    "a or " * 300,
+    '-"a b" or ' * 300,
+    '"' + "a-" * 499,
+    "漢" * 999,
+    "e" + "\u0301" * 999,
+    "\u202e\u05e9" * 300,
+    "👩\u200d" * 300,
+    "\x1c-" * 300,
+    "".join(map(chr, range(1, 0x200))),
+    "\ud800" * 99,
+    "\0" * 99 + "-",
+    ":*" * 300,
+    "a:ABCD* " * 99,
+    "<a &amp; " * 99,
+    "a/" * 499,
+    "1e9999 " * 99,
+    "x" * 1_000_000,
+    " ".join(f"word{n}" for n in range(10_000)),
+]
+PIECES = st.one_of(
+    st.text(max_size=5),
+    st.sampled_from(["-", "- ", "--", '"', ' "', "(", ")", "!", "&", "|", "<->", ":*", "\\", "'"]),
+    st.sampled_from([" ", "\n", "\t", "\u00a0", "\u200b", "\x1c", "\0", "\ud800", "\u0301"]),
+    st.sampled_from(["or ", " OR ", "and ", "not ", "the ", "trout ", "-trout ", "Ⱥ", "漢", "🦉"]),
+)
+QUERIES = st.lists(st.tuples(PIECES, st.integers(1, 60)), min_size=1, max_size=8).map(
+    lambda pieces: "".join(piece * times for piece, times in pieces)
+)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "semantic", "lexical"])
+def test_a_rule_between_words_excludes_nothing(make_article, run_jobs, mode):
+    article = make_article(title="hello", contents="to the world")
+    run_jobs()
+
+    for rule in RULES:
+        for text in (f"hello\n{rule}\nworld", f"{rule} hello", f"hello {rule}"):
+            results = search(Article, text, mode=mode)
+            assert list(results) == [article]
+            assert (results.note, results.ranking) == ("", mode)
+
+
+def test_a_dash_excludes_the_word_that_follows_it_only(make_article, run_jobs):
+    both = make_article(title="hello", contents="to the world")
+    one = make_article(title="hello", contents="to the moon")
+    run_jobs()
+
+    def found(text):
+        return set(search(Article, text, mode="lexical"))
+
+    assert found("hello -world") == found(f"hello {'-' * 40} -world") == {one}
+    assert found('hello -"the world"') == found('hello - - -"the world"') == {one}
+    assert found('"hello" - world') == found('"hello" --world') == {both}
+    assert found("hello - world") == found("hello --world") == {both, one}
+
+
+def test_no_text_makes_a_search_fail(trout):
+    for text, mode in product(ODD, get_args(Mode)):
+        for query in (text, f"trout {text}", f'"trout" {text}'):
+            assert not search(Article, query, mode=mode).degraded
+    similar_to(trout)  # the transaction is usable
+
+
+@hypothesis.settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(query=QUERIES, mode=st.sampled_from(get_args(Mode)))
+def test_no_text_at_random_makes_a_search_fail(trout, query, mode):
+    results = search(Article, query, mode=mode)
+
+    assert results.ranking in (mode, "semantic", "none")
+    assert not results.degraded
 
 
 @pytest.mark.parametrize("text", [None, b"trout", 5, ["trout"]])

@@ -87,6 +87,20 @@ def test_a_query_with_operators_is_looked_for_as_it_is_written():
     assert not asked("-trout", tree="T")
 
 
+def test_a_pasted_text_finds_by_its_rarest_words_and_has_no_operators():
+    many = [f"word{number}" for number in range(100)]
+
+    def asked(text, *, chunks):
+        return words.of(
+            text, lexemes=many, written="'written'", tree="'word1'", common={}, chunks=chunks
+        )
+
+    found = asked('He said "word1 word2" and more', chunks=10**6)
+    assert found.finding.count("|") == words.MOST_WORDS - 1
+    assert found.ranking.count("|") == 99
+    assert asked("and -word1 more", chunks=1.0).finding.count("|") == 99
+
+
 def test_common_words_that_do_not_find_rank_all_the_same():
     found = words.of(
         "the trout",
