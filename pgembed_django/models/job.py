@@ -180,3 +180,7 @@ class Job(NotFromFixtures):
 
     def __str__(self) -> str:
         return f"{self.spec} {self.source_pk}"
+
+
+CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
+"""The kinds of jobs that somebody waits for: until one has succeeded, its row is stale."""

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast
 
 from pgembed_django import database
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.job import CHANGES, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
@@ -29,7 +29,8 @@ AT_ONCE = 100
 class Coverage:
     """How many ``rows`` match the spec's condition, and how many of them a search would find.
 
-    ``is_estimated``: counted in a sample of the table's pages, which is the same every time.
+    Rows whose text is empty are not counted: there is nothing to find. ``is_estimated``: counted
+    in a sample of the table's pages, which is the same every time.
     """
 
     rows: int
@@ -93,6 +94,35 @@ def jobs_of_row(spec: Spec, status: Q) -> QuerySet[Job]:
     return Job.objects.filter(status, spec=spec.key, source_pk=Cast(OuterRef("pk"), TextField()))
 
 
+def is_found(spec: Spec, space: Space) -> Q:
+    """Return the condition that a search in a space finds the outer row by its meaning.
+
+    In a space that is being built, stale rows count even if the spec hides them: how far it is
+    filled does not depend on them.
+    """
+    chunks = covering_chunk(spec, space).filter(embedding__isnull=False)
+    if spec.stale == "serve" or space.state == Space.State.BUILDING:
+        return Q(LookedUp(chunks))
+    return Q(LookedUp(chunks.exclude(text_digest=b"hidden"))) & _is_unchanged(spec)
+
+
+def is_empty(spec: Spec, spaces: Sequence[Space]) -> Q:
+    """Return the condition that the outer row's text is empty: there is nothing to find."""
+    chunks = spec.embedding_model._base_manager.filter(
+        FOUND, source_id=OuterRef("pk"), space__in=spaces, embedding=None
+    )
+    return Q(LookedUp(chunks)) & _is_unchanged(spec)
+
+
+def _is_unchanged(spec: Spec) -> Q:
+    """Return the condition that no change of the outer row has yet to be embedded."""
+    # Three lookups, not one: each status has its own partial index.
+    is_unchanged = Q()
+    for status in (PENDING, RUNNING, UNSETTLED):
+        is_unchanged &= ~Q(LookedUp(jobs_of_row(spec, status & Q(kind__in=CHANGES))))
+    return is_unchanged
+
+
 def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
     """Count exactly. This reads the whole table: too slow for a page that refreshes.
 
@@ -100,8 +130,8 @@ def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
         Busy: a writer has locked one of the two tables. Waiting for it while holding the other
             could deadlock with a migration.
     """
-    rows = spec.rows(using=using)
-    covered = rows.filter(LookedUp(covering_chunk(spec, space)))
+    rows = spec.rows(using=using).exclude(is_empty(spec, [space]))
+    covered = rows.filter(is_found(spec, space))
     with database.giving_way(using):
         return Coverage(rows=rows.count(), covered=covered.count())
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Value
+from django.db.models import Count, Manager, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from pgembed_django import database, postgres, triggers
 from pgembed_django.database import unions
 from pgembed_django.models import Space
-from pgembed_django.spaces import Coverage, covering_chunk
+from pgembed_django.spaces import Coverage, is_empty, is_found
 from pgembed_django.specs import Spec
 
 BUDGET = 20_000
@@ -179,14 +179,14 @@ def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> 
         rows = rows.filter(pk__in=_sample(spec, share))
     when = spec.when or Q()
     counts: dict[str, Any] = {
-        column: Count("pk", filter=when & Q(Exists(covering_chunk(spec, space))))
+        column: Count("pk", filter=when & is_found(spec, space))
         for space, column in zip(spaces, COLUMNS, strict=False)
     }
     for column in COLUMNS[len(spaces) :]:
         counts[column] = Value(0)
     counted: Counts = rows.values(pgembed_spec=Value(spec.key, TextField())).annotate(
         pgembed_all=Count("*"),
-        pgembed_rows=Count("pk", filter=spec.when) if spec.when else Count("*"),
+        pgembed_rows=Count("pk", filter=when & ~is_empty(spec, spaces)),
         **counts,
     )
     return counted

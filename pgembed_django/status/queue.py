@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.jobs.lanes import EVERY_LANE
+from pgembed_django.models.job import CHANGES
 from pgembed_django.status.failures import FAILING
-from pgembed_django.status.shapes import CHANGES, NONE, Backlog, Count, HeldJobs
+from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 
 MAX_COUNT = 10_000
 MIN_COUNT = 1000

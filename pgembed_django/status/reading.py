@@ -11,13 +11,13 @@ from django.core.exceptions import ImproperlyConfigured
 from pgembed_django import jobs, providers, rollups
 from pgembed_django import specs as declared
 from pgembed_django.models import Space
+from pgembed_django.models.job import CHANGES
 from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
 from pgembed_django.status import charts, covering, queue, verdicts, working
 from pgembed_django.status.charts import Recent
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import (
-    CHANGES,
     NONE,
     Count,
     Overview,

@@ -6,11 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, get_args
 
-from pgembed_django.models import Job
+from pgembed_django.models.job import CHANGES
 from pgembed_django.spaces import Coverage
-
-CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
-"""The kinds of jobs that somebody waits for. A status calls such jobs changes."""
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 STATES: tuple[State, ...] = get_args(State)

@@ -94,7 +94,7 @@ def judge(facts: Facts) -> Verdict:
     for state, sentences in reasons:
         if found := " ".join(sentences):
             return Verdict(state, found)
-    if facts.spec.changes:
+    if facts.spec.oldest_change_seconds is not None:
         found = (
             f"All else is found with its present text{_but(facts.spec)}: {_changes(facts.spec)}."
         )
@@ -161,8 +161,8 @@ def _indexing(facts: Facts) -> Iterator[str]:
     spec = facts.spec
     if spec.waiting.value > spec.changes.value:
         yield f"{spec.waiting} {_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
-    elif facts.is_short and not spec.changes:
-        # Not if changes wait: the rows may be missing only because of these.
+    elif facts.is_short and spec.oldest_change_seconds is None:
+        # Not if there are changes: the rows may be missing only because of these.
         yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
     if spec.building:
         coverage = spec.building.coverage
