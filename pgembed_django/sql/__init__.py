@@ -1,5 +1,9 @@
 """The SQL functions that the triggers call, versioned.
 
+They run with the rights of the role that migrated. So they name the schema of our tables, and their
+search_path is ``pg_catalog`` alone: in any other schema, a role may have defined an operator or a
+function for exactly the types of a call, which Postgres would prefer to a built-in one.
+
 A trigger's body is copied into the users' migrations, so it only calls a function that our own
 migrations create. A released version of a function is never changed: a new version is added.
 """
@@ -14,24 +18,22 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, migrations
 from psycopg import sql
 
-# The first schema in each function's pinned search_path, and the schema of the job table.
-WRITES_TO = """
+# The schema of the job table that each function's body names, and the one that is found.
+WRITES_TO = r"""
     SELECT
         name,
         (
-            SELECT (parse_ident(substring(setting FROM '=(.*)'), false))[1]
+            SELECT (parse_ident(substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_job')))[1]
             FROM pg_proc
-            CROSS JOIN unnest(proconfig) AS setting
-            WHERE pg_proc.oid = to_regprocedure(name)
-              AND setting LIKE 'search_path=%%'
+            WHERE pg_proc.oid = to_regprocedure(name)::oid
         ),
         (
             SELECT nspname
             FROM pg_class
             JOIN pg_namespace ON pg_namespace.oid = relnamespace
-            WHERE pg_class.oid = to_regclass('pgembed_job')
+            WHERE pg_class.oid = to_regclass('pgembed_job')::oid
         )
-    FROM unnest(%(names)s::text[]) AS wanted(name)
+    FROM pg_catalog.unnest(%(names)s::text[]) AS wanted(name)
 """
 
 # Name -> argument types, which Postgres needs to drop a function.
@@ -42,7 +44,7 @@ FUNCTIONS = {
     "pgembed_forget_all_v1": "text, text",
 }
 
-PARTS = ("enqueue_end_v1",)
+PARTS = ("enqueue_end_v1", "embedding_table_v1")
 """SQL that several functions have in common. Like them, it is never changed once released."""
 
 
@@ -99,13 +101,17 @@ def install(apps: Any, schema_editor: Any, *, tables: str | None = None) -> None
             cursor.execute("SELECT current_schema()")
             [tables] = cursor.fetchone()
         _refuse_others(cursor, tables)
-    parts = {name: sql.SQL(text(name).strip()) for name in PARTS}
+    schema = sql.Identifier(tables).as_string(connection.connection)
+    names = {
+        "functions": sql.Identifier(_functions_schema() or tables),
+        "tables": sql.Identifier(tables),
+        "schema": sql.Literal(f"{schema}."),
+        "job": sql.Literal(f"{schema}.pgembed_job"),
+        "space": sql.Literal(f"{schema}.pgembed_space"),
+    }
+    parts = {name: sql.SQL(text(name).strip()).format(**names) for name in PARTS}
     for name in FUNCTIONS:
-        statement = sql.SQL(text(name.removeprefix("pgembed_"))).format(
-            functions=sql.Identifier(_functions_schema() or tables),
-            tables=sql.Identifier(tables),
-            **parts,
-        )
+        statement = sql.SQL(text(name.removeprefix("pgembed_"))).format(**names, **parts)
         schema_editor.execute(statement.as_string(connection.connection), params=None)
 
 

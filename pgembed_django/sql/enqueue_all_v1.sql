@@ -11,10 +11,10 @@ CREATE OR REPLACE FUNCTION {functions}.pgembed_enqueue_all_v1(
 RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
-SET search_path = {tables}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    INSERT INTO pgembed_job AS job (spec, source_pk, priority, traceparent)
+    INSERT INTO {tables}.pgembed_job AS job (spec, source_pk, priority, traceparent)
     SELECT
         unit_spec,
         source_pk,
@@ -22,8 +22,7 @@ BEGIN
         -- Set by whoever traces the write. Empty if it was set in an earlier transaction.
         NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
     -- DISTINCT: a key that is there twice (if its constraint is deferred) would raise an error.
-    -- pg_catalog: Postgres would prefer an unnest(text[]) that some role has made to its own.
-    FROM (SELECT DISTINCT pg_catalog.unnest(unit_source_pks)) AS written(source_pk)
+    FROM (SELECT DISTINCT unnest(unit_source_pks)) AS written(source_pk)
     {enqueue_end_v1}
 END
 $$;

@@ -28,7 +28,7 @@
     -- the workers are awake. Then holding it until the commit, shared with other writers,
     -- keeps them from falling asleep before they have seen this job.
     IF NOT pg_try_advisory_xact_lock_shared(
-        hashtextextended(unit_spec, 'pgembed_job'::regclass::oid::bigint)
+        hashtextextended(unit_spec, {job}::regclass::oid::bigint)
     )
         -- A listener anywhere in the cluster that keeps a transaction open lets the queue of
         -- notifications fill up. Once it is full, nobody who notifies can commit: rather leave

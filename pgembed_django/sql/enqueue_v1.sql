@@ -11,10 +11,10 @@ CREATE OR REPLACE FUNCTION {functions}.pgembed_enqueue_v1(
 RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
-SET search_path = {tables}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    INSERT INTO pgembed_job AS job (spec, source_pk, priority, traceparent)
+    INSERT INTO {tables}.pgembed_job AS job (spec, source_pk, priority, traceparent)
     VALUES (
         unit_spec,
         unit_source_pk,

@@ -9,32 +9,34 @@ CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_all_v1(
 RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
-SET search_path = {tables}, pg_temp
+SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    chunks regclass := {embedding_table_v1};
 BEGIN
-    DELETE FROM pgembed_job
+    DELETE FROM {tables}.pgembed_job
     WHERE spec = unit_spec
       AND status IN ('pending', 'running');
 
     -- Delete from embedding tables only, as in pgembed_forget_v1. It may be gone already.
     IF EXISTS (
-        SELECT FROM pg_catalog.pg_attribute
-        JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
-        WHERE attrelid = to_regclass(embedding_table)::oid
+        SELECT FROM pg_attribute
+        JOIN pg_class ON pg_class.oid = attrelid
+        WHERE attrelid = chunks
           AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
           AND relpersistence <> 't'
-          AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
+          AND has_table_privilege(relowner, {space}::regclass, 'INSERT')
         HAVING count(*) = 5
     ) THEN
         -- DELETE, not TRUNCATE: a search that has locked this table and waits for the source
         -- table must not deadlock with the writer.
-        EXECUTE pg_catalog.format('DELETE FROM %s', to_regclass(embedding_table));
+        EXECUTE format('DELETE FROM %s', chunks);
     END IF;
 
-    DELETE FROM pgembed_staging
+    DELETE FROM {tables}.pgembed_staging
     WHERE spec = unit_spec;
 
-    UPDATE pgembed_job
+    UPDATE {tables}.pgembed_job
     SET settled_at = statement_timestamp()
     WHERE spec = unit_spec
       AND status IN ('failed', 'dismissed')

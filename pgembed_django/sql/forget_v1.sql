@@ -9,21 +9,23 @@ CREATE OR REPLACE FUNCTION {functions}.pgembed_forget_v1(
 RETURNS void
 LANGUAGE plpgsql
 SECURITY DEFINER
-SET search_path = {tables}, pg_temp
+SET search_path = pg_catalog, pg_temp
 -- A session keeps its plans until there are new statistics. A plan that was made for a
 -- table of ten jobs would read the whole table, even once it has a million.
 SET enable_seqscan = off
 AS $$
 DECLARE
-    key_type text;
+    chunks regclass := {embedding_table_v1};
+    key_type regtype;
     is_a_key boolean;
+    equals text := '=';
 BEGIN
     -- First lock the unit's pending job, or add one, until this transaction ends. So
     -- nobody can start to work on the unit meanwhile, neither by this job nor by one
     -- that the reconciler would add. The job outlives the commit: a worker claims it,
     -- finds the row gone, and deletes chunks that this function could not see, because
     -- the writer's snapshot (REPEATABLE READ) is older than the commit that stored them.
-    INSERT INTO pgembed_job AS job (spec, source_pk, priority)
+    INSERT INTO {tables}.pgembed_job AS job (spec, source_pk, priority)
     VALUES (unit_spec, unit_source_pk, lane)
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
     DO UPDATE SET
@@ -39,7 +41,7 @@ BEGIN
 
     -- Then delete the running job. This waits for a worker that is storing vectors at this
     -- moment, and takes the lease from one that would store them later.
-    DELETE FROM pgembed_job
+    DELETE FROM {tables}.pgembed_job
     WHERE spec = unit_spec
       AND source_pk = unit_source_pk
       AND status = 'running';
@@ -51,44 +53,55 @@ BEGIN
     -- open spaces (the role that migrated, or a worker's role), and which is not temporary,
     -- as the application's role may be allowed to create temporary tables. If the table is
     -- gone, there is nothing to delete, and no reason to stop the writer.
-    SELECT max(format_type(atttypid, atttypmod)) FILTER (WHERE attname = 'source_id')
+    SELECT max(atttypid) FILTER (WHERE attname = 'source_id')
     INTO key_type
-    FROM pg_catalog.pg_attribute
-    JOIN pg_catalog.pg_class ON pg_class.oid = attrelid
-    WHERE attrelid = to_regclass(embedding_table)::oid
+    FROM pg_attribute
+    JOIN pg_class ON pg_class.oid = attrelid
+    WHERE attrelid = chunks
       AND attname IN ('source_id', 'space_id', 'chunk_digest', 'text_digest', 'embedding')
       AND relpersistence <> 't'
-      AND has_table_privilege(relowner, 'pgembed_space'::regclass::oid, 'INSERT')
+      AND has_table_privilege(relowner, {space}::regclass, 'INSERT')
     HAVING count(*) = 5;
 
     -- Another column may have become the key while source_id still has the former key's
     -- type. A key that source_id cannot hold has no chunks.
     is_a_key := CASE
-        WHEN key_type = 'uuid'
+        WHEN key_type = 'uuid'::regtype
         THEN length(unit_source_pk) = 36 AND unit_source_pk ~ '^[0-9a-f-]+$'
-        WHEN key_type IN ('smallint', 'integer', 'bigint') AND unit_source_pk !~ '^-?[0-9]+$'
+        WHEN key_type IN ('smallint'::regtype, 'integer'::regtype, 'bigint'::regtype)
+         AND unit_source_pk !~ '^-?[0-9]+$'
         THEN false
-        WHEN key_type = 'smallint'
+        WHEN key_type = 'smallint'::regtype
         THEN unit_source_pk::numeric BETWEEN '-32768' AND '32767'
-        WHEN key_type = 'integer'
+        WHEN key_type = 'integer'::regtype
         THEN unit_source_pk::numeric BETWEEN '-2147483648' AND '2147483647'
-        WHEN key_type = 'bigint'
+        WHEN key_type = 'bigint'::regtype
         THEN unit_source_pk::numeric BETWEEN '-9223372036854775808' AND '9223372036854775807'
         ELSE key_type IS NOT NULL
     END;
     IF is_a_key THEN
-        -- pg_catalog: a role that may create functions in the schema of our tables could make a
-        -- format() for exactly these types, which Postgres would prefer.
-        EXECUTE pg_catalog.format(
-            'DELETE FROM %s WHERE source_id = %L', to_regclass(embedding_table), unit_source_pk
-        );
+        -- The search_path has no operators of extensions. citext, for instance, brings its own,
+        -- and an index that only this one uses.
+        IF key_type >= 16384 THEN
+            SELECT COALESCE(max(format('OPERATOR(%s)', amopopr::regoper)), '=')
+            INTO equals
+            FROM pg_opclass
+            JOIN pg_amop ON amopfamily = opcfamily
+            WHERE opcintype = key_type
+              AND opcdefault
+              AND opcmethod = (SELECT oid FROM pg_am WHERE amname = 'btree')
+              AND amoplefttype = key_type
+              AND amoprighttype = key_type
+              AND amopstrategy = 3;
+        END IF;
+        EXECUTE format('DELETE FROM %s WHERE source_id %s %L', chunks, equals, unit_source_pk);
     END IF;
 
-    DELETE FROM pgembed_staging
+    DELETE FROM {tables}.pgembed_staging
     WHERE spec = unit_spec
       AND source_pk = unit_source_pk;
 
-    UPDATE pgembed_job
+    UPDATE {tables}.pgembed_job
     SET settled_at = statement_timestamp()
     WHERE spec = unit_spec
       AND source_pk = unit_source_pk

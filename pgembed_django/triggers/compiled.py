@@ -20,6 +20,9 @@ class CompiledTrigger(compiler.Trigger):
     its table is called now. When such a migration is undone, or a db_table changes, pgtrigger
     installs the trigger before the table has its new name. Then the SQL can only raise an error
     that says what to do.
+
+    A superuser may run this SQL. So its calls and casts leave no choice to Postgres, which would
+    prefer a role's own function for exactly the given types to a built-in one.
     """
 
     MISSING: ClassVar[str] = """
@@ -41,13 +44,13 @@ class CompiledTrigger(compiler.Trigger):
         DECLARE
             missing text;
         BEGIN
-            SELECT string_agg(wanted.name, ', ')
+            SELECT pg_catalog.string_agg(wanted.name, ', ')
             INTO missing
-            FROM unnest({columns}::text[]) AS wanted(name)
+            FROM pg_catalog.unnest({columns}::text[]) AS wanted(name)
             WHERE NOT EXISTS (
                 SELECT
                 FROM pg_catalog.pg_attribute
-                WHERE attrelid = to_regclass({table})
+                WHERE attrelid = to_regclass({table})::oid
                   AND attname = wanted.name::name
                   AND NOT attisdropped
             );
@@ -70,11 +73,11 @@ class CompiledTrigger(compiler.Trigger):
                 SELECT tgrelid
                 FROM pg_catalog.pg_trigger
                 WHERE tgname = '{pgid}'
-                  AND tgfoid = to_regprocedure('{pgid}()')
+                  AND tgfoid = to_regprocedure('{pgid}()')::oid
                   -- Those of partitions go with the whole table's.
-                  AND tgparentid = 0
+                  AND tgparentid = 0::oid
             LOOP
-                EXECUTE format('DROP TRIGGER {pgid} ON %s', source);
+                EXECUTE pg_catalog.format('DROP TRIGGER {pgid} ON %s', source);
             END LOOP;
         END
         $$;
@@ -88,7 +91,7 @@ class CompiledTrigger(compiler.Trigger):
         BEGIN
             IF EXISTS (
                 SELECT FROM pg_catalog.pg_class
-                WHERE oid = to_regclass({table})
+                WHERE oid = to_regclass({table})::oid
                   AND (relkind = 'p' OR relispartition)
             ) THEN
                 RAISE EXCEPTION 'pgembed: % is partitioned, and a trigger for each statement '

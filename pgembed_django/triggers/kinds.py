@@ -128,7 +128,7 @@ class InsertedTogether(Inserted):
         call = _called(
             "pgembed_enqueue_all_v1",
             literal(self.watch.key),
-            "array_agg(written.pk)",
+            "pg_catalog.array_agg(written.pk)",
             literal(self.watch.priority),
         )
         return (

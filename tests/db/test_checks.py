@@ -134,7 +134,10 @@ def test_functions_that_the_next_migrate_brings_do_not_stop_it(monkeypatch):
 
 
 def test_functions_that_write_to_another_schema_are_told():
-    execute("ALTER FUNCTION pgembed_forget_v1 SET search_path = archive, pg_temp")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_functiondef('pgembed_forget_v1'::regproc)")
+        [definition] = cursor.fetchone()
+    execute(definition.replace('"public".', '"archive".'))
 
     [message] = check_databases(databases=["default"])
 

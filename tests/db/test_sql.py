@@ -10,7 +10,8 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import unmigrated
 from pgembed_django.models import Job
-from tests.app.models import Note
+from pgembed_django.testing import run_jobs
+from tests.app.models import Note, NoteEmbedding, Page, PageEmbedding
 
 
 def call(function: str, *arguments: object) -> None:
@@ -48,6 +49,64 @@ def test_only_embedding_tables_are_deleted_from_and_no_writer_is_stopped(table: 
     call("pgembed_forget_all_v1", "app.T", table)
 
     assert Job.objects.filter(source_pk="1").exists()
+
+
+@pytest.mark.django_db
+def test_a_key_of_an_extensions_type_is_compared_with_the_types_own_operator() -> None:
+    """As of citext or ulid: none of their operators is in pg_catalog."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            CREATE TABLE chunks (
+                source_id vector PRIMARY KEY, space_id bigint, chunk_digest bytea,
+                text_digest bytea, embedding vector
+            );
+            INSERT INTO chunks (source_id) VALUES ('[1,2]'), ('[3,4]')
+            """
+        )
+
+        call("pgembed_forget_v1", "app.S", "[1,2]", 0, "chunks")
+
+        cursor.execute("SELECT source_id::text FROM chunks")
+        assert cursor.fetchall() == [("[3,4]",)]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("conflict", ["error", "use_variable", "use_column"])
+def test_settings_of_a_role_that_change_how_sql_is_read_stop_no_writer(conflict: str) -> None:
+    Note.objects.create(body="first")
+    Page.objects.create(slug="it's", body="first")
+    run_jobs()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            SET LOCAL plpgsql.variable_conflict = {conflict};
+            SET LOCAL plpgsql.extra_errors = 'all';
+            SET LOCAL quote_all_identifiers = on;
+            SET LOCAL transform_null_equals = on;
+            SET LOCAL standard_conforming_strings = off;
+            SET LOCAL backslash_quote = off;
+            SET LOCAL array_nulls = off;
+            SET LOCAL row_security = off;
+            SET LOCAL plan_cache_mode = force_generic_plan;
+            SET LOCAL search_path = '';
+            DISCARD PLANS;
+            """
+        )
+        cursor.execute("UPDATE public.app_note SET body = 'second'")
+        cursor.execute("DELETE FROM public.app_page")
+        cursor.execute("DELETE FROM public.app_note")
+        cursor.execute("SET LOCAL search_path = public")
+    call("pgembed_enqueue_all_v1", "app.S", ["NULL", "it's"], 0)
+    call("pgembed_forget_v1", "app.NoteEmbedding", "no uuid", 0, '"app_noteembedding"')
+    call("pgembed_forget_all_v1", "app.NoteEmbedding", "app_noteembedding")
+
+    assert set(Job.objects.filter(spec="app.S").values_list("source_pk", flat=True)) == {
+        "NULL",
+        "it's",
+    }
+    assert not NoteEmbedding.objects.exists()
+    assert not PageEmbedding.objects.exists()
 
 
 @pytest.mark.django_db
