@@ -57,16 +57,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE
 -- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;
 
--- The functions run as the owner of our tables, which deletes the vectors of deleted rows.
-DO $$
-BEGIN
-    EXECUTE format(
-        'GRANT mysite_worker TO %I',
-        (SELECT relowner::regrole::name FROM pg_class WHERE oid = 'pgembed_job'::regclass)
-    );
-END
-$$;
-
 -- Tables that our triggers watch: of your tables, the worker reads only these. If a text method
 -- reads other tables, grant SELECT on those as well.
 DO $$
@@ -85,7 +75,9 @@ BEGIN
 END
 $$;
 
--- Tables of vectors: searches read them, and the worker owns them, to build their indexes.
+-- Tables of vectors: searches read them, and the worker writes them. Their owner builds their
+-- indexes: that takes CREATE on the schema, and with it a role could define operators and functions
+-- that the queries of other roles would run.
 DO $$
 DECLARE
     chunks record;
@@ -98,8 +90,10 @@ BEGIN
         GROUP BY attrelid, relnamespace
         HAVING count(*) = 5
     LOOP
-        EXECUTE format('GRANT CREATE ON SCHEMA %s TO mysite_worker', chunks.schema);
-        EXECUTE format('ALTER TABLE %s OWNER TO mysite_worker', chunks.name);
+        EXECUTE format('GRANT USAGE ON SCHEMA %s TO mysite_worker, mysite_web', chunks.schema);
+        EXECUTE format(
+            'GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO mysite_worker', chunks.name
+        );
         EXECUTE format('GRANT SELECT ON %s TO mysite_web', chunks.name);
         -- To re-embed rows, their chunks are marked as stale.
         EXECUTE format('GRANT UPDATE (chunk_digest) ON %s TO mysite_staff', chunks.name);
