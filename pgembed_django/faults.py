@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import re
 import signal
+import threading
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
-from traceback import walk_tb
 
 import psycopg
 from django.apps import apps
 from django.db import DatabaseError, InterfaceError
+
+from pgembed_django.threads import OurThread
 
 # SQLSTATEs. The first two mean that the session was ended, so the connection is lost.
 IDLE_TIMEOUT = "25P03"
@@ -53,9 +57,18 @@ MAX_OUTAGE_SECONDS = 30.0
 PANICS = "pyo3_runtime"
 """The module of the exception that a panic in Rust raises. Tokenizers are written in Rust."""
 
+BY_CODE = (SystemExit, GeneratorExit, CancelledError)
+"""Exceptions that functions written in C raise for the code that calls them: ``sys.exit``."""
+
+MAX_MESSAGE_CHARACTERS = 10_000
+
 
 class Unreadable(Exception):
-    """The database returned a value that Python cannot represent. Has the original message."""
+    """A row cannot be read: the code of its model or fields failed. Has the original message."""
+
+
+class Harmed(DatabaseError):
+    """The code of one of the rows has ended our transaction. Try fewer rows."""
 
 
 class Fault(enum.Enum):
@@ -78,16 +91,44 @@ class Fault(enum.Enum):
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an exception from user code ends the thread's work, and is no row's fault.
+    """Return whether an exception in user code was thrown into it, and is no row's fault.
 
-    True for what is no ``Exception``, such as Ctrl-C and Dramatiq's time limit, except a panic in
-    Rust, and for what the handler of a signal raises, such as Celery's soft time limit.
+    True for what the handler of a signal raises, such as Celery's soft time limit, and for what is
+    no ``Exception`` and was not raised by the code, such as Ctrl-C and Dramatiq's time limit.
     """
-    if not isinstance(error, Exception):
-        return type(error).__module__ != PANICS
+    if isinstance(threading.current_thread(), OurThread):
+        return False  # nobody else knows this thread
+    trace = []
+    entry = error.__traceback__
+    while entry is not None:
+        trace.append((entry.tb_frame.f_code, entry.tb_lasti))
+        entry = entry.tb_next
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     codes = {getattr(getattr(one, "__func__", one), "__code__", None) for one in handlers}
-    return any(frame.f_code in codes for frame, _ in walk_tb(error.__traceback__))
+    if any(code in codes for code, _ in trace):
+        return True
+    kind = type(error)
+    if issubclass(kind, (Exception, *BY_CODE)) or kind.__module__ == PANICS:
+        return False
+    # A statement of the code: what is thrown into it comes between two, or in a call.
+    code, at = trace[-1]
+    return dis.opname[code.co_code[at]] != "RAISE_VARARGS"
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's class and message, which is bounded.
+
+    Its class may be a project's own, so that asking for its name or message may raise, too.
+    """
+    name = type.__dict__["__name__"].__get__(type(error))
+    try:
+        # Not a slice of it: str() may return a subclass of str.
+        message = str.__getitem__(str(error), slice(MAX_MESSAGE_CHARACTERS))
+    except BaseException as another:
+        if is_interruption(another):
+            raise
+        message = "its message cannot be read"
+    return f"{name}: {message}" if message else str(name)
 
 
 def of(error: Exception) -> Fault:
@@ -105,7 +146,7 @@ def of(error: Exception) -> Fault:
         return Fault.PASSING
     if state.startswith(("3F", "42")):
         return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
-    if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED:
+    if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED or isinstance(error, Harmed):
         return Fault.VALUE
     return Fault.OTHER
 
@@ -193,9 +234,9 @@ def reading() -> Iterator[None]:
     """Convert errors while fetching rows to ``Unreadable`` if a value cannot be read."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         if _is_of_a_value(error) and not is_interruption(error):
-            raise Unreadable(f"{type(error).__name__}: {error}") from error
+            raise Unreadable(described(error)) from error
         raise
 
 
@@ -216,7 +257,7 @@ def _our_tables() -> frozenset[str]:
     return frozenset(model._meta.db_table for model in apps.get_app_config("pgembed").get_models())
 
 
-def _is_of_a_value(error: Exception) -> bool:
+def _is_of_a_value(error: BaseException) -> bool:
     if isinstance(error, DatabaseError | InterfaceError):
         cause = error.__cause__
         return isinstance(cause, psycopg.DataError) and cause.sqlstate is None

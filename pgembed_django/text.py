@@ -63,7 +63,7 @@ def clean(text: str) -> str:
     to NFC, and white space around it is stripped. More than 1,000 marks on one character are
     divided.
     """
-    text = text.replace("\0", "")
+    text = str.__str__(text).replace("\0", "")  # a subclass may have methods of its own
     if "\r" in text:
         text = re.sub("\r\n?", "\n", text)
     if not text.isascii():  # ASCII has no surrogates, and is always NFC

@@ -211,10 +211,10 @@ class Backfill:
             provider = spaces.provider_of(space) if space else providers.get(self.spec.provider)
             rows = chunks = tokens = errors = 0
             for loaded in self._texts(space):
-                rows += len(loaded.texts)
-                errors += len(loaded.errors)
-                for text in loaded.texts.values():
-                    pieces = self.spec.chunker.split(text)
+                cut, uncut = sources.split(self.spec, loaded.texts, using=self.using)
+                rows += len(cut)
+                errors += len(loaded.errors) + len(uncut)
+                for pieces in cut.values():
                     chunks += len(pieces)
                     tokens += sum(provider.count_document(piece.text) for piece in pieces)
             yield Estimate(provider.model, rows, chunks, tokens, errors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgembed_django import events
+from pgembed_django import events, faults
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.pipeline.units import Batch, Wanted
 from pgembed_django.pool import outage_of
@@ -22,7 +22,7 @@ def outcomes(batch: Batch) -> list[Embedded | ProviderError]:
     if error is None:
         return batch.future.result()
     if not isinstance(error, ProviderError):
-        error = ProviderError(f"{type(error).__name__}: {error}")
+        error = ProviderError(faults.described(error))
     return [error] * len(batch.wanted)
 
 

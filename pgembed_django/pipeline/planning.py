@@ -14,7 +14,6 @@ from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
-from pgembed_django.pipeline import chunking
 from pgembed_django.pipeline.aside import RELEASED_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
@@ -151,25 +150,20 @@ class Planning:
             self._release(units)
             return
         self._fitting.note_made(spec, loaded.texts.values())
+        chunks, errors = sources.split(spec, loaded.texts, using=self.holding.using)
+        errors |= loaded.errors
         for unit in units:
             unit.is_planned = True
             source_pk = unit.claim.source_pk
-            if source_pk in loaded.errors:
-                self.holding.retry(unit, loaded.errors[source_pk])
-            elif source_pk not in loaded.texts:
+            if source_pk in errors:
+                self.holding.retry(unit, errors[source_pk])
+            elif source_pk not in chunks:
                 unit.is_gone = True
                 self.holding.look_at(unit)
             else:
-                try:
-                    chunks = chunking.split(spec.chunker, loaded.texts[source_pk])
-                except BaseException as error:  # the user's chunker: a retry
-                    if faults.is_interruption(error):
-                        raise
-                    self.holding.retry(unit, f"{type(error).__name__}: {error}")
-                    continue
                 text_digest = spec.text_digest(loaded.texts[source_pk])
                 unit.characters = len(loaded.texts[source_pk])
-                self._plan_unit(unit, chunks, text_digest, live, stored)
+                self._plan_unit(unit, chunks[source_pk], text_digest, live, stored)
 
     def _ask(
         self, spec: Spec, source_pks: Sequence[str], *, room: float = math.inf

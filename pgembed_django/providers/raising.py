@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.text import clean
-from pgembed_django.threads import OurThread
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -25,7 +23,7 @@ def provider_errors(provider: object) -> Iterator[None]:
     except ProviderError:
         raise
     except BaseException as error:
-        if _is_interruption(error):
+        if faults.is_interruption(error):
             raise
         # No message and no chaining: the message may contain the text.
         raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
@@ -37,15 +35,9 @@ def counted(provider: Provider, text: str) -> int | None:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
     except BaseException as error:
-        if _is_interruption(error):
+        if faults.is_interruption(error):
             raise
         return None
-
-
-def _is_interruption(error: BaseException) -> bool:
-    """Return whether somebody ends what this thread is doing."""
-    is_ours = isinstance(threading.current_thread(), OurThread)
-    return not is_ours and faults.is_interruption(error)
 
 
 def digest(provider: Provider) -> str | None:

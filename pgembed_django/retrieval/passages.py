@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import conf, database, locales
+from pgembed_django import conf, database, faults, locales
 from pgembed_django.retrieval import highlights, selects
 from pgembed_django.retrieval.highlights import Marks
 from pgembed_django.retrieval.targets import Target
@@ -93,7 +93,9 @@ def _text_now(spec: Spec, row: Any) -> str | None:
         return spec.text_of(row)
     except DatabaseError:
         raise  # it may have aborted the caller's transaction
-    except Exception:  # noqa: BLE001 - the user's method: its job reports it
+    except BaseException as error:  # the user's method: its job reports it
+        if faults.is_interruption(error):
+            raise
         return None
 
 

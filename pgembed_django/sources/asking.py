@@ -20,6 +20,7 @@ from pgembed_django import database, faults, lengths
 from pgembed_django.sources.loading import Loaded, give_way_and_load, made
 from pgembed_django.sources.rows import Row, as_row, is_among, of_units
 from pgembed_django.specs import Spec
+from pgembed_django.user_code import UserCode
 
 UNITS: Final[list[str]] = []
 """Placeholder for the keys of the units."""
@@ -123,8 +124,9 @@ class Reading:
         cursor = compiled.execute(source_pks, room=room)
 
         def texts() -> Loaded:
+            code = UserCode(using=self.using, only_values=not self.spec.needs_instances)
             try:
-                with faults.reading(), cursor:
+                with code.reading(), cursor:
                     found = list(compiled.rows(self.spec, cursor.fetchall()))
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)

@@ -1,18 +1,19 @@
-"""Make the texts of source rows. A spec's text method is user code, which may raise anything."""
+"""Make the texts of source rows."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from django.db import connections, models, transaction
+from django.db import models
 
-from pgembed_django import database, faults, locales
+from pgembed_django import database
 from pgembed_django.sources.rows import Row, fetch, of_units, with_source_pk
 from pgembed_django.specs import Spec
+from pgembed_django.user_code import Failed, UserCode
 
 Digests = dict[str, bytes]
 
@@ -49,7 +50,6 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     return made(spec, *fetch(spec, with_source_pk(spec, rows)), using=rows.db)
 
 
-@locales.of_settings()
 def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
     """Return the digests of rows' texts by source_pk. Stops after ``seconds``.
 
@@ -69,7 +69,6 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
     return digests, None
 
 
-@locales.of_settings()
 def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
     """Return the texts of the rows in ``found``, and the given errors of rows that are not in it.
 
@@ -86,23 +85,16 @@ def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str)
 
 def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
     """Empty a list of rows, and yield each one's source_pk, text and error (empty: none)."""
-    # A query that fails in a text method must not abort our transaction.
-    is_apart = spec.text is not None and connections[using].in_atomic_block
+    code = UserCode(using=using, only_values=not spec.needs_instances)
     found.reverse()
-    while found:
-        source_pk, row = found.pop()
-        try:
-            with transaction.atomic(using=using) if is_apart else nullcontext():
-                if isinstance(row, models.Model):
-                    text = spec.text_of(row)
-                else:
-                    text = spec.text_of_values(row)
-        except BaseException as error:
-            # Whatever the text method raises is the error of its row. A lost connection may be
-            # that of another database, which the method asked.
-            is_lost = faults.is_lost_connection(error) and database.is_lost(using)
-            if is_lost or faults.has_no_room(error) or faults.is_interruption(error):
-                raise
-            yield source_pk, "", f"{type(error).__name__}: {error}"
-        else:
-            yield source_pk, text, ""
+    with code.watching():
+        while found:
+            source_pk, row = found.pop()
+            is_instance = isinstance(row, models.Model)
+            of_row: Callable[[Any], str] = spec.text_of if is_instance else spec.text_of_values
+            try:
+                text = code.call(partial(of_row, row), spec=spec.key, source_pk=source_pk)
+            except Failed as error:
+                yield source_pk, "", str(error)
+            else:
+                yield source_pk, text, ""

@@ -10,6 +10,7 @@ from django.db.models.functions import Cast
 
 from pgembed_django import faults
 from pgembed_django.specs import Spec
+from pgembed_django.user_code import UserCode
 
 Row = tuple[str, models.Model | Sequence[Any]]
 """A source_pk, and its instance or the values of its fields: see ``Spec.needs_instances``."""
@@ -65,7 +66,7 @@ def fetch(spec: Spec, rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, 
     nested too deeply, data that was encrypted with a lost key. Bisection finds such rows.
     """
     try:
-        with faults.reading():
+        with UserCode(using=rows.db, only_values=not spec.needs_instances).reading():
             return [as_row(spec, made) for made in rows], {}
     except faults.Unreadable as error:
         keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -104,7 +105,9 @@ def test_what_a_signals_handler_raises_in_a_text_method_ends_the_drain(drain, ti
 
 def test_what_is_thrown_into_a_text_method_ends_the_drain(drain):
     def be_interrupted() -> None:
-        raise Interrupt
+        thread = ctypes.c_ulong(threading.get_ident())
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(Interrupt))
+        list(map(str, range(100)))  # it comes between two instructions
 
     drain(be_interrupted, expecting=Interrupt)
 

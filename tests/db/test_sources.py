@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import math
 import sys
 from typing import Any
@@ -389,7 +390,18 @@ def other_words(chunks: list[Chunk]) -> Any:
     return [chunk._replace(text="other words") for chunk in chunks]
 
 
-@pytest.mark.parametrize("returned", [nothing, texts_alone, out_of_the_text, other_words])
+def no_whole_numbers(chunks: list[Chunk]) -> Any:
+    return [chunk._replace(start=0.0) for chunk in chunks]  # type: ignore[arg-type]
+
+
+def without_end(chunks: list[Chunk]) -> Any:
+    return itertools.cycle(chunks)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [nothing, texts_alone, out_of_the_text, other_words, no_whole_numbers, without_end, sys.exit],
+)
 def test_a_chunker_that_returns_no_chunks_of_the_text_fails_its_row_alone(
     make_worker, make_article, monkeypatch, returned
 ):

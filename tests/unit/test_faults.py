@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import psycopg
 import pytest
 from django.db import DatabaseError
@@ -113,3 +115,17 @@ def test_an_error_that_no_server_has_told_is_a_lost_connection():
     error.__cause__ = psycopg.OperationalError("the connection is closed")
 
     assert faults.of(error) is Fault.OUTAGE
+
+
+def test_ctrl_c_is_an_interruption_and_what_code_raises_itself_is_not():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as pressed:
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        raise KeyboardInterrupt
+
+    assert faults.is_interruption(pressed.value)
+    assert not faults.is_interruption(raised.value)

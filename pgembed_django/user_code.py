@@ -1,0 +1,260 @@
+"""Call a project's own code: text methods, models, fields and chunkers.
+
+Whatever it raises is the failure of its row alone. It uses our database connection, so a session
+that it has changed is restored: by a rollback in a transaction of ours, else by a new connection.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from psycopg.pq import TransactionStatus
+
+from pgembed_django import faults, locales
+
+T = TypeVar("T")
+
+# Nearly all statements of projects. After any other, the session is compared with what it was.
+HARMLESS = re.compile(
+    r"""
+    \s*
+    (?: SELECT | INSERT | UPDATE | DELETE | MERGE | WITH | VALUES | EXPLAIN
+      | SAVEPOINT | RELEASE | ROLLBACK\ TO | SET\ (?: LOCAL | TRANSACTION | CONSTRAINTS )
+    )\b
+    (?! .* (?: ; | set_config | advisory ) )
+    """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+
+# What a session keeps: a name for people, and a value.
+SESSION = """
+    SELECT name, setting FROM pg_settings WHERE source = 'session'
+    UNION ALL
+    SELECT 'role', current_user || ' of ' || session_user
+    UNION ALL
+    SELECT 'an advisory lock', row(classid, objid, objsubid, mode)::text
+    FROM pg_locks
+    WHERE locktype = 'advisory' AND pid = pg_backend_pid()
+    UNION ALL
+    SELECT 'LISTEN ' || channel, '' FROM pg_listening_channels() AS channel
+    UNION ALL
+    SELECT 'the prepared statement ' || name, '' FROM pg_prepared_statements WHERE from_sql
+    UNION ALL
+    SELECT 'the cursor ' || name, '' FROM pg_cursors WHERE is_holdable
+    UNION ALL
+    SELECT 'the temporary table ' || relname, oid::text
+    FROM pg_class
+    WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'
+"""
+ATTRIBUTES = ("autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold")
+
+OPEN = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
+ASKABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
+
+LEFT_OPEN = "It left a transaction open. Use transaction.atomic()."
+CHANGED = (
+    "It changed the database session ({names}). "
+    "Undo that, or use SET LOCAL in transaction.atomic()."
+)
+
+Session = set[tuple[str, object]]
+
+
+class Failed(Exception):
+    """A project's code has failed for a row. The message is for people."""
+
+
+class Call(NamedTuple):
+    """A call of a project's code: for which row, and since when by ``time.monotonic``."""
+
+    spec: str
+    source_pk: str
+    since: float
+
+
+_calls: dict[int, Call] = {}
+"""The calls that are being made, by thread."""
+
+
+def call_of(thread: int) -> Call | None:
+    """Return the call that a thread is in, if it is in one."""
+    return _calls.get(thread)
+
+
+class UserCode:
+    """Calls a project's code for rows, between statements of ours.
+
+    In a transaction that is open already, each call has a savepoint of its own. ``only_values``:
+    the calls only convert the values of fields, which may raise, but changes nothing.
+    """
+
+    def __init__(self, *, using: str, only_values: bool = False) -> None:
+        self._using = using
+        self._only_values = only_values
+        self._wrapper = connections[using]
+        self._is_inside = self._wrapper.in_atomic_block
+        self._has_savepoints = self._is_inside and not only_values
+        self._depth = len(self._wrapper.savepoint_ids)
+        self._pid = os.getpid()
+        self._learn()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the statements that the code runs."""
+        wrappers = self._wrapper.execute_wrappers
+        before = [*wrappers]
+        wrappers.append(self._note)
+        try:
+            with locales.of_settings():
+                yield
+        finally:
+            wrappers[:] = before
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Convert what the code of the rows that are read meanwhile does wrong to ``Unreadable``.
+
+        Models, their managers and fields may have such code.
+        """
+        failure = ""
+        with self.watching():
+            try:
+                with self._apart():
+                    with faults.reading():
+                        yield
+                    self._refuse_changes()
+            except (Failed, faults.Unreadable) as error:
+                failure = str(error)
+            try:
+                self._put_right(failure)
+            except Failed as error:
+                failure = str(error)
+        if failure:
+            raise faults.Unreadable(failure)
+
+    def call(self, function: Callable[[], T], *, spec: str, source_pk: str) -> T:
+        """Return what the code returns for a row. Only within ``watching``.
+
+        Raises:
+            Failed: it raised something, or left the session other than it was.
+            Harmed: it has ended a transaction that it did not begin.
+            DatabaseError: the connection was lost, or the server is out of room.
+        """
+        thread = threading.get_ident()
+        _calls[thread] = Call(spec, source_pk, time.monotonic())
+        failure = ""
+        try:
+            with self._apart():
+                result = function()
+                self._refuse_changes()
+        except Failed as error:
+            failure = str(error)
+        except BaseException as error:
+            # Whatever the code raises is the error of its row.
+            if faults.is_interruption(error) or self._is_of_the_database(error):
+                raise
+            failure = faults.described(error)
+        finally:
+            if os.getpid() != self._pid:
+                os._exit(1)  # The code has forked. There must be only one of this worker.
+            _calls.pop(thread, None)
+        if not self._only_values:
+            self._put_right(failure)
+        if failure:
+            raise Failed(failure)
+        return result
+
+    def _apart(self) -> AbstractContextManager[None]:
+        return transaction.atomic(using=self._using) if self._has_savepoints else nullcontext()
+
+    def _learn(self) -> None:
+        """Note what the connection is like."""
+        self._connection = self._wrapper.connection
+        self._attributes = _attributes(self._connection)
+        self._before: Session | None = None
+
+    def _note(self, execute: Callable[..., T], statement: Any, *rest: Any) -> T:
+        """Note what the session is like before the first statement that may change it."""
+        is_harmless = isinstance(statement, str) and HARMLESS.match(statement)
+        if not is_harmless and self._before is None:
+            self._before = _session(self._wrapper.connection)
+        return execute(statement, *rest)
+
+    def _refuse_changes(self) -> None:
+        """Raise if the code has changed the session, so that its savepoint is rolled back."""
+        if self._has_savepoints and self._before is not None:
+            before, self._before = self._before, None
+            if changed := before ^ _session(self._wrapper.connection):
+                raise Failed(_told(changed))
+
+    def _put_right(self, failure: str = "") -> None:
+        """Put right what the code has left behind. Raise if it must not, and has not failed."""
+        locales.reset()
+        connection = self._wrapper.connection
+        status = connection.pgconn.transaction_status if connection is not None else None
+        if status == TransactionStatus.UNKNOWN and connection.broken:
+            # No row's fault, even if the code hides the error.
+            lost = psycopg.OperationalError("the connection is lost")
+            raise OperationalError(str(lost)) from lost
+        if self._is_inside:
+            self._before = None
+            is_ours = connection is self._connection and status == TransactionStatus.INTRANS
+            if not is_ours or len(self._wrapper.savepoint_ids) != self._depth:
+                raise faults.Harmed("A row's code has ended a transaction that it did not begin.")
+            return
+        is_open = self._wrapper.in_atomic_block or status in OPEN
+        is_closed = status == TransactionStatus.UNKNOWN
+        is_same = connection is self._connection and _attributes(connection) == self._attributes
+        if is_same and not (is_closed or is_open or self._before):
+            return
+        left = LEFT_OPEN if is_open else self._changed()
+        if is_closed or left or self._before:
+            self._wrapper.close()
+            self._wrapper.connect()
+        self._learn()
+        if left and not failure:
+            raise Failed(left)
+
+    def _changed(self) -> str:
+        """Return what the code has changed in the session, for people."""
+        connection = self._wrapper.connection
+        if connection is not self._connection or connection is None or connection.closed:
+            return ""  # closed by the code, and perhaps opened again
+        changed = self._attributes ^ _attributes(connection)
+        if self._before is not None:
+            changed |= self._before ^ _session(connection)
+        return _told(changed) if changed else ""
+
+    def _is_of_the_database(self, error: BaseException) -> bool:
+        """Return whether the server is out of room, or our connection is lost."""
+        # That of another database, which the code has asked, may be lost, too.
+        if not issubclass(type(error), (DatabaseError, InterfaceError)):
+            return False
+        connection = self._wrapper.connection
+        is_away = connection is None or connection.broken
+        return faults.has_no_room(error) or (faults.is_lost_connection(error) and is_away)
+
+
+def _attributes(connection: Any) -> Session:
+    if connection is None:
+        return set()
+    return {(name, getattr(connection, name)) for name in ATTRIBUTES}
+
+
+def _session(connection: Any) -> Session:
+    """Return what a session keeps. Empty if it cannot be asked now."""
+    if connection is None or connection.pgconn.transaction_status not in ASKABLE:
+        return set()
+    return set(psycopg.Cursor(connection).execute(SESSION).fetchall())
+
+
+def _told(changed: Session) -> str:
+    return CHANGED.format(names=", ".join(sorted({name for name, _ in changed})))

@@ -1,0 +1,282 @@
+"""Whatever a project's code does fails its row alone, and leaves our session as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.db import close_old_connections, connection, connections, transaction
+from django.db.models.signals import post_init
+from django.utils import timezone, translation
+
+from pgembed_django import sources, specs
+from pgembed_django.maintenance import chores
+from pgembed_django.models import Job
+from pgembed_django.user_code import SESSION
+from tests.app.models import Product, ProductEmbedding
+from tests.db.conftest import reconcile_deeply
+
+
+def run(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even its message")
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        return None  # type: ignore[return-value]
+
+
+class Shouting(str):
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> str:
+        raise ValueError
+
+    def __format__(self, spec: str) -> str:
+        raise ValueError
+
+
+class Loud(Exception):
+    def __str__(self) -> str:
+        return Shouting("loud")
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no name")
+
+
+class Unnamed(Exception, metaclass=Nameless):
+    pass
+
+
+def throw(error: BaseException) -> Callable[[], Any]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def recurse() -> Any:
+    return recurse()
+
+
+def exit_in_a_group() -> None:
+    raise BaseExceptionGroup("several", [SystemExit(3), ValueError("one of them")])
+
+
+async def be_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+RAISED: dict[str, tuple[Callable[[], Any], str]] = {
+    "sys.exit": (lambda: sys.exit(3), "SystemExit: 3"),
+    "exit": (throw(SystemExit("bye")), "SystemExit: bye"),
+    "interrupt": (throw(KeyboardInterrupt()), "KeyboardInterrupt"),
+    "generator": (throw(GeneratorExit()), "GeneratorExit"),
+    "stop": (throw(StopIteration()), "StopIteration"),
+    "base": (throw(BaseException("all")), "BaseException: all"),
+    "group": (exit_in_a_group, "BaseExceptionGroup: several (2 sub-exceptions)"),
+    "cancelled": (lambda: asyncio.run(be_cancelled()), "CancelledError"),
+    "memory": (throw(MemoryError("none left")), "MemoryError: none left"),
+    "recursion": (recurse, "RecursionError: maximum recursion depth exceeded"),
+    "unspeakable": (throw(Unspeakable()), "Unspeakable: its message cannot be read"),
+    "wordless": (throw(Wordless()), "Wordless: its message cannot be read"),
+    "loud": (throw(Loud()), "Loud: loud"),
+    "unnamed": (throw(Unnamed("here")), "Unnamed: here"),
+    "number": (lambda: 5, "TypeError: Product.pitch() returned int."),
+    "bytes": (lambda: b"bytes", "TypeError: Product.pitch() returned bytes."),
+    "lazy": (lambda: translation.gettext_lazy("Yes"), "TypeError: Product.pitch() returned"),
+    "list": (lambda: ["text"], "TypeError: Product.pitch() returned list."),
+}
+
+SESSION_CHANGED: dict[str, tuple[Callable[[], Any], str]] = {
+    "set": (lambda: run("SET search_path = nowhere"), "search_path"),
+    "set_config": (lambda: run("SELECT set_config('work_mem', '65kB', false)"), "work_mem"),
+    "role": (lambda: run("SET ROLE pg_monitor"), "role"),
+    "zone": (lambda: run("SET TIME ZONE 'Asia/Tokyo'"), "TimeZone"),
+    "read only": (
+        lambda: run("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"),
+        "default_transaction_read_only",
+    ),
+    "two": (lambda: run("SELECT 1; SET work_mem = '65kB'"), "work_mem"),
+    "table": (lambda: run("CREATE TEMP TABLE app_product (id int)"), "table app_product"),
+}
+OUTSIDE_A_TRANSACTION: dict[str, tuple[Callable[[], Any], str]] = {
+    "prepare": (lambda: run("PREPARE one AS SELECT 1"), "prepared statement one"),
+    "lock": (lambda: run("SELECT pg_advisory_lock(5)"), "an advisory lock"),
+    "listen": (lambda: run("LISTEN news"), "LISTEN news"),
+    "cursor": (lambda: run("DECLARE one CURSOR WITH HOLD FOR SELECT 1"), "cursor one"),
+    "read_only": (lambda: setattr(connection.connection, "read_only", True), "read_only"),
+}
+
+
+def leave_broken() -> None:
+    connection.set_autocommit(False)
+    try:
+        run("SELECT 1 / 0")
+    except Exception:  # noqa: BLE001 - as a project may do
+        return
+
+
+OPENED: dict[str, Callable[[], Any]] = {
+    "begin": lambda: run("BEGIN"),
+    "autocommit": lambda: connection.set_autocommit(False),
+    "atomic": lambda: transaction.atomic().__enter__(),
+    "broken": leave_broken,
+}
+
+CLOSED: dict[str, Callable[[], Any]] = {
+    "close": lambda: connection.close(),
+    "all": connections.close_all,
+    "old": close_old_connections,
+    "driver": lambda: connection.connection.close(),
+}
+
+HARMLESS: dict[str, Callable[[], Any]] = {
+    "activate": lambda: (timezone.activate("Asia/Tokyo"), translation.activate("de")),
+    "swallow": lambda: suppressed(lambda: run("SELECT 1 / 0")),
+    "undo": lambda: (run("SET work_mem = '65kB'"), run("RESET work_mem")),
+    "write": lambda: Product.objects.filter(title="written").update(price=7),
+}
+
+
+def suppressed(act: Callable[[], Any]) -> None:
+    try:
+        with transaction.atomic():
+            act()
+    except Exception:  # noqa: BLE001 - as a project may do
+        return
+
+
+@pytest.fixture
+def work(make_worker, monkeypatch) -> Callable[..., dict[str, tuple[str, str]]]:
+    """Embed rows whose text methods act. Returns the status and error of each row's job."""
+
+    def work(acts: dict[str, Callable[[], Any]]) -> dict[str, tuple[str, str]]:
+        def pitch(product: Product) -> Any:
+            # What an unchanged session sees.
+            assert Product.objects.filter(pk=product.pk).exists()
+            where = translation.get_language(), timezone.get_current_timezone_name()
+            text = " ".join([product.title, "in", *where])
+            told = acts[product.title]() if product.title in acts else None
+            return told if product.title in RAISED else text
+
+        monkeypatch.setattr(Product, "pitch", pitch)
+        for title in acts:
+            Product.objects.create(title=f"before {title}")
+            Product.objects.create(title=title)
+        Product.objects.create(title="written")
+        worker = make_worker(max_attempts=1)
+        before = session()
+        while worker.step():
+            pass
+        assert session() == before
+        jobs = Job.objects.filter(spec="app.ProductEmbedding")
+        ended = {pk: (status, error) for pk, status, error in jobs.values_list(*JOB)}
+        return {row.title: ended.pop(str(row.pk)) for row in Product.objects.all()}
+
+    return work
+
+
+JOB = ("source_pk", "status", "last_error")
+
+
+def session() -> set[tuple[str, str]]:
+    with connection.cursor() as cursor:
+        cursor.execute(SESSION)
+        # That one is ours, for a transaction.
+        return {row for row in cursor.fetchall() if row[0] != "lock_timeout"}
+
+
+def assert_that_they_failed_alone(
+    ended: dict[str, tuple[str, str]], errors: dict[str, str]
+) -> None:
+    assert {title: status for title, (status, _) in ended.items()} == {
+        title: "failed" if title in errors else "succeeded" for title in ended
+    }
+    for title, error in errors.items():
+        assert error in ended[title][1]
+    passages = ProductEmbedding.objects.values_list("passage", flat=True)
+    assert {one.partition(" in ")[2] for one in passages} == {f"en-us {settings.TIME_ZONE}"}
+
+
+@pytest.mark.django_db
+def test_in_a_transaction_of_the_caller(work):
+    faulty = RAISED | SESSION_CHANGED
+    ended = work({title: act for title, (act, _) in faulty.items()} | HARMLESS)
+
+    assert_that_they_failed_alone(ended, {title: told for title, (_, told) in faulty.items()})
+    assert Product.objects.get(title="written").price == 7
+
+
+@pytest.mark.django_db(transaction=True)  # a worker's loop has no transaction open
+def test_in_a_workers_loop(work):
+    faulty = RAISED | SESSION_CHANGED | OUTSIDE_A_TRANSACTION
+    acts = {title: act for title, (act, _) in faulty.items()}
+    ended = work(acts | OPENED | CLOSED | HARMLESS)
+
+    errors = {title: told for title, (_, told) in faulty.items()}
+    errors |= dict.fromkeys(OPENED, "It left a transaction open.") | {"autocommit": "autocommit"}
+    assert_that_they_failed_alone(ended, errors)
+    assert Product.objects.get(title="written").price == 7
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_runs_while_an_instance_is_made():
+    faulty = {name: RAISED[name] for name in ("exit", "unspeakable", "unnamed")}
+    faulty |= {name: SESSION_CHANGED[name] for name in ("set", "table")}
+    rows = [Product.objects.create(title=title) for title in [*faulty, "good"]]
+    [spec] = specs.of(Product, name="ProductEmbedding")
+    reading = sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])
+    before = session()
+
+    def receive(instance: Product, **_: object) -> None:
+        if instance.title in faulty:
+            faulty[instance.title][0]()
+
+    post_init.connect(receive, sender=Product)
+    try:
+        loaded = reading()
+    finally:
+        post_init.disconnect(receive, sender=Product)
+
+    *bad, good = rows
+    assert list(loaded.texts) == [str(good.pk)]
+    assert set(loaded.errors) == {str(row.pk) for row in bad}
+    for row in bad:
+        assert faulty[row.title][1] in loaded.errors[str(row.pk)]
+    assert session() == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_ends_the_reconcilers_transaction(run_jobs, monkeypatch):
+    """The other rows of its page are compared all the same, in smaller pages."""
+    acts: dict[str, Callable[[], Any]] = {}
+    monkeypatch.setattr(Product, "pitch", lambda one: acts.get(one.title, str)() or one.title)
+    for title in ("a", "close", "commit", "b"):
+        Product.objects.create(title=title)
+    run_jobs()
+    ProductEmbedding.objects.filter(passage="b").update(text_digest=b"stale")
+    acts |= {"close": connection.close, "commit": lambda: connection.connection.commit()}
+    spec = "app.ProductEmbedding"
+
+    rounds = 0
+    while not Job.objects.filter(status="pending", spec=spec).exists() and rounds < 20:
+        rounds += 1
+        with chores.apart(specs.get(spec), chore="reconcile", using="default"):
+            reconcile_deeply(spec)
+
+    [job] = Job.objects.filter(status="pending", spec=spec)
+    assert job.source_pk == str(Product.objects.get(title="b").pk)
