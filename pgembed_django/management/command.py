@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from django.core.management.base import CommandError, CommandParser
 from django.db import (
@@ -171,24 +170,15 @@ def migrate(alias: str) -> str:
     return f"manage.py migrate{option}"
 
 
-def given(value: Any, parse: Callable[[str], Any]) -> Any:
-    """Return an option's value, parsed first if it was passed to ``call_command`` as a string."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse(value)
-    except argparse.ArgumentTypeError as error:
-        raise CommandError(str(error), returncode=CANNOT_START) from error
-
-
-def whole(value: str) -> int:
+def whole(value: object) -> int:
     """Parse a whole number of one or more."""
-    if not value.isdecimal() or int(value) < 1:
+    text = str(value)
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of one or more")
-    return int(value)
+    return int(text)
 
 
-def seconds(value: str) -> float:
+def seconds(value: object) -> float:
     """Parse a number of seconds above zero."""
     parsed = _number(value, "a number of seconds above zero")
     if parsed > threading.TIMEOUT_MAX:
@@ -196,14 +186,14 @@ def seconds(value: str) -> float:
     return parsed
 
 
-def above_zero(value: str) -> float:
+def above_zero(value: object) -> float:
     """Parse a number above zero."""
     return _number(value, "a number above zero")
 
 
-def _number(value: str, what: str) -> float:
+def _number(value: object, what: str) -> float:
     try:
-        parsed = float(value)
+        parsed = float(str(value))
     except ValueError:
         parsed = -1.0
     if not 0 < parsed < float("inf"):

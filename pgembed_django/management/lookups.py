@@ -8,9 +8,11 @@ from typing import Any
 TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def lookup(value: str) -> tuple[str, Any]:
+def lookup(value: object) -> tuple[str, Any]:
     """Parse FIELD=VALUE. Django converts the value to the field's type."""
-    name, equals, text = value.partition("=")
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return value
+    name, equals, text = str(value).partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
     if name.endswith("__isnull"):

@@ -30,9 +30,9 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def address(value: str) -> Address:
+def address(value: object) -> Address:
     """Parse ``9100``, ``0.0.0.0:9100`` or ``[::]:9100``."""
-    host, _, number = value.rpartition(":")
+    host, _, number = str(value).rpartition(":")
     is_port = number.isdecimal() and int(number) <= MAX_PORT
     if not (is_port and _is_host(host)):
         raise argparse.ArgumentTypeError(

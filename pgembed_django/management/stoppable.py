@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from typing import Any
@@ -67,7 +68,7 @@ class StoppableCommand(BaseCommand):
         So do a missing privilege, a table that is not as declared and a lost connection.
         """
         try:
-            return super().execute(*args, **options)
+            return super().execute(*args, **self._parsed(options))
         except KeyboardInterrupt:
             raise CommandError(self.stopped, returncode=INTERRUPTED) from None
         except (OperationalError, InterfaceError) as error:
@@ -82,6 +83,35 @@ class StoppableCommand(BaseCommand):
             if refusal is None:
                 raise
             raise refusal from error
+
+    def _parsed(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Parse the options that ``call_command`` was given, which it passes on as they are."""
+        parsed = dict(options)
+        for action in self.create_parser("manage.py", "")._actions:  # noqa: SLF001 - as Django does
+            given = options.get(action.dest)
+            if given is None or action.nargs == 0:
+                continue
+            if action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction):  # noqa: SLF001
+                several = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
+                parsed[action.dest] = [_parsed(action, one) for one in several]
+            else:
+                parsed[action.dest] = _parsed(action, given)
+        return parsed
+
+
+def _parsed(action: argparse.Action, given: Any) -> Any:
+    """Parse one value. Parsers return what they have parsed already unchanged."""
+    parse: Any = action.type or str
+    name = action.option_strings[-1] if action.option_strings else action.dest
+    try:
+        parsed = parse(given)
+    except (argparse.ArgumentTypeError, OverflowError, TypeError, ValueError) as error:
+        said = str(error).removesuffix(".")
+        raise CommandError(f"{name}: {said}.", returncode=CANNOT_START) from error
+    if action.choices and parsed not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise CommandError(f"{name} is {given!r}. Choose: {choices}.", returncode=CANNOT_START)
+    return parsed
 
 
 def refused(error: BaseException | None) -> CommandError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -216,3 +217,42 @@ def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
     done = unread("embed_probe", TEST_SETTINGS=settings, PYTHONUNBUFFERED="")
 
     assert (done.stderr, done.returncode) == ("CommandError: Not well: default.\n", 1)
+
+
+WRONG = ["", " ", "x", "-1", "\0", -1, math.nan, math.inf, True, b"x", {}, object()]
+PARSED = {
+    "embed_backfill": ["rate", "price", "where"],
+    "embed_spaces": ["action", "space"],
+    "embed_status": ["fail_if", "watch"],
+    "embed_worker": [
+        *("batch_size", "claim_limit", "concurrency", "listen"),
+        *("max_jobs", "max_memory", "poll_seconds"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(name, option) for name in PARSED for option in PARSED[name]]
+)
+def test_what_code_passes_is_refused_like_what_is_typed(name: str, option: str) -> None:
+    for value in WRONG:
+        # Options are parsed first: no database is looked for.
+        with pytest.raises(CommandError) as caught:
+            call_command(name, database="nowhere", **{option: value})
+
+        assert caught.value.returncode == 2
+        assert "nowhere" not in str(caught.value), value
+        assert str(caught.value).startswith(("--", option)), value
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("given", ["app.Nope", ["app.Nope"], ("app.Nope",)])
+def test_one_spec_may_be_passed_without_a_list(given: object) -> None:
+    with pytest.raises(CommandError, match=r"^No spec named 'app\.Nope'\."):
+        call_command("embed_status", specs=given)
+
+
+@pytest.mark.django_db
+def test_numbers_may_be_passed_as_numbers_and_as_texts() -> None:
+    for value in (7, "7", [7], {"7"}):
+        call_command("embed_retry", units=value, specs="app.NoteEmbedding", dry_run=True)

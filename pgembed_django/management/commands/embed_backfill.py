@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
@@ -13,7 +14,7 @@ from django.db import DatabaseError, DataError, ProgrammingError
 from pgembed_django import faults, spaces, status
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.management.command import EmbedCommand, above_zero, given
+from pgembed_django.management.command import EmbedCommand, above_zero
 from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.lookups import lookup
 from pgembed_django.management.progress import Progress
@@ -91,7 +92,6 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         refuse_what_does_not_go_together(options)
-        options["where"] = [given(one, lookup) for one in options["where"]]
         self._died: list[str] = []
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
@@ -203,7 +203,7 @@ class Command(EmbedCommand):
             if in_vain:
                 self._rest(LOOK_SECONDS)  # most writers commit soon
             else:
-                self._rest(step.enqueued / rate if rate else 0)
+                self._rest(min(step.enqueued / rate, TIMEOUT_MAX) if rate else 0)
 
     def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
         if options["inline"] or not backfill.waiting:

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from pgembed_django import spaces, specs, status
 from pgembed_django.database import Busy
 from pgembed_django.maintenance import reconcile, retired
-from pgembed_django.management.command import EmbedCommand
+from pgembed_django.management.command import EmbedCommand, whole
 from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Space
 from pgembed_django.status.verdicts import duration
@@ -35,7 +35,7 @@ class Command(EmbedCommand):
             default="list",
             help="What to do. To list them, unless given.",
         )
-        parser.add_argument("space", nargs="?", type=int, help="The space's number in the list.")
+        parser.add_argument("space", nargs="?", type=whole, help="The space's number in the list.")
 
     def handle(self, **options: Any) -> None:
         self.using = self.chosen_database(options["database"], writes=options["action"] != "list")

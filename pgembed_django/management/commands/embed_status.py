@@ -15,7 +15,7 @@ from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
 from pgembed_django import faults, status
-from pgembed_django.management.command import EmbedCommand, given, seconds
+from pgembed_django.management.command import EmbedCommand, seconds
 from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import tell
 from pgembed_django.specs import Spec
@@ -60,7 +60,6 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        options["fail_if"] = given(options["fail_if"], condition)
         self.using = self.chosen_database(options["database"], writes=False)
         chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
         if options["watch"] is None:
@@ -123,9 +122,11 @@ def in_utc(moment: datetime) -> str:
     return str(aware.astimezone(UTC))
 
 
-def condition(text: str) -> fail_if.Condition:
+def condition(given: object) -> fail_if.Condition:
     """Parse --fail-if."""
+    if isinstance(given, fail_if.Condition):
+        return given
     try:
-        return fail_if.parse(text)
+        return fail_if.parse(str(given))
     except fail_if.BadCondition as error:
         raise argparse.ArgumentTypeError(str(error)) from error

@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 from pgembed_django import conf, database, events, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management import reloading
-from pgembed_django.management.command import EmbedCommand, given, seconds, whole
+from pgembed_django.management.command import EmbedCommand, seconds, whole
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
@@ -105,7 +105,6 @@ class Command(EmbedCommand):
             self._work(**options)
 
     def _work(self, **options: Any) -> None:
-        listen, file = given(options["listen"], address), given(options["heartbeat_file"], Path)
         using = self.chosen_database(options["database"], waits=True)
         if self.is_a_program:
             configuring.leave_pool(using)
@@ -127,7 +126,7 @@ class Command(EmbedCommand):
             with ExitStack() as stack:
                 if options["autoreload"]:
                     stack.enter_context(reloading.ended_by_a_change(worker.stop))
-                for watch in self._watches(worker, listen, file):
+                for watch in self._watches(worker, options["listen"], options["heartbeat_file"]):
                     stack.enter_context(watch)
                 # Django and the models stay in memory: collections need not scan them again.
                 gc.collect()
@@ -150,9 +149,10 @@ class Command(EmbedCommand):
         if file is not None:
             try:
                 file.touch()
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", error)
                 raise CommandError(
-                    f"Cannot write --heartbeat-file {file}: {error.strerror}.",
+                    f"Cannot write --heartbeat-file {str(file)!r}: {reason}.",
                     returncode=CANNOT_START,
                 ) from error
         watchdog = Watchdog(
