@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 __all__ = [
     "BatchTooLarge",
@@ -17,6 +19,12 @@ __all__ = [
     "ProviderUnavailable",
     "SearchError",
 ]
+
+
+def did_you_mean(given: object, known: Iterable[object]) -> str:
+    """Return which known name is most like the given one, as a part of a message, if any is."""
+    like = difflib.get_close_matches(str(given), [str(name) for name in known], n=1)
+    return f"Did you mean {like[0]!r}? " if like else ""
 
 
 class PgembedError(Exception):

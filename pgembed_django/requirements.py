@@ -13,6 +13,7 @@ from django.db import models
 
 from pgembed_django import conditions
 from pgembed_django.chunkers import Chunker
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.specs import Declaration, Stale, TriggerLevel
 
 HIGHEST_PRIORITY = 100
@@ -122,7 +123,10 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
         listed = [field.name for field in model._meta.concrete_fields if _has_text(field)]
         kind = "Fields with text are" if listed else "There are"
         listed = listed or [field.name for field in model._meta.concrete_fields]
-        refuse(model, f"no field named {name!r}. {kind}: {', '.join(listed)}.")
+        refuse(
+            model,
+            f"no field named {name!r}. {did_you_mean(name, listed)}{kind}: {', '.join(listed)}.",
+        )
     problem = conditions.column_problem(field, model=model)
     if problem:
         refuse(model, f"{name!r} {problem}")

@@ -17,6 +17,7 @@ from django.db.models.signals import post_init
 from pgembed_django import database, postgres
 from pgembed_django import text as texts
 from pgembed_django.chunkers import Chunker
+from pgembed_django.exceptions import did_you_mean
 
 Stale = Literal["serve", "hide"]
 TriggerLevel = Literal["row", "statement"]
@@ -237,9 +238,10 @@ def of(model: type[Model], *, name: str | None = None) -> list[Spec]:
     for found in covering:
         if chosen := [spec for spec in found if spec.name == name]:
             return chosen
-    names = ", ".join(dict.fromkeys(spec.name for found in covering for spec in found))
+    names = list(dict.fromkeys(spec.name for found in covering for spec in found))
     raise ImproperlyConfigured(
-        f"{model.__name__} has no @embeddable named {name!r}. It has: {names}."
+        f"{model.__name__} has no @embeddable named {name!r}. {did_you_mean(name, names)}"
+        f"It has: {', '.join(names)}."
     )
 
 

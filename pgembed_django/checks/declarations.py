@@ -14,6 +14,7 @@ from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.db import connections, models, router
 
 from pgembed_django import conditions, conf, postgres, specs
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
 
@@ -79,7 +80,8 @@ def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
         yield _error(
             spec,
             f"no provider named {spec.provider!r}.",
-            hint=f"Name one of PGEMBED_PROVIDERS: {', '.join(aliases)}."
+            hint=f"{did_you_mean(spec.provider, aliases)}Name one of PGEMBED_PROVIDERS: "
+            f"{', '.join(aliases)}."
             if aliases
             else f"Define PGEMBED_PROVIDERS[{spec.provider!r}], a dict with BACKEND, MODEL and "
             "DIMENSIONS.",

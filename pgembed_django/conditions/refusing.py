@@ -15,6 +15,8 @@ from django.db.models.expressions import Combinable, CombinedExpression, F, Nega
 from django.db.models.functions import Now
 from django.db.models.lookups import Lookup
 
+from pgembed_django.exceptions import did_you_mean
+
 BITWISE = frozenset(
     {
         Combinable.BITAND,
@@ -98,7 +100,7 @@ def _path_refusals(path: str, *, model: type[Model], is_lookup: bool) -> Iterato
     try:
         field = model._meta.pk if first == "pk" else model._meta.get_field(first)
     except FieldDoesNotExist:
-        yield f"no field named {first!r}. {_columns_hint(model)}"
+        yield f"no field named {first!r}. {_columns_hint(first, model)}"
         return
     problem = column_problem(field, model=model)
     if problem:
@@ -146,7 +148,7 @@ def column_problem(field: Any, *, model: type[Model]) -> str | None:
     return None
 
 
-def _columns_hint(model: type[Model]) -> str:
+def _columns_hint(name: str, model: type[Model]) -> str:
     """Return the end of an error message: the fields that can be named."""
     names = [field.name for field in model._meta.concrete_fields]
-    return f"Fields of {model.__name__} are: {', '.join(names)}."
+    return f"{did_you_mean(name, names)}Fields of {model.__name__} are: {', '.join(names)}."

@@ -15,6 +15,7 @@ from django.db import (
 )
 
 from pgembed_django import conf, database, postgres, specs
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.management.deploying import newer_migration
 from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
 
@@ -66,7 +67,8 @@ class EmbedCommand(StoppableCommand):
         for key in keys or ():
             if key not in known:
                 raise CommandError(
-                    f"No spec named {key!r}. There are: {', '.join(known)}.",
+                    f"No spec named {key!r}. {did_you_mean(key, known)}"
+                    f"There are: {', '.join(known)}.",
                     returncode=CANNOT_START,
                 )
             if key not in here:
@@ -130,7 +132,8 @@ class EmbedCommand(StoppableCommand):
             # Empty if it came from a shell variable that is not set.
             what = f"No database named {alias!r}" if alias else "--database is empty"
             raise CommandError(
-                f"{what}. There are: {', '.join(connections)}.", returncode=CANNOT_START
+                f"{what}. {did_you_mean(alias, connections)}There are: {', '.join(connections)}.",
+                returncode=CANNOT_START,
             )
         if other := postgres.not_postgres(alias, remedy="--database"):
             raise CommandError(other, returncode=CANNOT_START)

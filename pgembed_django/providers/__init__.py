@@ -11,6 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.providers import forking, quoting
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.probes import Probe, Report, report
@@ -39,7 +40,10 @@ def get(alias: str = "default") -> Provider:
         )
     if alias not in settings.providers:
         known = ", ".join(map(repr, settings.providers)) or "none: set PGEMBED_PROVIDERS"
-        raise ImproperlyConfigured(f"No provider named {alias!r}. Known are: {known}.")
+        raise ImproperlyConfigured(
+            f"No provider named {alias!r}. {did_you_mean(alias, settings.providers)}"
+            f"Known are: {known}."
+        )
     config = settings.providers[alias]
     # Compare by value: override_settings and reloaded settings have new dicts.
     key = (copy.deepcopy(config), settings.batch_size)
@@ -76,7 +80,7 @@ def build(
         if option not in known:
             raise ImproperlyConfigured(
                 f"{provider_class.__name__} has no option {option!r}. "
-                f"Its OPTIONS are: {', '.join(sorted(known))}."
+                f"{did_you_mean(option, known)}Its OPTIONS are: {', '.join(sorted(known))}."
             )
     if "batch_size" not in options:
         options = {**options, "batch_size": batch_size or conf.current().batch_size}
@@ -121,8 +125,9 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
     for key in config:
         if key not in NEEDED + OPTIONAL:
             raise ImproperlyConfigured(
-                f"{where} has an unknown key {key!r}. Known are: {', '.join(NEEDED + OPTIONAL)}. "
-                "What the provider itself takes goes into OPTIONS."
+                f"{where} has an unknown key {key!r}. {did_you_mean(key, NEEDED + OPTIONAL)}"
+                f"Known are: {', '.join(NEEDED + OPTIONAL)}; what the provider itself takes goes "
+                "into OPTIONS."
             )
     for key in LIMITS:
         limit = config.get(key)

@@ -69,7 +69,12 @@ class Results(Sequence[Row]):
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
         if isinstance(index, slice):
             return tuple(hit.instance for hit in self.hits[index])
-        return self.hits[index].instance
+        try:
+            return self.hits[index].instance
+        except IndexError:
+            found = f"has {len(self)} on this page" if self.hits else "found none"
+            said = f"No result has the index {index}: the search {found}. {self.note}"
+            raise IndexError(said.strip()) from None
 
     def __len__(self) -> int:
         return len(self.hits)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgembed_django.exceptions import did_you_mean
 from pgembed_django.status.queue import MIN_COUNT
 from pgembed_django.status.shapes import Count, SpecStatus
 
@@ -126,7 +127,9 @@ def _comparison(text: str) -> Comparison:
         )
     name, compare, number, unit = match.groups()
     if name not in NAMES:
-        raise BadCondition(f"There is no {name!r}. There are: {', '.join(NAMES)}.")
+        raise BadCondition(
+            f"There is no {name!r}. {did_you_mean(name, NAMES)}There are: {', '.join(NAMES)}."
+        )
     if unit and unit not in NAMES[name]:
         units = ", ".join(NAMES[name])
         raise BadCondition(

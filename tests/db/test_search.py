@@ -574,3 +574,11 @@ def test_the_error_of_a_provider_is_never_the_visitors(make_article, run_jobs, p
     assert "server" not in results.note  # what is wrong with it stands in the log
     with pytest.raises(ProviderUnavailable):
         queries.vectors.ask(Space.objects.first(), "granite").vector()
+
+
+def test_a_result_that_is_not_there_is_an_index_error_that_says_so():
+    results = search(Article, "nothing like it")
+
+    with pytest.raises(IndexError, match=r"^No result has the index 0: the search found none\. No"):
+        _ = results[0]
+    assert list(results[:1]) == []

@@ -71,7 +71,10 @@ def test_an_unknown_alias_lists_the_known_ones():
         ({"BACKEND": "nowhere.Provider"}, r"'nowhere.Provider', which cannot be imported"),
         ({"BACKEND": "pgembed_django.conf.Settings"}, "not a subclass"),
         ({"BACKEND": "Provider"}, "cannot be imported"),
-        ({"DIMENSION": 8}, "an unknown key 'DIMENSION'. Known are: BACKEND, MODEL, DIMENSIONS"),
+        (
+            {"DIMENSION": 8},
+            "an unknown key 'DIMENSION'. Did you mean 'DIMENSIONS'",
+        ),
         ({"OPTIONS": {"prefix": "x"}}, "no option 'prefix'.*document_prefix, .*query_prefix"),
         ({"OPTIONS": {"clock": None}}, "no option 'clock'"),
         ({"DIMENSIONS": "8"}, "DIMENSIONS is '8'"),

@@ -88,7 +88,7 @@ def test_what_is_not_known_fails_nothing_but_what_is_not_searched_does() -> None
         ("failures>0 or", "is no comparison"),
         ("(failures>0)", "is no comparison"),
         ("__import__('os')>1", "is no comparison"),
-        ("failure>0", "There is no 'failure'. There are: oldest"),
+        ("failure>0", "There is no 'failure'. Did you mean 'failures'? There"),
         ("failures>5m", "has no unit 'm'. It is a plain number"),
         ("oldest>5min", "Its units are: s, m, h, d"),
         ("coverage<99", "a share from 0 to 1"),
