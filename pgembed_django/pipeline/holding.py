@@ -221,7 +221,7 @@ class Holding:
             )
 
     def _backoff_seconds(self, times: int) -> float:
-        backoff = self.settings.backoff_seconds * 2**times
+        backoff = self.settings.backoff_seconds * 2.0**times
         return min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
     def _end(self, unit: Unit, end: Callable[[Claim], Ending], *, error: str | None = None) -> None:

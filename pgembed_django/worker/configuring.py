@@ -21,6 +21,19 @@ PREPARE_AFTER = 3
 
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
 
+# However a role or database is set up, values must be read as they were written, and a text made
+# of a row must be the same in each worker. Django sets the encoding and the time zone.
+PLAIN_VALUES = """
+    SELECT
+        set_config('DateStyle', 'ISO, MDY', false),
+        set_config('IntervalStyle', 'postgres', false),
+        set_config('bytea_output', 'hex', false),
+        set_config('array_nulls', 'on', false),
+        set_config('extra_float_digits', '1', false),
+        set_config('standard_conforming_strings', 'on', false),
+        set_config('quote_all_identifiers', 'off', false)
+"""
+
 # Notice within a minute that a server has vanished silently (a failover, a firewall): by default a
 # worker would wait for hours. Seconds, but for the count and the milliseconds of USER_TIMEOUT.
 SILENCE = {
@@ -51,6 +64,7 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             if is_direct:
                 # The table may have grown a thousandfold since a kept plan was made.
                 cursor.execute("SET plan_cache_mode = force_custom_plan")
+            cursor.execute(PLAIN_VALUES)
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # Where row security hides rows, raise an error: hidden rows must not look deleted.
             cursor.execute("SET row_security = off")
