@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pgembed_django import conf, events, jobs, rollups, spaces, specs
+from pgembed_django import conf, database, events, jobs, rollups, spaces, specs
 from pgembed_django.maintenance import backfill, laps, reconcile, renaming, retired
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
@@ -23,6 +23,8 @@ PRUNE_SECONDS = 60.0
 OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
+
+NOW = "SELECT extract(epoch FROM statement_timestamp())::float8"
 
 QUIET_SECONDS = 0.2
 """How much of each second may go to pages without a gap, so that saved rows need not wait."""
@@ -43,8 +45,13 @@ class Maintenance:
         settings: conf.Settings,
         wake: Callable[[], None],
         worker_id: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.specs = worked_on
+        self._clock = clock
+        self._ahead = math.inf
+        """By how much the server's clock was ahead of ours. Infinite: not known yet."""
+        self._reaps_from = clock()
         self._own = jobs.Lease(worker_id, settings.lease_seconds) if worker_id else None
         self.using = using
         self.settings = settings
@@ -118,6 +125,8 @@ class Maintenance:
 
     def reap(self) -> int:
         """Take back jobs whose lease has expired. Return how many are pending again."""
+        if self._leases_ran_out_at_once():
+            return 0
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using, own=self._own)
         tally = rollups.Tally()
         for claim, ending in reaped:
@@ -224,6 +233,20 @@ class Maintenance:
                 with apart(spec, chore="prune_spaces", using=self.using):
                     retired.prune(spec, space, using=self.using, is_stopping=is_stopping)
         return 0
+
+    def _leases_ran_out_at_once(self) -> bool:
+        """Return whether the server's clock was put forward, and workers have yet to renew.
+
+        It is as if we had not run for a while: everything was asleep, and the others may be back.
+        """
+        before = self._clock()
+        [[now]] = database.rows(self.using, NOW)
+        after = self._clock()
+        if now - after > self._ahead + self.settings.lease_seconds / 3:
+            # Within a third of their lease all have renewed it.
+            self._reaps_from = after + self.settings.lease_seconds / 2
+        self._ahead = now - before
+        return after < self._reaps_from
 
     def _look_for_stale_rows(self, spec: Spec) -> int:
         """Compare the next page, and for a while further ones if pages end early."""

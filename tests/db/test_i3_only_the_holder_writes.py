@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from pgembed_django import jobs
+from pgembed_django import conf, jobs
+from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Attempt, Job, StagedVector
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
 from tests.conftest import embedded_text
@@ -116,6 +117,30 @@ def test_nothing_that_was_lost_can_be_ended_or_renewed(make_article, ending):
     assert result == "lost"
     assert Job.objects.values().get() == before
     assert (held.id, held.token) == (lost.id, lost.token + 1)
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_leases_that_a_jump_of_the_servers_clock_ended_are_renewed_first(
+    make_article, make_worker, clock, is_alive
+):
+    """As after the sleep of a machine that everything runs on."""
+    make_article()
+    worker = make_worker()
+    worker.step()
+    settings = conf.current()
+    maintenance = Maintenance(
+        {}, using="default", settings=settings, wake=lambda: None, clock=clock
+    )
+    maintenance.reap()
+    clock.now -= 3600  # an hour has passed on the server, none here
+    expire_leases()
+
+    assert maintenance.reap() == 0
+    if is_alive:
+        worker.holding.heartbeat()
+    clock.now += settings.lease_seconds / 2
+
+    assert maintenance.reap() == (0 if is_alive else 1)
 
 
 def test_an_expired_lease_that_nobody_took_is_still_held(make_article, make_worker):
