@@ -36,14 +36,16 @@ EXTENSION = """
     WHERE available.name = 'vector'
 """
 UNSEEN_IN = """
-    SELECT extnamespace::regnamespace::text
+    SELECT nspname
     FROM pg_extension
+    JOIN pg_namespace ON pg_namespace.oid = extnamespace
     WHERE extname = 'vector'
       AND to_regtype('vector') IS NULL
 """
 TEXT_SEARCH_CONFIGS = """
-    SELECT cfgname, cfgnamespace::regnamespace::text || '.' || cfgname
+    SELECT cfgname, nspname || '.' || cfgname
     FROM pg_ts_config
+    JOIN pg_namespace ON pg_namespace.oid = cfgnamespace
     ORDER BY cfgname
 """
 

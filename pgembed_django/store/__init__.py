@@ -210,7 +210,7 @@ def _replace(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool
         chunk_digests=[chunk.digest for _, chunk in rows],
         text_digests=[change.plan.text_digest for change, _ in rows],
         embeddings=[found and Vector(found.vector) for found in embedded],
-        was_cut=[found and found.was_cut for found in embedded],
+        was_cut=[found is not None and found.was_cut for found in embedded],
     )
 
 

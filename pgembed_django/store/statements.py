@@ -65,7 +65,7 @@ REPLACE = """
         new.chunk_digest,
         new.text_digest,
         COALESCE(new.embedding, reused.embedding),
-        COALESCE(new.was_cut, reused.was_cut, false),
+        COALESCE(reused.was_cut, new.was_cut),
         to_tsvector(%(language)s::regconfig, new.passage)
     FROM unnest(
         %(source_pks)b::text[],

@@ -401,6 +401,27 @@ class TestPartitions:
 
         assert not NoteEmbedding.objects.exists()
 
+    def test_the_rows_of_a_partition_that_is_attached_are_found_by_the_reconciler(
+        self, run_jobs, second_connection
+    ):
+        self.note(run_jobs)
+        second_connection.execute(
+            """
+            CREATE TABLE attached (LIKE app_note INCLUDING DEFAULTS);
+            INSERT INTO attached (id, body, seen) VALUES (gen_random_uuid(), 'attached', 2);
+            ALTER TABLE app_note ATTACH PARTITION attached FOR VALUES IN (2)
+            """
+        )
+        second_connection.commit()
+
+        reconcile.reconcile_once(specs.get("app.NoteEmbedding"), using="default")
+        run_jobs()
+        Note.objects.update(body="changed")  # the triggers are on it, too
+        run_jobs()
+
+        assert set(NoteEmbedding.objects.values_list("passage", flat=True)) == {"changed"}
+        assert NoteEmbedding.objects.count() == 2
+
 
 def test_a_space_that_nobody_knew_when_the_row_went_is_clean_too(article, run_jobs):
     """Vectors go by their row, whatever their space."""

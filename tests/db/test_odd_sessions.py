@@ -10,9 +10,12 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from pgembed_django.checks import check_databases
 from pgembed_django.models import Job
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
+
+pytestmark = pytest.mark.django_db(transaction=True)
 
 ODD = {
     "DateStyle": "SQL, DMY",
@@ -50,7 +53,6 @@ def oddly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return run
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_worker_of_an_odd_role_embeds_what_others_do(provider, oddly, monkeypatch):
     made: list[Any] = []
 
@@ -72,3 +74,15 @@ def test_a_worker_of_an_odd_role_embeds_what_others_do(provider, oddly, monkeypa
     assert ProductEmbedding.objects.exclude(embedding=None).exists()
     assert set(Job.objects.values_list("status", "attempts")) == {("succeeded", 0)}
     assert reconcile_deeply("app.ProductEmbedding") == 0, "a worker of another role agrees"
+
+
+@pytest.mark.parametrize("name", ["german", "pg_catalog.german"])
+def test_a_check_reads_names_as_they_are(settings, name):
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = name
+    with connection.cursor() as cursor:
+        cursor.execute("SET quote_all_identifiers = on")
+
+    found = check_databases(databases=["default"])
+
+    assert "pgembed.E015" not in [message.id for message in found]
+    connection.close()
