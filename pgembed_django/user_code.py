@@ -19,6 +19,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from psycopg.pq import TransactionStatus
 
 from pgembed_django import faults, locales
+from pgembed_django.faults import Fault
 
 T = TypeVar("T")
 
@@ -152,9 +153,13 @@ class UserCode:
         _calls[thread] = Call(spec, source_pk, time.monotonic())
         failure = ""
         try:
-            with self._apart():
-                result = function()
-                self._refuse_changes()
+            try:
+                result = self._run(function)
+            except DatabaseError as error:
+                if faults.of(error) not in {Fault.TOO_SLOW, Fault.PASSING}:
+                    raise
+                # A deadlock, or a statement that a person has canceled: not yet the row's error.
+                result = self._run(function)
         except Failed as error:
             failure = str(error)
         except BaseException as error:
@@ -171,6 +176,12 @@ class UserCode:
         if failure:
             raise Failed(failure)
         return result
+
+    def _run(self, function: Callable[[], T]) -> T:
+        with self._apart():
+            result = function()
+            self._refuse_changes()
+            return result
 
     def _apart(self) -> AbstractContextManager[None]:
         return transaction.atomic(using=self._using) if self._has_savepoints else nullcontext()

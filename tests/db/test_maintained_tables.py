@@ -25,6 +25,8 @@ from tests.app.models import (
     ArticleCommentEmbedding,
     Note,
     NoteEmbedding,
+    Product,
+    ProductEmbedding,
 )
 from tests.db.conftest import Writer, make_due, until_waiting
 
@@ -243,6 +245,27 @@ def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state
     worker.release()
 
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("state", ["40P01", "40001", "57014", "55P03"])
+def test_nor_where_a_text_method_meets_it(make_worker, monkeypatch, state):
+    product = Product.objects.create(title="a product")
+    calls = []
+
+    def pitch(row: Product) -> str:
+        calls.append(row)
+        if len(calls) == 1:
+            run(f"DO $$ BEGIN RAISE 'not now' USING ERRCODE = '{state}'; END $$")
+        return row.title
+
+    monkeypatch.setattr(Product, "pitch", pitch)
+    worker = make_worker(max_attempts=1)
+    while worker.step():
+        pass
+
+    assert ProductEmbedding.objects.exclude(embedding=None).get().source_id == product.pk
+    assert_that_nobody_was_charged()
 
 
 @pytest.mark.django_db
