@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 import pytest
 from django.db import connection
@@ -12,6 +13,7 @@ from pgembed_django.models import Job, Worker
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 from tests.live.conftest import is_asleep, providers, wait_for_log
+from tests.live.test_listening import databases
 from tests.played import plain
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
@@ -74,6 +76,18 @@ def test_a_second_signal_releases_at_once(at_work):
 
     assert worker.wait(timeout=10) == 0
     assert_given_back()
+
+
+def test_a_worker_that_has_not_begun_ends_at_once(start_worker):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        worker = start_worker(DATABASES=databases(HOST="127.0.0.1", PORT=port))
+        connected, _ = silent.accept()
+
+        with connected:
+            worker.send_signal(signal.SIGTERM)
+
+            assert worker.wait(timeout=10) == 0
 
 
 def test_interrupting_is_stopping(at_work, server):

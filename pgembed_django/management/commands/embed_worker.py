@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -50,6 +51,12 @@ class Command(EmbedCommand):
         "Exit status: 0 stopped or drained, 1 failed, 2 could not start, 3 --max-jobs or "
         "--max-memory is reached: start it again."
     )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        # Until the worker handles it, nothing is held. Without a handler, the first process of a
+        # container would ignore a SIGTERM, and be killed later, with work in its hands.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
