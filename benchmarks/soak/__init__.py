@@ -105,7 +105,7 @@ def _soak(
         options.writers, seed=options.seed, deadline=started + options.seconds
     )
     # Import late: our models need Django to be set up.
-    from benchmarks.soak import quiet, report, snapshots
+    from benchmarks.soak import leases, quiet, report, snapshots
 
     seen = snapshots.Snapshots()
     while (now := time.monotonic() - started) < options.seconds:
@@ -125,13 +125,14 @@ def _soak(
     )
     drained_seconds = quiet.drain(meanwhile=workers.tend)
     workers.stop()
+    ran_out = leases.ran_out(workers.names, workers.blows)
     log = database.log()
     (workers.folder / "postgres.log").write_text(log)
     deliveries = served.deliveries()
     repeated = repeats.count(
         deliveries,
         carried=repeats.totals(one.carried for one in written),
-        blows=workers.blows,
+        blows=[*workers.blows, *ran_out],
         ignored=report.IGNORED,
     )
     figures = {
@@ -144,6 +145,7 @@ def _soak(
         "rows written": sum(one.rows for one in written),
         "texts embedded": len(deliveries),
         "texts embedded again after a blow": repeated.explained,
+        "leases that ran out without a blow": len(ran_out),
         "snapshots looked at": seen.looks,
         "workers started": workers.started,
         **{f"fault: {what}": times for what, times in sorted(fire.happened.items())},

@@ -118,8 +118,12 @@ class Faults:
 
     def _do(self, event: Event) -> None:
         if event.what.startswith("SIG"):
-            slot = int(event.which * self._workers.count)
-            self._workers.signal(slot, signal.Signals[event.what])
+            # On a busy machine, faults would otherwise come faster than workers can start.
+            if event.what == "SIGCONT" or any(
+                one.has_begun for one in self._workers.alive.values()
+            ):
+                slot = int(event.which * self._workers.count)
+                self._workers.signal(slot, signal.Signals[event.what])
         elif event.what.startswith("restart"):
             self._restart(event.what.split()[1])
         elif event.what == "deafen":

@@ -104,6 +104,11 @@ class Worker:
     is_killed: bool = False
     started: float = field(default_factory=time.monotonic)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has got as far as claiming jobs."""
+        return "works on" in self.log.read_text(errors="replace")
+
 
 @dataclass(slots=True)
 class Workers:
@@ -118,6 +123,8 @@ class Workers:
     """Ends that no signal explains, as text."""
     started: int = 0
     alive: dict[int, Worker] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """The names of all that were started, by process id."""
 
     def tend(self, *, replace: bool = True) -> None:
         """Note which workers have ended, and replace them."""
@@ -178,18 +185,18 @@ class Workers:
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        self.names[str(process.pid)] = name
         return Worker(name, process, log)
 
     def _ended(self, worker: Worker) -> None:
         now, code = time.monotonic(), worker.process.returncode
         since = worker.ending_since or now
         self.blows.append(Blow(worker.name, worker.ending or "died", since, now))
-        has_begun = "works on" in worker.log.read_text()
-        if not has_begun and now - worker.started < START_SECONDS:
+        if not worker.has_begun and now - worker.started < START_SECONDS:
             return  # killed, or it found no database: a supervisor would start another
-        # A second SIGTERM, after the worker has ended its work, kills it like any program.
         asked_for = {0} if worker.stops else set()
-        asked_for |= {-signal.SIGTERM} if worker.stops > 1 else set()
+        # Before Django has loaded the command, it kills the worker like any program.
+        asked_for |= {-signal.SIGTERM} if worker.stops and not worker.has_begun else set()
         asked_for |= {-signal.SIGKILL} if worker.is_killed else set()
         if code not in asked_for:
             lines = worker.log.read_text(errors="replace").splitlines()[-12:]

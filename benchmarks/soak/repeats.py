@@ -2,12 +2,12 @@
 
 A text may be embedded once, and once more for each time that it was carried over (its vectors were
 deleted, and it stayed: see ``actions``). Each further time needs an earlier delivery that was in
-vain: to a worker that suffered a blow, which is being killed, stopped or frozen, or losing the
-database server. The delivery must fall between ``IN_HAND_SECONDS`` before the blow, when its
-vectors may not have been stored yet, and the end of the blow. Blows to other workers explain
-nothing. Nor do a terminated backend, a lost notification or trouble with the embedding server: a
-worker keeps what was delivered before. Deliveries that broke off, or came after the worker's
-time-out, are not counted.
+vain: to a worker that suffered a blow, which is being killed, stopped or frozen, losing the
+database server, or losing a lease. The delivery must fall between ``IN_HAND_SECONDS`` before the
+blow, when its vectors may not have been stored yet, and the end of the blow. Blows to other workers
+explain nothing. Nor do a terminated backend, a lost notification or trouble with the embedding
+server: a worker keeps what was delivered before. Deliveries that broke off, or came after the
+worker's time-out, are not counted.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,13 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection
 
+from benchmarks.soak import leases, processes, repeats
+from benchmarks.soak.server import Delivery
 from pgembed_django import faults, specs, store
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
-from tests.db.conftest import backend_pid, make_due
+from tests.db.conftest import backend_pid, claim, expire_leases, make_due, reap
 from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -93,3 +96,23 @@ def test_a_connection_lost_while_the_vector_type_is_looked_up_is_known_as_lost(
 
     assert faults.is_lost_connection(caught.value)
     connection.close()
+
+
+def test_a_lease_that_ran_out_without_a_blow_explains_one_repeat(make_article):
+    """Its worker got no processor, say, or a writer kept its job locked."""
+    make_article()
+    claimed = time.monotonic()
+    claim()
+    expire_leases()
+    reap()
+    blows = leases.ran_out({"#1": "worker-1"}, [])
+
+    def unexplained(*seconds: float) -> list[str]:
+        times = [Delivery(claimed + after, "worker-1", "one") for after in seconds]
+        return list(repeats.count(times, carried={}, blows=blows, ignored="-").unexplained)
+
+    assert unexplained(0, 100) == []
+    assert unexplained(100, 200) == ["one"]
+    # A blow explains what it did before: what came shortly before it.
+    killed = processes.Blow("worker-1", "SIGKILL", claimed, claimed + 60)
+    assert leases.ran_out({"#1": "worker-1"}, [killed]) == []
