@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from queue import SimpleQueue
 from typing import Any
 
-from pgembed_django.exceptions import ProviderError
+from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 
 
 class OurThread(threading.Thread):
@@ -49,10 +49,16 @@ class Threads(Executor):
             else:
                 future.set_result(result)
 
-        self._todo.put(run)
         if self._left:
-            self._left -= 1
-            OurThread(target=self._run, name=self._name, daemon=True).start()
+            try:
+                OurThread(target=self._run, name=self._name, daemon=True).start()
+                self._left -= 1
+            except RuntimeError:
+                if self._left == self._count:  # nobody would ever run it
+                    message = "This process can start no thread: is it at the limit of its system?"
+                    future.set_exception(ProviderUnavailable(message))
+                    return future
+        self._todo.put(run)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,13 @@ def testing_url() -> str:
 
 
 testing_url.__test__ = False  # type: ignore[attr-defined]
+
+
+@contextmanager
+def no_more_threads() -> Iterator[None]:
+    """Let the system refuse every new thread: no address space has room for its stack."""
+    before = threading.stack_size(2**47)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import requests
 import urllib3
 
@@ -23,6 +26,8 @@ def remedy(error: requests.ConnectionError) -> str:
     """Return what to look at if no connection could be established."""
     if isinstance(_reason(error), urllib3.exceptions.ProxyError):
         return "Is the proxy of HTTP_PROXY or HTTPS_PROXY running, or is NO_PROXY missing?"
+    if os.strerror(errno.EMFILE) in of(error):
+        return "This process is at its limit of open files: see ulimit -n."
     return "Is the server running, and is base_url right?"
 
 

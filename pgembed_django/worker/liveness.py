@@ -134,7 +134,8 @@ class Watchdog:
             self._asking = threading.Thread(
                 target=self._end_waits, args=[sessions], name="pgembed-asking", daemon=True
             )
-            self._asking.start()
+            with suppress(RuntimeError):  # no more threads: it asks again at the next look
+                self._asking.start()
 
     def _end_waits(self, sessions: Sessions) -> None:
         if self._is_overdue():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,9 @@ from pgembed_django import events
 
 PATIENCE_SECONDS = 10.0
 """How long a client may take over its request."""
+
+ACCEPT_SECONDS = 0.2
+"""How long to wait after no client could be accepted. It would fail again at once."""
 
 
 class Answer(NamedTuple):
@@ -71,6 +75,14 @@ class _Http(ThreadingHTTPServer):
         self.address_family = family
         self.pages = pages
         super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a client. Without a free file descriptor, wait: the client stays in the queue."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(ACCEPT_SECONDS)
+            raise
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log what a request raised. Called by socketserver."""

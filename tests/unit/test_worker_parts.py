@@ -6,6 +6,7 @@ import argparse
 import resource
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,11 +15,13 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.management.port import Address, address
-from pgembed_django.worker import configuring, limits
+from pgembed_django.worker import configuring, limits, serving
 from pgembed_django.worker.limits import MIB, Limits, brought
 from pgembed_django.worker.liveness import Liveness, Watchdog
 from pgembed_django.worker.serving import Answer, Server
+from pgembed_django.worker.sessions import Sessions
 from tests import played
+from tests.conftest import no_more_threads
 
 
 class Loop:
@@ -64,6 +67,13 @@ def test_a_loop_is_stuck_from_its_time_on_and_not_before(liveness, clock):
     assert seconds == 61
     assert where.startswith("tests.unit.test_worker_parts:")
     assert where.endswith(" in Loop._run")
+
+
+def test_a_watchdog_that_can_start_no_thread_goes_on(liveness):
+    watchdog = Watchdog(liveness, sessions=Sessions(using="default"), is_overdue=lambda: True)
+
+    with no_more_threads():
+        watchdog.look()
 
 
 def test_what_has_not_begun_or_has_ended_is_not_stuck(liveness, clock):
@@ -206,6 +216,22 @@ def test_a_page_gets_the_accept_header(server):
 
 def test_another_path_names_those_there_are(server):
     assert get(server, "/nothing") == (404, "There are: /ok /broken\n")
+
+
+def test_a_port_without_a_file_descriptor_waits_for_one(server, monkeypatch):
+    waits: SimpleQueue[float] = SimpleQueue()
+    monkeypatch.setattr(time, "sleep", waits.put)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            client.connect(("127.0.0.1", server.port))
+            assert waits.get(timeout=10) == serving.ACCEPT_SECONDS
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        client.sendall(b"GET /ok HTTP/1.0\r\n\r\n")
+
+        assert b" 200 " in client.recv(1000)
 
 
 def test_a_page_that_fails_is_told_and_the_next_one_answered(server, caplog):
