@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import numpy as np
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
 from django.db.models import Model, QuerySet
 
 from pgembed_django.exceptions import SearchError
@@ -15,6 +17,9 @@ from pgembed_django.retrieval import answering, queries, searching, surveying, t
 from pgembed_django.retrieval.answering import Question
 from pgembed_django.retrieval.results import Results
 from pgembed_django.retrieval.targets import Target
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that no text in a database has."""
 
 Row = TypeVar("Row", bound=Model)
 
@@ -32,7 +37,8 @@ def similar_to(
     Uses stored vectors only, so it works while the provider is down.
 
     Raises:
-        SearchError: the row has no vectors yet, or ``among``, limit or offset cannot be used.
+        SearchError: the row has no vectors yet, its key is of another type, or ``among``, limit
+            or offset cannot be used.
         ImproperlyConfigured: the model is not embeddable.
     """
     targets.check_page(limit, offset)
@@ -46,7 +52,8 @@ def similar_to(
             f"{target.queryset.model.__name__}: their vectors are of different spaces."
         )
     survey = surveying.survey(target, "")
-    vector = survey and _mean(target, survey.space, instance)
+    key = _key(instance)
+    vector = survey and _mean(target, survey.space, key)
     if survey is None or vector is None:
         raise SearchError(
             f"{instance.__class__.__name__} {instance.pk} has no vectors yet. Save it, and see "
@@ -54,7 +61,7 @@ def similar_to(
             "that its text is not empty."
         )
     question = Question(
-        target=Target(target.queryset.exclude(pk=instance.pk), target.spec),
+        target=Target(target.queryset.exclude(pk=key), target.spec),
         text="",
         mode="semantic",
         survey=survey,
@@ -78,12 +85,31 @@ async def asimilar_to(
     )
 
 
-def _mean(target: Target[Any], space: Space, instance: Model) -> Vector | None:
-    """Return the mean of the row's vectors in a space, or None if it has none."""
-    if instance.pk is None:
+def _key(instance: Model) -> Any:
+    """Return the row's key as its field has it: an unsaved instance may have any value.
+
+    Raises:
+        SearchError: no row can have such a key.
+    """
+    field: Any = instance._meta.pk
+    try:
+        key = field.to_python(instance.pk)
+        if not isinstance(key, str) or not UNSTORABLE.search(key):
+            return key
+    except (TypeError, ValueError, ArithmeticError, ValidationError):
+        pass
+    raise SearchError(
+        f"{instance.pk!r} is no key of {instance.__class__.__name__}: "
+        f"{field.name} is a {field.__class__.__name__}."
+    )
+
+
+def _mean(target: Target[Any], space: Space, key: Any) -> Vector | None:
+    """Return the mean of the vectors of the row with this key in a space, or None without any."""
+    if key is None:
         return None
     own = target.spec.embedding_model._base_manager.using(target.using).filter(
-        source_id=instance.pk, space_id=space.pk, embedding__isnull=False
+        source_id=key, space_id=space.pk, embedding__isnull=False
     )
     vectors = list(own.values_list("embedding", flat=True))
     if not vectors:

@@ -22,7 +22,7 @@ from pgembed_django.models import Space
 from pgembed_django.retrieval import answering, queries
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider
-from tests.app.models import AbstractComment, Article, Category, Note, Page, Product
+from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
 
 pytestmark = pytest.mark.django_db
 
@@ -397,6 +397,33 @@ def test_a_row_that_cannot_say_what_it_is_has_no_similar_ones(make_article, monk
 
     with pytest.raises(SearchError, match=f"Article {article.pk} has no vectors yet"):
         similar_to(article)
+
+
+def test_a_key_of_another_type_is_refused(trout, make_article, run_jobs):
+    other = make_article(title="another trout")
+    pages = [Page.objects.create(slug=slug, body="trout") for slug in ("p ", "5")]
+    notes = [Note.objects.create(body="trout") for _ in range(2)]
+    run_jobs()
+    keys = {
+        Article: ["abc", "", "1\0", float("nan"), float("inf"), [1], {}, object(), F("id")],
+        Note: ["abc", "\0", 2**200, b"x", [1], F("id")],
+        Page: ["p\0", "\ud800"],
+        PageExtra: ["p\0"],
+    }
+
+    for model, refused in keys.items():
+        for key in refused:
+            with pytest.raises(SearchError, match=f"is no key of {model.__name__}: .* is a "):
+                similar_to(model(pk=key))
+    for unknown in (Article(pk=2**70), Article(pk=-1), Note(pk=5), Page(pk="?"), Article()):
+        with pytest.raises(SearchError, match="has no vectors yet"):
+            similar_to(unknown)
+
+    assert list(similar_to(Article(pk=str(trout.pk)))) == [other]
+    assert list(similar_to(Article.objects.only("pk").get(pk=trout.pk))) == [other]
+    assert list(similar_to(Note(pk=notes[0].pk.hex))) == [notes[1]]
+    assert list(similar_to(Page(pk="p "))) == [pages[1]]
+    assert list(similar_to(Page(pk=5))) == [pages[0]]
 
 
 @pytest.mark.parametrize("instance", [None, 5, Article])
