@@ -50,7 +50,7 @@ def candidates(taken: int) -> int:
 @contextmanager
 def leaving_no_settings(using: str) -> Iterator[None]:
     """Undo the settings that a statement makes inside the caller's transaction."""
-    if not connections[using].in_atomic_block:
+    if connections[using].get_autocommit():
         yield
         return
     with transaction.atomic(using=using):

@@ -299,6 +299,18 @@ def test_what_the_scan_sets_does_not_outlive_it(space):
         assert cursor.fetchone() == ("40",)
 
 
+def test_what_the_scan_sets_does_not_outlive_it_without_atomic_either(space):
+    connection.in_atomic_block = False  # as after set_autocommit(False)
+    try:
+        search(Article, QUERY)
+    finally:
+        connection.in_atomic_block = True
+
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW hnsw.iterative_scan")
+        assert cursor.fetchone() == ("off",)
+
+
 def test_the_estimate_runs_nothing(space):
     rows = Article.objects.filter(author="one in a hundred")
 
