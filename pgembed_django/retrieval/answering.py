@@ -27,6 +27,7 @@ NOTHING_YET = "Nothing is embedded yet: is manage.py embed_worker running?"
 EMPTY = "The query is empty."
 NO_WORDS = "The query has no words that full-text search can find."
 NO_VECTOR = "The query could not be embedded, so it was searched by its words alone."
+OTHER_LANGUAGE = "The texts are stored for another language: some of the words may not be found."
 PARTIAL = "A new model is searched already, although not all rows have its vectors yet."
 
 MOMENT_SECONDS = 0.005
@@ -114,6 +115,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     notes = {
         NO_VECTOR: is_degraded,
         NO_WORDS: not survey.words and question.mode != "semantic",
+        OTHER_LANGUAGE: by_words and survey.is_of_other_language,
         PARTIAL: survey.space.is_partial,
     }
     return replace(

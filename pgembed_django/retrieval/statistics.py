@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from pgembed_django import database
+from pgembed_django import conf, database, spaces
+from pgembed_django.models import Space
+from pgembed_django.specs import Spec
 
 KEPT_SECONDS = 300.0
 MOST_KEPT = 128
@@ -37,20 +39,24 @@ class Statistics(NamedTuple):
     """The statistics of one table.
 
     ``common`` has the share of chunks that contain each common word. ``chunks_per_row`` counts
-    the chunks of all spaces, and is infinite if unknown.
+    the chunks of all spaces, and is infinite if unknown. ``is_of_other_language`` is as in
+    ``spaces.Coverage``.
     """
 
     common: Mapping[str, float]
     chunks_per_row: float
+    is_of_other_language: bool
 
 
-def of(using: str, table_oid: int) -> Statistics:
-    """Return the statistics of a table of chunks.
+def of(using: str, spec: Spec, space: Space, *, table_oid: int) -> Statistics:
+    """Return the statistics of a spec's table of chunks, and whether a space is of its language.
 
     It takes the oid because, with a schema per tenant, a name means different tables depending on
     ``search_path``.
     """
-    return _read(using, table_oid, int(time.monotonic() // KEPT_SECONDS))
+    language = conf.current().text_search_config
+    moment = int(time.monotonic() // KEPT_SECONDS)
+    return _read(using, spec, space, table_oid, language, moment)
 
 
 def forget() -> None:
@@ -59,8 +65,10 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _read(using: str, table_oid: int, moment: int) -> Statistics:
-    # ``moment`` is only part of the cache's key: it changes every KEPT_SECONDS.
+def _read(
+    using: str, spec: Spec, space: Space, table_oid: int, language: str, moment: int
+) -> Statistics:
+    # The last two are only part of the cache's key. ``moment`` changes every KEPT_SECONDS.
     found = database.rows(using, STATISTICS, table_oid=table_oid)
     columns = {column: told for column, *told in found}
     _, words, shares = columns.get("fulltext", (None, None, None))
@@ -70,4 +78,5 @@ def _read(using: str, table_oid: int, moment: int) -> Statistics:
         common=dict(zip(words or (), shares or (), strict=False)),
         # After a table was emptied, reltuples may be newer than n_distinct: the ratio is below 1.
         chunks_per_row=max(1.0, chunks_per_row or math.inf),
+        is_of_other_language=spaces.of_other_language(spec, space).using(using).exists(),
     )

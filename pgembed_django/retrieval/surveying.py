@@ -59,6 +59,7 @@ class Survey(NamedTuple):
     vector_index: VectorIndex | None = None
     chunks: float = 0.0
     chunks_per_row: float = math.inf
+    is_of_other_language: bool = False
 
 
 class _Row(NamedTuple):
@@ -88,7 +89,7 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     for values in database.rows(target.using, _survey(), **parameters):
         space = _space(target.using, values[:width])
         row = _Row(*values[width:])
-        known = statistics.of(target.using, row.table_oid)
+        known = statistics.of(target.using, target.spec, space, table_oid=row.table_oid)
         words = words_of.of(
             read,
             lexemes=row.lexemes,
@@ -98,7 +99,14 @@ def survey(target: Target[Any], text: str) -> Survey | None:
             chunks=row.chunks,
         )
         index = indexes.found_among(row.valid_indexes, space)
-        return Survey(space, words, index, row.chunks, known.chunks_per_row)
+        return Survey(
+            space,
+            words,
+            index,
+            row.chunks,
+            known.chunks_per_row,
+            known.is_of_other_language,
+        )
     return None
 
 

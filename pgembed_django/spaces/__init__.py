@@ -13,6 +13,7 @@ from pgembed_django.spaces.coverage import (
     jobs_of_row,
     last_gap,
     lost_by_switching,
+    of_other_language,
 )
 from pgembed_django.spaces.living import (
     LiveState,
@@ -69,6 +70,7 @@ __all__ = [
     "lost_by_switching",
     "mark_pruned",
     "note_full",
+    "of_other_language",
     "provider_of",
     "provider_of_texts",
     "prunable",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet, TextField
+from django.db.models import Exists, F, Func, Model, OuterRef, Q, QuerySet, TextField, Value
 from django.db.models.functions import Cast
 
-from pgembed_django import database
+from pgembed_django import conf, database
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import CHANGES, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.living import active
@@ -24,18 +24,24 @@ FEW = 0.01
 AT_ONCE = 100
 """How many gaps to read at once, to find one that is not a row written a moment ago."""
 
+MOST_COMPARED = 10
+LONGEST_COMPARED = 10_000
+"""How many chunks, of how many characters, to compare with the setting of the language."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
     """How many ``rows`` match the spec's condition, and how many of them a search would find.
 
     Rows whose text is empty are not counted: there is nothing to find. ``is_estimated``: counted
-    in a sample of the table's pages, which is the same every time.
+    in a sample of the table's pages, which is the same every time. ``is_of_other_language``: the
+    texts were stored with another full-text configuration, so that words are not found in them.
     """
 
     rows: int
     covered: int
     is_estimated: bool = False
+    is_of_other_language: bool = False
 
     @property
     def ratio(self) -> float:
@@ -112,6 +118,31 @@ def is_empty(spec: Spec, spaces: Sequence[Space]) -> Q:
         FOUND, source_id=OuterRef("pk"), space__in=spaces, embedding=None
     )
     return Q(LookedUp(chunks)) & _is_unchanged(spec)
+
+
+def of_other_language(spec: Spec, space: Space) -> QuerySet[Model]:
+    """Return which of the first few chunks were stored with another full-text configuration.
+
+    Makes their words again with that of the settings. The rows with the lowest keys are usually
+    the oldest, which keep their words for longest. Finds none if the spec stores no texts.
+    """
+    chunks = spec.embedding_model._base_manager.all()
+    # The bounds come after the LIMIT: else a table that has no such chunks would be read whole.
+    few = chunks.filter(space=space).order_by("source_id", "position").values("pk")
+    words = Func(
+        Value(conf.current().text_search_config),
+        F("passage"),
+        template="(to_tsvector(%(expressions)s))::text",
+        arg_joiner="::regconfig, ",
+        output_field=TextField(),
+    )
+    found: QuerySet[Model] = (
+        chunks.filter(pk__in=few[:MOST_COMPARED], passage__isnull=False)
+        .filter(end_offset__lt=F("start_offset") + LONGEST_COMPARED)
+        .alias(pgembed_stored=Cast("fulltext", TextField()))
+        .exclude(pgembed_stored=words)
+    )
+    return found
 
 
 def _is_unchanged(spec: Spec) -> Q:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Count, Manager, Q, QuerySet, TextField, Value
+from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Value
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from pgembed_django import database, postgres, triggers
 from pgembed_django.database import unions
 from pgembed_django.models import Space
-from pgembed_django.spaces import Coverage, is_empty, is_found
+from pgembed_django.spaces import Coverage, is_empty, is_found, of_other_language
 from pgembed_django.specs import Spec
 
 BUDGET = 20_000
@@ -163,6 +163,7 @@ def coverage(
                 rows=round(row["pgembed_rows"] * factor),
                 covered=round(row[column] * factor),
                 is_estimated=shares[key] < 1,
+                is_of_other_language=row["pgembed_language"],
             )
     return found
 
@@ -187,6 +188,8 @@ def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> 
     counted: Counts = rows.values(pgembed_spec=Value(spec.key, TextField())).annotate(
         pgembed_all=Count("*"),
         pgembed_rows=Count("pk", filter=when & ~is_empty(spec, spaces)),
+        # Those of a space that is being built are no news: its rows are written now.
+        pgembed_language=Exists(of_other_language(spec, spaces[0])),
         **counts,
     )
     return counted

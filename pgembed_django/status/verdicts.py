@@ -153,6 +153,11 @@ def _degraded(facts: Facts) -> Iterator[str]:
         )
         if facts.is_held_up:
             yield "The new space is not searched until they are mended or dismissed."
+    if facts.coverage and facts.coverage.is_of_other_language:
+        yield (
+            "Texts are stored with another full-text configuration than "
+            "PGEMBED_TEXT_SEARCH_CONFIG: a search by words may miss them."
+        )
     if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
         yield f"Changes are late: {_changes(spec)}{_eta(spec)}."
 
