@@ -40,7 +40,7 @@ def _providers() -> Iterator[CheckMessage]:
     settings: object = conf.current().providers
     if not isinstance(settings, Mapping):
         yield Error(
-            f"PGEMBED_PROVIDERS is {settings!r}.",
+            "PGEMBED_PROVIDERS is not a dict.",
             hint="Set it to a dict of aliases, in the shape of DATABASES.",
             id="pgembed.E003",
         )

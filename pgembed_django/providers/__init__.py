@@ -21,6 +21,8 @@ __all__ = ["Embedded", "Probe", "Provider", "Report", "build", "get", "report"]
 NEEDED: Final = ("BACKEND", "MODEL", "DIMENSIONS")
 LIMITS: Final = ("REQUESTS_PER_MINUTE", "TOKENS_PER_MINUTE")
 OPTIONAL: Final = ("OPTIONS", *LIMITS)
+NEVER_SECRET: Final = ("api_key_env", "header_envs", "document_prefix", "query_prefix")
+"""Options with names of environment variables, which may look like keys, and with sentences."""
 
 _lock = forking.lock()
 _built: dict[str, tuple[object, Provider]] = {}
@@ -35,7 +37,7 @@ def get(alias: str = "default") -> Provider:
     settings = conf.current()
     if not isinstance(settings.providers, Mapping):
         raise ImproperlyConfigured(
-            f"PGEMBED_PROVIDERS is {settings.providers!r}. "
+            "PGEMBED_PROVIDERS is not a dict. "  # not quoted: it may hold a secret
             "Set it to a dict of aliases, in the shape of DATABASES."
         )
     if alias not in settings.providers:
@@ -117,7 +119,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
     where = f"PGEMBED_PROVIDERS[{alias!r}]"
     if not isinstance(config, Mapping):
         raise ImproperlyConfigured(
-            f"{where} is {config!r}. Set it to a dict of {', '.join(NEEDED)}."
+            f"{where} is not a dict. Set it to a dict of {', '.join(NEEDED)}."
         )
     for key in NEEDED:
         if key not in config:
@@ -138,7 +140,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             )
     options = config.get("OPTIONS", {})
     if not isinstance(options, Mapping):
-        raise ImproperlyConfigured(f"{where}: OPTIONS is {options!r}. Set it to a dict.")
+        raise ImproperlyConfigured(f"{where}: OPTIONS is not a dict. Set it to a dict.")
     try:
         json.dumps(options, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -146,6 +148,12 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             f"{where}: OPTIONS cannot be stored as JSON: {error}. "
             "It is kept in the database: use only strings, numbers, lists and dicts."
         ) from error
+    checked = {name: value for name, value in options.items() if name not in NEVER_SECRET}
+    if quoting.has_secret(json.dumps(checked)):
+        raise ImproperlyConfigured(
+            f"{where}: OPTIONS holds a key or a password, and is kept in the database. Let an "
+            "option name an environment variable, as api_key_env and header_envs do."
+        )
     try:
         return build(
             alias=alias,

@@ -75,6 +75,11 @@ def _reason(value: Any) -> str:
     return ""
 
 
+def has_secret(words: str) -> bool:
+    """Return whether the words hold what looks like a key or a password."""
+    return bool(_SECRETS.search(words))
+
+
 def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ()) -> str:
     """Return a server's message, made safe for errors, the log, the database and the admin."""
     words = clean(words[:READ])  # JSON may escape a lone surrogate, and a body may contain NUL

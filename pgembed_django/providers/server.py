@@ -19,7 +19,7 @@ from pgembed_django.providers.vectors import Vector, Vectors
 from pgembed_django.providers.wire import Answer, Wire
 
 LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
-_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+_SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
 
 
 class ServerProvider(Provider):
@@ -135,9 +135,11 @@ class ServerProvider(Provider):
         return ""
 
     def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
+        secrets = [self._secret(name) for name in self._secret_names()]
         return quoting.quote(
             quoting.said(answer.body),
-            secrets=[self._secret(name) for name in self._secret_names()],
+            # Of "Basic …", a server may quote what comes after the scheme.
+            secrets=[part for secret in secrets for part in (secret, secret.split()[-1])],
             texts=[
                 text.removeprefix(self.document_prefix).removeprefix(self.query_prefix)
                 for text in texts
@@ -170,7 +172,13 @@ class ServerProvider(Provider):
         return secret
 
     def parts_of(self, base_url: str) -> SplitResult:
-        """Return the parts of ``base_url``. The error does not quote it: it may hold a secret."""
+        """Return the parts of ``base_url``. The errors do not quote it: it may hold a secret."""
+        # Looked for in the whole: without a scheme, no part of it counts as the user.
+        if any(mark in str(base_url) for mark in "@?#"):
+            raise ImproperlyConfigured(
+                "base_url holds a user, a password, a query or a fragment, which would be stored "
+                "in the database. Use api_key_env or header_envs, which name environment variables."
+            )
         try:
             parts = urlsplit(self.string("base_url", base_url))
             _ = parts.port  # is checked only when it is read
@@ -192,12 +200,6 @@ class ServerProvider(Provider):
         The errors do not quote the values.
         """
         parts = self.parts_of(base_url)
-        # There may be just a key before the @, although it would not be sent.
-        if parts.username or parts.password or parts.query:
-            raise ImproperlyConfigured(
-                "base_url holds a user, a password or a query, which would be stored in the "
-                "database. Use api_key_env or header_envs, which name environment variables."
-            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise self.wrong("base_url", base_url, LIKE_THIS)
         for header, value in headers.items():
@@ -205,13 +207,16 @@ class ServerProvider(Provider):
                 raise ImproperlyConfigured(
                     f"headers has {type(value).__name__} for {header!r}. Give a string."
                 )
-            if _SECRET_HEADER.search(header):
+            if _SECRET_HEADER.search(header) or quoting.has_secret(str(value)):
                 raise ImproperlyConfigured(
                     f"headers holds {header!r}, which would be stored in the database. "
                     "Put the name of an environment variable into header_envs instead."
                 )
         for name in filter(None, [api_key_env, *header_envs.values()]):
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", str(name)):
+            # A key of small letters and digits may pass for a name, but is not one that is set.
+            is_name = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", str(name))
+            is_key = re.search(r"[a-z]", str(name)) and re.search(r"[0-9]{2}", str(name))
+            if not is_name or (is_key and name not in os.environ):
                 raise ImproperlyConfigured(
                     "api_key_env and header_envs take names of environment variables, not secrets."
                 )

@@ -52,6 +52,15 @@ def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch):
         {"base_url": "https://host/v1?key=0123456789"},
         {"base_url": "https://user:0123456789/v1"},
         {"headers": ["0123456789"]},
+        {"api_key_env": "hf_0123456789"},
+        {"headers": {"X-Password": "0123456789"}},
+        {"headers": {"X-Forwarded": "Bearer 0123456789"}},
+        {"headers": {"X-Team": "sk-0123456789"}},
+        {"base_url": "0123456789@host/v1"},
+        {"base_url": "user:0123456789@host/v1"},
+        {"base_url": "http:/user:0123456789@host/v1"},
+        {"base_url": b"https://user:0123456789@host/v1"},
+        {"base_url": "https://host/v1#0123456789"},
     ],
 )
 def test_a_secret_in_the_options_is_refused_unseen(options):
