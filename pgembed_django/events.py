@@ -81,6 +81,11 @@ WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %
 WORKER_STUCK = _event(
     "worker_stuck", ERROR, "The worker's loop has been stuck for %(seconds).0f s in %(where)s"
 )
+WORKER_GAVE_UP = _event(
+    "worker_gave_up",
+    ERROR,
+    "Gave up after %(seconds).0f s in %(where)s, for %(spec)s %(source_pk)s",
+)
 WORKER_MOVED = _event("worker_moved", WARNING, "The worker's loop moves again")
 HEARTBEAT_FILE_LOST = _event(
     "heartbeat_file_lost", ERROR, "Cannot touch the heartbeat file %(path)s: %(error)s"

@@ -74,20 +74,26 @@ class Failed(Exception):
 
 
 class Call(NamedTuple):
-    """A call of a project's code: for which row, and since when by ``time.monotonic``."""
+    """The row for which a project's code is called."""
 
     spec: str
     source_pk: str
+
+
+class Progress(NamedTuple):
+    """When a thread began or ended its last call, by ``time.monotonic``."""
+
     since: float
+    call: Call | None
+    """The call that it is in."""
 
 
-_calls: dict[int, Call] = {}
-"""The calls that are being made, by thread."""
+_progress: dict[int, Progress] = {}
 
 
-def call_of(thread: int) -> Call | None:
-    """Return the call that a thread is in, if it is in one."""
-    return _calls.get(thread)
+def progress_of(thread: int) -> Progress:
+    """Return how far a thread is with its calls. Other threads may ask."""
+    return _progress.get(thread, Progress(float("-inf"), None))
 
 
 class UserCode:
@@ -118,6 +124,7 @@ class UserCode:
                 yield
         finally:
             wrappers[:] = before
+            _progress.pop(threading.get_ident(), None)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -150,7 +157,7 @@ class UserCode:
             DatabaseError: the connection was lost, or the server is out of room.
         """
         thread = threading.get_ident()
-        _calls[thread] = Call(spec, source_pk, time.monotonic())
+        _progress[thread] = Progress(time.monotonic(), Call(spec, source_pk))
         failure = ""
         try:
             try:
@@ -170,7 +177,7 @@ class UserCode:
         finally:
             if os.getpid() != self._pid:
                 os._exit(1)  # The code has forked. There must be only one of this worker.
-            _calls.pop(thread, None)
+            _progress[thread] = Progress(time.monotonic(), None)
         if not self._only_values:
             self._put_right(failure)
         if failure:

@@ -4,7 +4,7 @@ The same goes for attempts that ended in an error, and for pauses by hand.
 """
 
 from pgembed_django.jobs.claims import Lease, claim, claim_on, next_due_seconds
-from pgembed_django.jobs.endings import complete, reap, release, retry
+from pgembed_django.jobs.endings import complete, reap, reap_one, release, retry
 from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.fencing import Claim
 from pgembed_django.jobs.history import prune_attempts
@@ -63,6 +63,7 @@ __all__ = [
     "prune_attempts",
     "reap",
     "reap_held",
+    "reap_one",
     "release",
     "rename",
     "resume",

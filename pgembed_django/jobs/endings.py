@@ -21,6 +21,8 @@ from pgembed_django.jobs.open_failures import bounded, fail
 from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
 
+WORKER_LOST = "worker lost"
+
 COMPLETE = """
     WITH settled AS (
         UPDATE pgembed_job
@@ -167,12 +169,12 @@ def reap(
     return [(one, reap_one(one, max_crashes=max_crashes, using=using)) for one in expired]
 
 
-def reap_one(claim: Claim, *, max_crashes: int, using: str) -> Ending:
+def reap_one(claim: Claim, error: str = WORKER_LOST, *, max_crashes: int, using: str) -> Ending:
     """Take one job from its worker, and count a crash. Returns how it ended."""
     if claim.crashes + 1 >= max_crashes:
-        return fail(claim, "worker lost", using=using, attempts=0, crashes=1)
+        return fail(claim, error, using=using, attempts=0, crashes=1)
     # An open writer may have locked hundreds, and each costs a wait.
-    return _requeue(claim, using, crashes=1, error="worker lost", wait=database.BRIEFLY)
+    return _requeue(claim, using, crashes=1, error=error, wait=database.BRIEFLY)
 
 
 def _outcome(attempts: int, crashes: int) -> Attempt.Outcome:

@@ -161,6 +161,20 @@ class Holding:
         )
         self._end(unit, release)
 
+    def give_up(self, spec: str, source_pk: str, error: str) -> None:
+        """Count a crash of a unit whose code never returns, and give all others back.
+
+        Only while the loop is in that code. Any thread may call it.
+        """
+        for queued in [*self._endings]:
+            queued.end(queued.claim)
+        for claim in [unit.claim for unit in self.units.values()]:
+            if (claim.spec, claim.source_pk) == (spec, source_pk):
+                most = self.settings.max_crashes
+                jobs.reap_one(claim, error, max_crashes=most, using=self.using)
+            else:
+                jobs.release(claim, using=self.using)
+
     def end_jobs(self, *, seconds: float = 0.0) -> bool:
         """Run the endings, one job per transaction. A busy one is tried again next time.
 

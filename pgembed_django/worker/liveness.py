@@ -16,12 +16,15 @@ from types import FrameType
 from typing import NamedTuple
 
 from pgembed_django import events
+from pgembed_django.user_code import Call, progress_of
 from pgembed_django.worker.rest import Rest
 from pgembed_django.worker.sessions import Sessions
 
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
 LISTENER = "pgembed_django.listener"  # its waits have a time-out
 LOOK_SECONDS = 5.0
+EXPLAINED_SECONDS = 10.0
+"""How long at most a stuck worker still tells a probe why, before it gives up."""
 WAITED_SECONDS = 1.0
 """How long an overdue worker's statement must have waited before it is canceled."""
 
@@ -45,6 +48,11 @@ class Liveness:
         self._loop: int | None = None
 
     @property
+    def call(self) -> Call | None:
+        """The call of a project's code that the loop is in, if it is in one."""
+        return None if self._loop is None else progress_of(self._loop).call
+
+    @property
     def age_seconds(self) -> float:
         """The time since the loop's last round began. Zero before the first and after its end."""
         ticked_at = self._ticked_at
@@ -62,7 +70,7 @@ class Liveness:
     def stuck(self) -> Stuck | None:
         """Return where the loop is stuck, if it is."""
         frames = self._late_frames()
-        return None if not frames or _waits(frames) else Stuck(self.age_seconds, _where(frames))
+        return None if not frames or _waits(frames) else Stuck(self._late_by, _where(frames))
 
     def waiting_for_database(self) -> int | None:
         """Return the loop's thread id if it waits too long for the database."""
@@ -70,9 +78,15 @@ class Liveness:
         is_waiting = _is_in_database(frames) and all(_module(one) != LISTENER for one in frames)
         return self._loop if is_waiting else None
 
+    @property
+    def _late_by(self) -> float:
+        """The time since the loop last moved. Slow code for each of many rows moves on, too."""
+        moved_at = self._clock() if self._loop is None else progress_of(self._loop).since
+        return min(self.age_seconds, self._clock() - moved_at)
+
     def _late_frames(self) -> list[FrameType]:
         """Return the loop's stack, innermost first, if its round takes longer than it may."""
-        if not self.stuck_seconds or self.age_seconds <= self.stuck_seconds or self._loop is None:
+        if not self.stuck_seconds or self._late_by <= self.stuck_seconds or self._loop is None:
             return []
         return list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
 
@@ -82,6 +96,7 @@ class Watchdog:
 
     If the loop waits long for the database, it checks whether the server still works on that. If
     the worker should have ended (``is_overdue``), it cancels waits for table locks and standbys.
+    If the loop stays stuck, it calls ``give_up`` once, as a thread cannot be stopped.
     """
 
     def __init__(
@@ -90,11 +105,14 @@ class Watchdog:
         *,
         sessions: Sessions | None = None,
         is_overdue: Callable[[], bool] = lambda: False,
+        give_up: Callable[[Stuck], None] = lambda _: None,
         file: Path | None = None,
     ) -> None:
         self._liveness = liveness
         self._sessions = sessions
         self._is_overdue = is_overdue
+        self._give_up = give_up
+        self._has_given_up = False
         self._asking: threading.Thread | None = None
         self._file = file
         self._is_stuck = False
@@ -119,6 +137,7 @@ class Watchdog:
         if stuck and not self._is_stuck:
             events.tell(events.WORKER_STUCK, seconds=stuck.seconds, where=stuck.where)
         elif self._is_stuck and not stuck:
+            self._has_given_up = False
             events.tell(events.WORKER_MOVED)
         self._is_stuck = stuck is not None
         if self._file and not stuck:
@@ -127,6 +146,11 @@ class Watchdog:
             self._is_overdue() or self._liveness.waiting_for_database() is not None
         ):
             self._ask(self._sessions)
+        limit = self._liveness.stuck_seconds
+        explained = stuck and stuck.seconds > limit + min(2 * limit, EXPLAINED_SECONDS)
+        if stuck and explained and not self._has_given_up:
+            self._has_given_up = True
+            self._give_up(stuck)
 
     def _ask(self, sessions: Sessions) -> None:
         """Ask the server in another thread, as this question may hang as well."""

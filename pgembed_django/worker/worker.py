@@ -21,7 +21,7 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.specs import Spec
 from pgembed_django.worker import configuring, preparing
 from pgembed_django.worker.limits import Limits
-from pgembed_django.worker.liveness import Liveness
+from pgembed_django.worker.liveness import Liveness, Stuck
 from pgembed_django.worker.loop import Loop
 from pgembed_django.worker.outage import Outage
 from pgembed_django.worker.presence import Presence, aside, paused
@@ -126,6 +126,29 @@ class Worker:
         """Stop after what is in flight, or at the second call at once."""
         self._stopping.ask()
         self.wake()
+
+    def give_up(self, stuck: Stuck) -> None:
+        """Give the jobs back of a loop that is stuck in a project's code.
+
+        The row whose code that is counts a crash, so that it is claimed alone next, and fails in
+        the end. If the loop is stuck elsewhere, the leases run out. Another thread calls this.
+        """
+        call = self.liveness.call
+        spec, source_pk = call or ("", "")
+        events.tell(
+            events.WORKER_GAVE_UP,
+            seconds=stuck.seconds,
+            where=stuck.where,
+            spec=spec,
+            source_pk=source_pk,
+        )
+        if call and self._pipeline:
+            error = f"No end of its code within {self.settings.stuck_seconds:g} s: {stuck.where}"
+            try:
+                with suppress(DatabaseError, InterfaceError):
+                    self._pipeline.holding.give_up(spec, source_pk, error)
+            finally:
+                connections[self.using].close()
 
     def wake(self) -> None:
         """Wake the loop. May be called from any thread, or from a signal handler."""

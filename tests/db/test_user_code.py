@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from django.utils import timezone, translation
 from pgembed_django import sources, specs
 from pgembed_django.maintenance import chores
 from pgembed_django.models import Job
-from pgembed_django.user_code import SESSION
+from pgembed_django.user_code import SESSION, progress_of
 from tests.app.models import Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
 
@@ -198,6 +199,49 @@ def session() -> set[tuple[str, str]]:
         cursor.execute(SESSION)
         # That one is ours, for a transaction.
         return {row for row in cursor.fetchall() if row[0] != "lock_timeout"}
+
+
+@pytest.mark.django_db(transaction=True)  # another thread gives the jobs back
+def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatch):
+    begun, gate = threading.Event(), threading.Event()
+
+    def pitch(product: Product) -> str:
+        if product.title == "endless":
+            begun.set()
+            gate.wait(30)
+        return product.title
+
+    monkeypatch.setattr(Product, "pitch", pitch)
+    for title in ("a", "endless", "b"):
+        Product.objects.create(title=title)
+    worker = make_worker()
+
+    def step() -> None:
+        worker.step()
+        connection.close()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    begun.wait(30)
+    assert thread.ident is not None
+    call = progress_of(thread.ident).call
+    assert call is not None
+    worker.holding.give_up(*call, "it never ends")
+    gate.set()
+    thread.join(30)
+
+    endless = Job.objects.filter(spec="app.ProductEmbedding", source_pk=call.source_pk)
+    assert endless.values_list(*CHARGED).get() == ("pending", 0, 1, "it never ends")
+    neighbours = Job.objects.difference(endless)
+    assert set(neighbours.values_list(*CHARGED)) == {("pending", 0, 0, "")}
+    assert Product.objects.get(pk=call.source_pk).title == "endless"
+
+    while worker.step():  # which has lost them, and claims them again
+        pass
+    assert set(Job.objects.values_list("status", flat=True)) == {"succeeded"}
+
+
+CHARGED = ("status", "attempts", "crashes", "last_error")
 
 
 def assert_that_they_failed_alone(

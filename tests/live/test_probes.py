@@ -21,7 +21,7 @@ from tests.played import plain
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 
-STUCK_SECONDS = 1
+STUCK_SECONDS = 2
 
 
 @pytest.fixture
@@ -103,6 +103,30 @@ def test_a_loop_that_is_stuck_fails_liveness_and_says_where(
     worker.terminate()
     assert worker.wait(timeout=20) == 0
     assert not heartbeat.exists()
+
+
+def test_a_worker_that_is_stuck_at_a_row_ends_and_charges_that_row_alone(
+    start_worker, tmp_path, monkeypatch
+):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    monkeypatch.setenv("TEST_PITCH_GATE", str(gate))
+    settings = {"PGEMBED_STUCK_SECONDS": 0.5, "PGEMBED_MAX_CRASHES": 1}
+    for title in ("before", "A secret", "after"):
+        Product.objects.create(title=title)
+    Note.objects.create(body="of another spec")
+
+    assert start_worker(**settings).wait(timeout=30) == 1
+
+    failure = Job.objects.get(status="failed")
+    assert Product.objects.get(pk=failure.source_pk).title == "A secret"
+    assert "No end of its code within 0.5 s: tests.app.models:" in failure.last_error
+    assert "secret" not in failure.last_error
+
+    start_worker(**settings)
+    others = Job.objects.exclude(pk=failure.pk)
+    wait_until(lambda: not others.exclude(status="succeeded").exists())
+    assert set(others.values_list("attempts", "crashes")) == {(0, 0)}
 
 
 def test_an_outage_of_whatever_kind_is_not_being_stuck(start_worker, server, address, connect):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.limits import Limits, brought
-from pgembed_django.worker.liveness import Watchdog
+from pgembed_django.worker.liveness import Stuck, Watchdog
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -39,6 +42,12 @@ INSTEAD = {
 RECYCLED = 3
 """The exit status of a worker that ends so that its supervisor starts it again."""
 
+STUCK = 1
+"""The exit status of a worker that is stuck."""
+
+GIVE_UP_SECONDS = 10.0
+"""How long a stuck worker has to give its jobs back before it ends."""
+
 GARBAGE_THRESHOLD = 10_000
 """For ``gc.set_threshold``. Each held row means a dozen objects for a second. They have no cycles,
 so frequent collections would find nothing to free."""
@@ -48,7 +57,7 @@ class Command(EmbedCommand):
     help = (
         "Embeds changed rows until it is stopped. SIGTERM or Ctrl-C: finishes what is in "
         "flight, gives the rest back and exits; a second one: only stores what is embedded. "
-        "Exit status: 0 stopped or drained, 1 failed, 2 could not start, 3 --max-jobs or "
+        "Exit status: 0 stopped or drained, 1 failed or stuck, 2 could not start, 3 --max-jobs or "
         "--max-memory is reached: start it again."
     )
 
@@ -166,6 +175,7 @@ class Command(EmbedCommand):
             worker.liveness,
             sessions=worker.sessions,
             is_overdue=lambda: worker.is_overdue,
+            give_up=partial(self._give_up, worker),
             file=file,
         )
         watches: list[AbstractContextManager[object]] = [watchdog]
@@ -174,6 +184,15 @@ class Command(EmbedCommand):
         if listen is not None:
             watches.append(port(worker, listen))
         return watches
+
+    def _give_up(self, worker: Worker, stuck: Stuck) -> None:
+        """End a program whose loop is stuck. Elsewhere only give its jobs back."""
+        giving = threading.Thread(target=worker.give_up, args=[stuck], daemon=True)
+        giving.start()
+        giving.join(GIVE_UP_SECONDS)  # the database may not answer
+        if self.is_a_program:
+            sys.stderr.flush()
+            os._exit(STUCK)  # nothing else ends a thread
 
     def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
         pending = Job.objects.using(worker.using).filter(
