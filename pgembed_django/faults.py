@@ -116,19 +116,27 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception's class and message, which is bounded.
+    """Return an exception's class and message, which is bounded."""
+    said = message(error)
+    if said is None:
+        said = "its message cannot be read"
+    return f"{name(error)}: {said}" if said else name(error)
 
-    Its class may be a project's own, so that asking for its name or message may raise, too.
-    """
-    name = type.__dict__["__name__"].__get__(type(error))
+
+def name(error: BaseException) -> str:
+    """Return the name of an exception's class, whose metaclass may be a project's own."""
+    return str(type.__dict__["__name__"].__get__(type(error)))
+
+
+def message(error: BaseException) -> str | None:
+    """Return an exception's message, bounded. None: its class is a project's own, and raises."""
     try:
         # Not a slice of it: str() may return a subclass of str.
-        message = str.__getitem__(str(error), slice(MAX_MESSAGE_CHARACTERS))
+        return str.__getitem__(str(error), slice(MAX_MESSAGE_CHARACTERS))
     except BaseException as another:
         if is_interruption(another):
             raise
-        message = "its message cannot be read"
-    return f"{name}: {message}" if message else str(name)
+        return None
 
 
 def of(error: Exception) -> Fault:

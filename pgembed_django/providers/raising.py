@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.text import clean
+from pgembed_django.threads import OurThread
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -20,13 +22,17 @@ def provider_errors(provider: object) -> Iterator[None]:
     """Convert other errors to ``ProviderError``: a project's own provider may raise anything."""
     try:
         yield
-    except ProviderError:
+    except ProviderError as error:
+        if faults.message(error) is None:
+            # Of the same kind, so that an outage stays one.
+            kind = next(k for k in type(error).__mro__ if k.__module__ == ProviderError.__module__)
+            raise kind(f"{provider} raised {faults.name(error)}, which has no message.") from None
         raise
     except BaseException as error:
-        if faults.is_interruption(error):
+        if _is_interruption(error):
             raise
         # No message and no chaining: the message may contain the text.
-        raise ProviderError(f"{provider} raised {type(error).__name__}.") from None
+        raise ProviderError(f"{provider} raised {faults.name(error)}.") from None
 
 
 def counted(provider: Provider, text: str) -> int | None:
@@ -35,9 +41,20 @@ def counted(provider: Provider, text: str) -> int | None:
         count = provider.count_tokens(text)
         return None if count is None else index(count)
     except BaseException as error:
-        if faults.is_interruption(error):
+        if _is_interruption(error):
             raise
         return None
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Return whether somebody ends what this thread is doing: a search, in a web process.
+
+    In a thread that nobody but us knows, an exit is the provider's own.
+    """
+    if isinstance(threading.current_thread(), OurThread):
+        return False
+    is_an_end = not isinstance(error, Exception) and type(error).__module__ != faults.PANICS
+    return is_an_end or faults.is_interruption(error)
 
 
 def digest(provider: Provider) -> str | None:

@@ -394,6 +394,23 @@ def test_a_provider_that_raises_at_a_plain_word_too_charges_no_text():
     assert "good text" not in "".join(format_exception(raised.value))
 
 
+class Mute(ProviderUnavailable):
+    def __str__(self) -> str:
+        raise KeyError("error")
+
+
+class MuteProvider(DeterministicProvider):
+    def embed_batch(self, texts):
+        raise Mute("down")
+
+
+def test_an_outage_without_a_message_is_an_outage():
+    provider = MuteProvider(alias="mine", model="m", dimensions=8)
+
+    with pytest.raises(ProviderUnavailable, match="raised Mute, which has no message"):
+        provider.embed_each(texts_with({7}))
+
+
 class Returning(DeterministicProvider):
     """A provider of the user's own, that returns something else than an array."""
 
