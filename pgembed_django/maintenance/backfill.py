@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.models import Model, Q, QuerySet, TextField
@@ -20,6 +21,7 @@ from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
 from pgembed_django.reembedding import Reembedded, reembed
 from pgembed_django.specs import Spec
+from pgembed_django.user_code import Failed, UserCode
 
 PAGE_ROWS = 500
 
@@ -209,12 +211,19 @@ class Backfill:
         live: list[Space | None] = [*spaces.live(self.spec, using=self.using)]
         for space in live or [None]:
             provider = spaces.provider_of(space) if space else providers.get(self.spec.provider)
+            code = UserCode(using=self.using)
             rows = chunks = tokens = errors = 0
             for loaded in self._texts(space):
-                cut, uncut = sources.split(self.spec, loaded.texts, using=self.using)
-                rows += len(cut)
-                errors += len(loaded.errors) + len(uncut)
-                for pieces in cut.values():
+                errors += len(loaded.errors)
+                for source_pk, text in loaded.texts.items():
+                    cut = partial(self.spec.chunker.split, text)
+                    try:
+                        with code.watching():
+                            pieces = code.call(cut, spec=self.spec.key, source_pk=source_pk)
+                    except Failed:
+                        errors += 1
+                        continue
+                    rows += 1
                     chunks += len(pieces)
                     tokens += sum(provider.count_document(piece.text) for piece in pieces)
             yield Estimate(provider.model, rows, chunks, tokens, errors)

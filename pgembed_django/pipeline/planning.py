@@ -14,6 +14,7 @@ from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunkers import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
+from pgembed_django.pipeline import chunking
 from pgembed_django.pipeline.aside import RELEASED_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
@@ -79,7 +80,10 @@ class Planning:
             self.holding.retry(few[0], f"{type(error).__name__}: {error}")
         for _ in few:  # only now: the database may have been lost before
             self._units.popleft()
-        self._portion.adapt(len(few), seconds=time.perf_counter() - started)
+        # Those whose texts there was no time to make.
+        left = [unit for unit in few if unit in self.holding and not unit.is_planned]
+        self._units.extendleft(reversed(left))
+        self._portion.adapt(len(few) - len(left), seconds=time.perf_counter() - started)
         return bool(few)
 
     def look_again(self) -> None:
@@ -150,11 +154,13 @@ class Planning:
             self._release(units)
             return
         self._fitting.note_made(spec, loaded.texts.values())
-        chunks, errors = sources.split(spec, loaded.texts, using=self.holding.using)
+        chunks, errors = chunking.split_each(spec, loaded.texts, using=self.holding.using)
         errors |= loaded.errors
         for unit in units:
-            unit.is_planned = True
             source_pk = unit.claim.source_pk
+            if source_pk in loaded.left:
+                continue
+            unit.is_planned = True
             if source_pk in errors:
                 self.holding.retry(unit, errors[source_pk])
             elif source_pk not in chunks:

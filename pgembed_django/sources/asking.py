@@ -22,6 +22,9 @@ from pgembed_django.sources.rows import Row, as_row, is_among, of_units
 from pgembed_django.specs import Spec
 from pgembed_django.user_code import UserCode
 
+MADE_SECONDS = 5.0
+"""How long texts are made of at once: meanwhile the worker renews no leases."""
+
 UNITS: Final[list[str]] = []
 """Placeholder for the keys of the units."""
 
@@ -132,12 +135,12 @@ class Reading:
                 return self._ask_queryset(source_pks)
             if is_bounded and not found:
                 raise TooMuch
-            return made(self.spec, found, {}, using=self.using)
+            return made(self.spec, found, {}, using=self.using, seconds=MADE_SECONDS)
 
         return texts
 
     def _ask_queryset(self, source_pks: Sequence[str]) -> Loaded:
-        return give_way_and_load(self.spec, source_pks, using=self.using)
+        return give_way_and_load(self.spec, source_pks, using=self.using, seconds=MADE_SECONDS)
 
 
 def _fits(total: models.Subquery) -> models.Func:

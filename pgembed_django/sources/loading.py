@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,14 @@ Digests = dict[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Texts and errors by source_pk. Units in neither have no row that matches the condition."""
+    """Texts and errors by source_pk, and rows whose texts there was no time to make.
+
+    Units in none of them have no row that matches the condition.
+    """
 
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
 
 
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
@@ -34,15 +39,17 @@ def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
         return Loaded()
 
 
-def give_way_and_load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
-    """Return the texts of units.
+def give_way_and_load(
+    spec: Spec, source_pks: Sequence[str], *, using: str, seconds: float = math.inf
+) -> Loaded:
+    """Return the texts of units. Makes no more of them after ``seconds``.
 
     Raises:
         Busy: a writer has locked the whole table.
     """
     with database.giving_way(using):
         found = fetch(spec, of_units(spec, list(source_pks), using=using))
-    return made(spec, *found, using=using)
+    return made(spec, *found, using=using, seconds=seconds)
 
 
 def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
@@ -69,17 +76,28 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
     return digests, None
 
 
-def made(spec: Spec, found: list[Row], errors: Mapping[str, str], *, using: str) -> Loaded:
+def made(
+    spec: Spec,
+    found: list[Row],
+    errors: Mapping[str, str],
+    *,
+    using: str,
+    seconds: float = math.inf,
+) -> Loaded:
     """Return the texts of the rows in ``found``, and the given errors of rows that are not in it.
 
-    Empties ``found``, to free the rows one by one.
+    Makes no more of them after ``seconds``. Empties ``found``, to free the rows one by one.
     """
+    until = time.monotonic() + seconds
     loaded = Loaded(errors=dict(errors))
     for source_pk, text, error in _each(spec, found, using=using):
         if error:
             loaded.errors[source_pk] = error
         else:
             loaded.texts[source_pk] = text
+        if time.monotonic() >= until:
+            break
+    loaded.left.update(source_pk for source_pk, _ in found)
     return loaded
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
 import threading
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from django.db.models.signals import post_init
 from django.utils import timezone, translation
 
 from pgembed_django import sources, specs
+from pgembed_django.chunkers import Chunk, Chunker
 from pgembed_django.maintenance import chores
+from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
+from pgembed_django.sources import asking
 from pgembed_django.user_code import SESSION, progress_of
 from tests.app.models import Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
@@ -239,6 +243,40 @@ def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatc
     while worker.step():  # which has lost them, and claims them again
         pass
     assert set(Job.objects.values_list("status", flat=True)) == {"succeeded"}
+
+
+@pytest.mark.django_db
+def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_worker, monkeypatch):
+    monkeypatch.setattr(asking, "MADE_SECONDS", 0)
+    for title in "abcd":
+        Product.objects.create(title=title)
+    worker = make_worker()
+
+    planned = []
+    while worker.step():
+        of_spec = [one for one in worker.holding.units.values() if one.spec.text]
+        planned.append(sum(unit.is_planned for unit in of_spec))
+
+    assert planned[0] == 1
+    assert ProductEmbedding.objects.filter(embedding__isnull=False).count() == 4
+
+
+class Refusing(Chunker):
+    def split(self, text: str) -> list[Chunk]:
+        if "bad" in text:
+            sys.exit()
+        return super().split(text)
+
+
+@pytest.mark.django_db
+def test_an_estimate_counts_the_rows_that_fail():
+    for title in ("good", "bad"):
+        Product.objects.create(title=title)
+    spec = dataclasses.replace(specs.of(Product, name="ProductTitle")[0], chunker=Refusing())
+
+    [estimate] = Backfill(spec, using="default", where=()).estimates()
+
+    assert (estimate.rows, estimate.errors) == (1, 1)
 
 
 CHARGED = ("status", "attempts", "crashes", "last_error")

@@ -1,4 +1,4 @@
-"""Cut texts into chunks, and take nothing on trust from a user's own chunker."""
+"""Cut texts, and take nothing on trust from a user's own chunker."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from pgembed_django.text import digest
 from pgembed_django.user_code import Failed, UserCode
 
 
-def split(
+def split_each(
     spec: Spec, texts: Mapping[str, str], *, using: str
 ) -> tuple[dict[str, list[Chunk]], dict[str, str]]:
-    """Return the chunks of each text, in order, and the errors of texts that cannot be cut.
-
-    All are by source_pk. It is an error, too, if a subclass of ``Chunker`` returns anything but
-    chunks of the text, as it would be stored with others.
-    """
+    """Return the chunks of each text, and the errors of texts that cannot be cut, by source_pk."""
     chunks, errors = {}, {}
     is_ours = type(spec.chunker) is Chunker and spec.chunker.count is None
     code = UserCode(using=using, only_values=is_ours)
     with code.watching():
         for source_pk, text in texts.items():
-            cut = partial(_split, spec.chunker, text)
+            cut = partial(split, spec.chunker, text)
             try:
                 chunks[source_pk] = code.call(cut, spec=spec.key, source_pk=source_pk)
             except Failed as error:
@@ -34,7 +30,12 @@ def split(
     return chunks, errors
 
 
-def _split(chunker: Chunker, text: str) -> list[Chunk]:
+def split(chunker: Chunker, text: str) -> list[Chunk]:
+    """Return the chunks of a text, in order.
+
+    Raises:
+        ValueError: a subclass returned something else. It would be stored with others.
+    """
     chunks = chunker.split(text)
     return chunks if type(chunker) is Chunker else _proven(chunks, chunker, text)
 
