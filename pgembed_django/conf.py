@@ -219,11 +219,12 @@ def _remedy(name: str, kind: str, value: Any) -> str | None:
     if kind == "bool" and not isinstance(value, bool):
         # A value from the environment is a string.
         return "Set it to True or False. 'False' counts as True."
-    if name in CHOICES and value not in CHOICES[name]:
+    if name in CHOICES and not (isinstance(value, str) and value in CHOICES[name]):
         return f"Choose one of: {', '.join(CHOICES[name])}."
-    if kind == "str" and not isinstance(value, str):
+    if kind == "str" and not (isinstance(value, str) and value and value.isprintable()):
         return "Set it to a string."
-    if name == "worker_database" and value is not None and value not in connections:
+    is_alias = isinstance(value, str) and value in connections
+    if name == "worker_database" and value is not None and not is_alias:
         return f"Name an alias of DATABASES: {', '.join(connections)}. Or None."
     return None
 
@@ -232,8 +233,11 @@ def _remedy_of_number(name: str, value: Any, *, is_whole: bool) -> str | None:
     least = LEAST.get(name, 1) if is_whole else 0
     most = MOST.get(name, ENDLESS)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_zero = name in ABOVE_ZERO and not value
-    if not is_number or is_zero or not least <= value <= most or (is_whole and value % 1):
+    if (
+        not (is_number and least <= value <= most)
+        or (is_whole and value % 1)
+        or (name in ABOVE_ZERO and not value)
+    ):
         span = f"above 0, up to {most:,}" if name in ABOVE_ZERO else f"from {least} to {most:,}"
         return f"Set it to a {'whole ' if is_whole else ''}number {span}."
     if name == "hnsw_ef_construction":

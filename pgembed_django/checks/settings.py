@@ -59,7 +59,7 @@ def _providers() -> Iterator[CheckMessage]:
 
 
 def _tracing() -> Iterator[CheckMessage]:
-    if conf.current().tracing and not tracing.is_installed():
+    if conf.current().tracing is True and not tracing.is_installed():
         yield Error(tracing.MISSING, hint=tracing.REMEDY, id="pgembed.E009")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -48,7 +47,7 @@ def get(alias: str = "default") -> Provider:
         )
     config = settings.providers[alias]
     # Compare by value: override_settings and reloaded settings have new dicts.
-    key = (copy.deepcopy(config), settings.batch_size)
+    key = repr((config, settings.batch_size))
     with _lock:
         if alias in _built and _built[alias][0] == key:
             return _built[alias][1]
@@ -115,8 +114,18 @@ def _imported(backend: object) -> type[Provider]:
     return provider_class
 
 
+def _require_storable(values: object) -> None:
+    """Raise ``TypeError`` or ``ValueError`` if Postgres cannot store the values as JSON."""
+    text = json.dumps(values, allow_nan=False, ensure_ascii=False)
+    text.encode()  # a lone surrogate fails here
+    if r"\u0000" in text:
+        raise ValueError("a text has a NUL in it")
+
+
 def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> Provider:
     where = f"PGEMBED_PROVIDERS[{alias!r}]"
+    if not isinstance(alias, str):
+        raise ImproperlyConfigured(f"{where}: the alias is not a string. Name it by one.")
     if not isinstance(config, Mapping):
         raise ImproperlyConfigured(
             f"{where} is not a dict. Set it to a dict of {', '.join(NEEDED)}."
@@ -133,19 +142,19 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             )
     for key in LIMITS:
         limit = config.get(key)
-        if limit is not None and (type(limit) is not int or limit < 1):
+        if limit is not None and (type(limit) is not int or not 1 <= limit <= conf.ENDLESS):
             raise ImproperlyConfigured(
-                f"{where}: {key} is {limit!r}. Set it to a whole number of one or more, or leave "
-                "it out."
+                f"{where}: {key} is {limit!r}. Set it to a whole number from 1 to "
+                f"{conf.ENDLESS:,}, or leave it out."
             )
     options = config.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ImproperlyConfigured(f"{where}: OPTIONS is not a dict. Set it to a dict.")
     try:
-        json.dumps(options, allow_nan=False)
+        _require_storable([str(config["MODEL"]), options])
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(
-            f"{where}: OPTIONS cannot be stored as JSON: {error}. "
+            f"{where}: MODEL or OPTIONS cannot be stored as JSON: {error}. "
             "It is kept in the database: use only strings, numbers, lists and dicts."
         ) from error
     checked = {name: value for name, value in options.items() if name not in NEVER_SECRET}

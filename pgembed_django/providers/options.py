@@ -8,6 +8,8 @@ from typing import Final
 
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.conf import ENDLESS
+
 MOST_DIMENSIONS: Final = 16_000
 
 
@@ -73,6 +75,7 @@ class Options:
 
     def seconds(self, option: str, value: float) -> float:
         """Return the value of an option that must be a positive number of seconds."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise self.wrong(option, value, "Set it to a number of seconds above zero")
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and 0 < value <= ENDLESS):
+            raise self.wrong(option, value, f"Set it to seconds above zero, up to {ENDLESS:,}")
         return value

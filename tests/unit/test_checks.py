@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from django.apps import apps
 from django.core.checks import run_checks
@@ -107,6 +108,11 @@ def test_a_number_is_one_that_can_be_counted_to_or_waited_for(settings, name, va
         ({"TEXT_SEARCH_CONFIG": None}, "PGEMBED_TEXT_SEARCH_CONFIG is None."),
         ({"WORKER_DATABASE": "elsewhere"}, "PGEMBED_WORKER_DATABASE is 'elsewhere'."),
         ({"WORKER_DATABASE": []}, "PGEMBED_WORKER_DATABASE is []."),
+        ({"TEXT_SEARCH_CONFIG": ""}, "PGEMBED_TEXT_SEARCH_CONFIG is ''."),
+        ({"TEXT_SEARCH_CONFIG": "\0"}, "PGEMBED_TEXT_SEARCH_CONFIG is '\\x00'."),
+        ({"INDEX_TYPE": np.zeros(2)}, "PGEMBED_INDEX_TYPE is array([0., 0.])."),
+        ({"LEASE_SECONDS": np.zeros(2)}, "PGEMBED_LEASE_SECONDS is array([0., 0.])."),
+        ({"TRACING": np.zeros(2)}, "PGEMBED_TRACING is array([0., 0.])."),
     ],
 )
 def test_what_pgvector_or_django_would_refuse_later_is_named_at_once(settings, given, said):
@@ -160,6 +166,18 @@ def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(setting
         ({"OPTIONS": None}, "OPTIONS is not a dict."),
         ({"OPTIONS": {"document_prefix": None}}, "document_prefix is None."),
         ({"OPTIONS": {"query_prefix": Path("/")}}, "OPTIONS cannot be stored as JSON"),
+        ({"OPTIONS": {"query_prefix": "\0"}}, "OPTIONS cannot be stored as JSON: a text has a NUL"),
+        ({"MODEL": "m\0"}, "OPTIONS cannot be stored as JSON: a text has a NUL"),
+        ({"MODEL": "\udcff"}, "surrogates not allowed"),
+        ({"BACKEND": math}, "BACKEND is <module 'math'"),
+        ({"REQUESTS_PER_MINUTE": 10**400}, "REQUESTS_PER_MINUTE is 1000"),
+        (
+            {
+                "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
+                "OPTIONS": {"timeout_seconds": 1e308},
+            },
+            "timeout_seconds is 1e+308.",
+        ),
         (
             {
                 "BACKEND": "pgembed_django.providers.openai.OpenAIProvider",
@@ -186,6 +204,16 @@ def test_an_unusable_provider_is_named_with_value_and_remedy(settings, changes, 
     assert "PGEMBED_PROVIDERS['default']" in message.msg
     assert said in message.msg
     assert message.hint not in ("", message.msg)
+
+
+@pytest.mark.parametrize("alias", [1, None, ("default",)])
+def test_an_alias_that_is_no_string_is_named(settings, alias):
+    settings.PGEMBED_PROVIDERS = {"default": PROVIDER, alias: PROVIDER}
+
+    [message] = check_settings()
+
+    assert (message.id, message.hint) == ("pgembed.E003", "Name it by one.")
+    assert message.msg == f"PGEMBED_PROVIDERS[{alias!r}]: the alias is not a string."
 
 
 @pytest.mark.parametrize("value", [[PROVIDER], None, "default"])
