@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 def test_a_spec_that_is_not_there(start_worker, options):
     worker = start_worker(*options, "--specs", "app.Nothing")
 
-    assert_refused(worker, "No spec named 'app.Nothing'. There are: app.ArchivedEmbedding, ")
+    assert_refused(worker, "No spec named 'app.Nothing'. Did you mean 'app.NoteEmbedding'? There")
 
 
 def test_a_database_that_is_not_in_the_settings(start_worker):
