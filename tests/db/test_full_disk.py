@@ -239,7 +239,7 @@ def states() -> set[tuple[Any, ...]]:
         return set(cursor.fetchall())
 
 
-def test_a_worker_that_outlives_a_disk_that_is_full_for_longer_than_its_lease(
+def test_an_outage_longer_than_the_lease_is_no_crash(
     notes, told, full, connect
 ):
     outside = connect(autocommit=True)
