@@ -9,17 +9,26 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` at each such signal. Does nothing outside the main thread."""
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Call ``stop`` at each such signal. Does nothing outside the main thread.
+
+    Yields a function that sets the handlers again, if a project's code has replaced them.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
-    before = {
-        number: signal.signal(number, lambda *_: stop())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+
+    def handle(*_: object) -> None:
+        stop()
+
+    def handle_again() -> None:
+        for number in before:
+            if signal.getsignal(number) is not handle:
+                signal.signal(number, handle)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield handle_again
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

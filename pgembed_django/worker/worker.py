@@ -7,7 +7,7 @@ the maintenance, each on its own connection. If a maintenance thread dies, the w
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -69,13 +69,13 @@ class Worker:
         Raises:
             MaintenanceDied: a thread of the maintenance ended with an error.
         """
-        with stopped_by_signals(self.stop):
+        with stopped_by_signals(self.stop) as handle_signals_again:
             try:
                 loop = self._begin()
                 if loop is None:
                     return 0
                 try:
-                    self._go_round(loop)
+                    self._go_round(loop, handle_signals_again)
                 finally:
                     self._end(loop)
             finally:
@@ -202,9 +202,10 @@ class Worker:
         self.is_running = True
         return loop
 
-    def _go_round(self, loop: Loop) -> None:
+    def _go_round(self, loop: Loop, handle_signals_again: Callable[[], None]) -> None:
         while True:
             self.liveness.tick()
+            handle_signals_again()
             try:
                 if self._is_done(loop):
                     return

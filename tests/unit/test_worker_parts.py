@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import signal
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ from pgembed_django.worker.limits import MIB, Limits, brought
 from pgembed_django.worker.liveness import Liveness, Watchdog
 from pgembed_django.worker.serving import Answer, Server
 from pgembed_django.worker.sessions import Sessions
+from pgembed_django.worker.signals import stopped_by_signals
 from tests import played
 from tests.conftest import no_more_threads
 
@@ -278,3 +280,13 @@ def test_a_socket_in_the_file_system_needs_no_such_thing():
     with one, other:
         configuring.notice_silence(one.fileno())
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_a_signal_stops_a_worker_though_a_projects_code_has_replaced_the_handler():
+    asked = []
+    with stopped_by_signals(lambda: asked.append("stop")) as handle_again:
+        signal.signal(signal.SIGTERM, lambda *_: asked.append("the library's"))
+        handle_again()
+        signal.raise_signal(signal.SIGTERM)
+
+    assert asked == ["stop"]
