@@ -67,6 +67,10 @@ class Unreadable(Exception):
     """A row cannot be read: the code of its model or fields failed. Has the original message."""
 
 
+class ManagerFailed(DatabaseError):
+    """A model's base manager, which is a project's own, raised something: no row can be read."""
+
+
 class Harmed(DatabaseError):
     """The code of one of the rows has ended our transaction. Try fewer rows."""
 
@@ -81,7 +85,7 @@ class Fault(enum.Enum):
     PASSING = enum.auto()
     """Something else that is done to the database got in the way. Try the same again later."""
     SCHEMA = enum.auto()
-    """A spec's table is not as the statement expects, or this role may not use it."""
+    """A spec's table is not as expected, or this role or the model's manager refuses it."""
     OURS = enum.auto()
     """Likewise for one of our own tables: the worker cannot work on any spec."""
     VALUE = enum.auto()
@@ -152,6 +156,8 @@ def of(error: Exception) -> Fault:
     # Rollbacks, objects in use or not in the state that is needed, operators at work.
     if state.startswith(("40", "55", "57")) or _is_internal(error, EXCHANGED):
         return Fault.PASSING
+    if isinstance(error, ManagerFailed):
+        return Fault.SCHEMA
     if state.startswith(("3F", "42")):
         return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
     if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED or isinstance(error, Harmed):

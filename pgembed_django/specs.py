@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
-from django.db import router
+from django.db import DatabaseError, router
 from django.db.models import Field, Manager, Model, Q, QuerySet
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
-from pgembed_django import database, postgres
+from pgembed_django import database, faults, postgres
 from pgembed_django import text as texts
 from pgembed_django.chunkers import Chunker
 from pgembed_django.exceptions import did_you_mean
@@ -127,13 +127,29 @@ class Spec(Declaration):
 
         They are unordered, because the model's default order may join other tables.
         """
-        rows = self.model._base_manager.using(using).order_by()
+        rows = self.all_rows(using=using)
         if self.when:
             rows = rows.filter(self.when)
         if self.text:
             return rows  # a text method may read any column, and whatever the base manager joins
         rows = rows.select_related(None).prefetch_related(None)
         return rows if self.reads_whole_rows else rows.only("pk", *self.fields)
+
+    def all_rows(self, *, using: str | None = None) -> QuerySet[Any]:
+        """Return all rows that the base manager finds, unordered.
+
+        Raises:
+            ManagerFailed: a project's own manager raised something.
+        """
+        try:
+            return self.model._base_manager.using(using).order_by()
+        except DatabaseError:
+            raise
+        except BaseException as error:
+            if faults.is_interruption(error):
+                raise
+            what = f"The base manager of {self.model.__name__} raised {faults.described(error)}"
+            raise faults.ManagerFailed(what) from None
 
     def text_of(self, instance: Model) -> str:
         """Return the row's text, cleaned. Empty: there is nothing to embed.

@@ -175,8 +175,6 @@ class UserCode:
                 raise
             failure = faults.described(error)
         finally:
-            if os.getpid() != self._pid:
-                os._exit(1)  # The code has forked. There must be only one of this worker.
             _progress[thread] = Progress(time.monotonic(), None)
         if not self._only_values:
             self._put_right(failure)
@@ -186,7 +184,11 @@ class UserCode:
 
     def _run(self, function: Callable[[], T]) -> T:
         with self._apart():
-            result = function()
+            try:
+                result = function()
+            finally:
+                if os.getpid() != self._pid:
+                    os._exit(1)  # The code has forked. There must be only one of this worker.
             self._refuse_changes()
             return result
 

@@ -67,7 +67,7 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[
 
 def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
     """Return the last key of a page whose texts fit in one read, or None on the last page."""
-    rows = spec.model._base_manager.using(using)
+    rows = spec.all_rows(using=using)
     if after is not None:
         rows = rows.filter(pk__gt=after)
     keys = lengths.fitting(spec, rows, most=size)
@@ -75,9 +75,9 @@ def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
     return keys[-1] if is_cut else None
 
 
-def page_end(model: type[Model], key: str, after: Any, *, size: int, using: str) -> Any:
+def page_end(rows: QuerySet[Any], key: str, after: Any, *, size: int) -> Any:
     """Return the key that is ``size`` keys after ``after``, or None on the last page."""
-    keys = model._base_manager.using(using).order_by(key).values_list(key, flat=True)
+    keys = rows.order_by(key).values_list(key, flat=True)
     if after is not None:
         keys = keys.filter(**{f"{key}__gt": after})
     return next(iter(keys[size - 1 : size]), None)

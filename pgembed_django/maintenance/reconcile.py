@@ -208,11 +208,13 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
 def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple[Q, Any]:
     """Return (filter, last key) of the page after a key. The last key is None on the last page."""
     by_source = sweep == Lap.Sweep.ORPHANED
-    model, key = (spec.embedding_model, "source_id") if by_source else (spec.model, "pk")
+    key = "source_id" if by_source else "pk"
     if sweep == Lap.Sweep.STALE:
         end = gaps.text_page_end(spec, after, size=rows, using=using)
     else:
-        end = gaps.page_end(model, key, after, size=rows, using=using)
+        chunks = spec.embedding_model._base_manager.using(using)
+        walked = chunks if by_source else spec.all_rows(using=using)
+        end = gaps.page_end(walked, key, after, size=rows)
     page = Q() if after is None else Q(**{f"{key}__gt": after})
     if end is not None:
         page &= Q(**{f"{key}__lte": end})

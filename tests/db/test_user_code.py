@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import close_old_connections, connection, connections, transaction
+from django.db import close_old_connections, connection, connections, models, transaction
 from django.db.models.signals import post_init
 from django.utils import timezone, translation
 
@@ -22,7 +23,7 @@ from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.sources import asking
 from pgembed_django.user_code import SESSION, progress_of
-from tests.app.models import Product, ProductEmbedding
+from tests.app.models import Note, Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
 
 
@@ -153,8 +154,16 @@ HARMLESS: dict[str, Callable[[], Any]] = {
     "activate": lambda: (timezone.activate("Asia/Tokyo"), translation.activate("de")),
     "swallow": lambda: suppressed(lambda: run("SELECT 1 / 0")),
     "undo": lambda: (run("SET work_mem = '65kB'"), run("RESET work_mem")),
+    "fork": lambda: fork(),
     "write": lambda: Product.objects.filter(title="written").update(price=7),
 }
+
+
+def fork() -> None:
+    """What the child returns to must not go on as a second worker."""
+    pid = os.fork()
+    if pid:
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def suppressed(act: Callable[[], Any]) -> None:
@@ -277,6 +286,31 @@ def test_an_estimate_counts_the_rows_that_fail():
     [estimate] = Backfill(spec, using="default", where=()).estimates()
 
     assert (estimate.rows, estimate.errors) == (1, 1)
+
+
+@pytest.mark.django_db
+def test_a_base_manager_that_raises_sets_its_spec_aside(make_worker, monkeypatch):
+    class Refusing(models.Manager[Product]):
+        def get_queryset(self) -> models.QuerySet[Product]:
+            raise RuntimeError("No tenant is active.")
+
+    product, note = Product.objects.create(title="a"), Note.objects.create(body="b")
+    worker = make_worker()
+    manager = Refusing()
+    manager.model = Product
+    monkeypatch.setitem(vars(Product._meta), "base_manager", manager)
+
+    while worker.step():
+        pass
+    with chores.apart(specs.of(Product)[0], chore="reconcile", using="default"):
+        reconcile_deeply("app.ProductEmbedding")
+
+    found = Job.objects.values_list("source_pk", "status", "attempts").distinct()
+    assert set(found) == {(str(product.pk), "pending", 0), (str(note.pk), "succeeded", 0)}
+    [told] = {*worker.aside.reasons.values()}
+    assert told == (
+        "ManagerFailed: The base manager of Product raised RuntimeError: No tenant is active."
+    )
 
 
 CHARGED = ("status", "attempts", "crashes", "last_error")
