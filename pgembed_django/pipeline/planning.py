@@ -77,7 +77,7 @@ class Planning:
             if few[0] is not self._canceled:
                 self._canceled = few[0]  # perhaps by a person: it is not yet to blame
                 return self.step()
-            self.holding.retry(few[0], f"{type(error).__name__}: {error}")
+            self.holding.retry(few[0], f"{type(error).__name__}: {faults.said(error)}")
         for _ in few:  # only now: the database may have been lost before
             self._units.popleft()
         # Those whose texts there was no time to make.
@@ -132,7 +132,7 @@ class Planning:
                     self.aside.release(units)
                 case _ if len(units) == 1:
                     # A key of another type or a damaged value must not fail the others.
-                    self.holding.retry(units[0], f"{type(error).__name__}: {error}")
+                    self.holding.retry(units[0], f"{type(error).__name__}: {faults.said(error)}")
                 case _:
                     first, others = units[: len(units) // 2], units[len(units) // 2 :]
                     self._plan_or_release(spec, first, room=room)

@@ -158,10 +158,12 @@ class Staging:
                 case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
                     return self._write_some(write, spec, parts, is_again=True)
                 case _ if faults.is_nobodys(error):
-                    self.holding.put_off(parts[0][0], f"{type(error).__name__}: {error}")
+                    self.holding.put_off(
+                        parts[0][0], f"{type(error).__name__}: {faults.said(error)}"
+                    )
                 case fault:
                     # One unit's data is at fault. It must not stop the worker.
-                    self.holding.retry(parts[0][0], f"{type(error).__name__}: {error}")
+                    self.holding.retry(parts[0][0], f"{type(error).__name__}: {faults.said(error)}")
                     if fault is Fault.TOO_SLOW:
                         raise database.Busy from error  # the others later: it took long
             return []

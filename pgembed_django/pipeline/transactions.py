@@ -111,7 +111,7 @@ def store_whole(
             case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
                 # Canceled by a person, or while the table was altered: it is not yet to blame.
                 return store_whole(units, settings=settings, using=using, wait=wait, is_again=True)
-        ended = [(units[0], f"{type(error).__name__}: {error}")]
+        ended = [(units[0], f"{type(error).__name__}: {faults.said(error)}")]
         return Completion(put_off=ended) if faults.is_nobodys(error) else Completion(refused=ended)
     seconds = time.perf_counter() - started
     return Completion(ours, read_waited(), outdated, lost=held.lost, seconds=seconds)

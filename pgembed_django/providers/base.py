@@ -31,6 +31,9 @@ class Provider(Options, ABC):
     plain_text: Final = "hello"
     """A text that every model can embed: if it fails, the server is at fault, not the texts."""
 
+    quotes_no_text = False
+    """Whether the messages of its errors never hold a part of a text."""
+
     def __init__(
         self,
         *,
@@ -128,7 +131,7 @@ class Provider(Options, ABC):
         for cuts in range(cutting.MAX_CUTS + 1):
             prefixed = self.query_prefix + shortened
             try:
-                with raising.provider_errors(self):
+                with raising.provider_errors(self, texts=[text]):
                     answer = self.embed_query_batch([prefixed], timeout_seconds=timeout_seconds)
                     unit, faults = self.check(answer, count=1)
                 break
@@ -161,7 +164,7 @@ class Provider(Options, ABC):
         """
         if self.is_metered:
             self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
-        with raising.provider_errors(self):
+        with raising.provider_errors(self, texts=texts):
             answer = self.embed_batch([self.document_prefix + text for text in texts])
             return self.check(answer, count=len(texts))
 

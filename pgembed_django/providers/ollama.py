@@ -89,7 +89,7 @@ class OllamaProvider(ServerProvider):
                 if not isinstance(rows, list):
                     raise ProviderError(f"{self.base_url} answered without embeddings.")
                 return vectors.from_rows(rows, dimensions=self.dimensions)
-            self._confirm_one_by_one(answer, timeout_seconds)
+            self._confirm_one_by_one(answer, texts, timeout_seconds)
         rows = [self._embed_one(text, timeout_seconds) for text in texts]
         return vectors.from_rows(rows, dimensions=self.dimensions)
 
@@ -121,7 +121,9 @@ class OllamaProvider(ServerProvider):
     def _one_by_one(self) -> bool:
         return self.clock() < self._one_by_one_until
 
-    def _confirm_one_by_one(self, answer: Answer, timeout_seconds: float) -> None:
+    def _confirm_one_by_one(
+        self, answer: Answer, texts: Sequence[str], timeout_seconds: float
+    ) -> None:
         """Raise unless the server is really too old to have /api/embed.
 
         The 404 may also be temporary, from a proxy during a restart, or be due to a wrong address.
@@ -138,7 +140,7 @@ class OllamaProvider(ServerProvider):
             old = version < BATCHES_SINCE
         if not old:
             raise ProviderMisconfigured(
-                f"{self.base_url} has no /api/embed: {self._quote(answer, [])}. "
+                f"{self.base_url} has no /api/embed: {self._quote(answer, texts)}. "
                 "Is base_url, or OLLAMA_HOST, the address of an Ollama server?"
             )
         self._one_by_one_until = self.clock() + RECHECK_SECONDS

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING
 
 from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError
+from pgembed_django.providers import quoting
 from pgembed_django.text import clean
 from pgembed_django.threads import OurThread
 
@@ -18,15 +19,22 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def provider_errors(provider: object) -> Iterator[None]:
-    """Convert other errors to ``ProviderError``: a project's own provider may raise anything."""
+def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Convert other errors to ``ProviderError``: a project's own provider may raise anything.
+
+    Its messages quote none of the ``texts``, except very short ones.
+    """
     try:
         yield
     except ProviderError as error:
-        if faults.message(error) is None:
+        message = faults.message(error)
+        if message is None:
             # Of the same kind, so that an outage stays one.
             kind = next(k for k in type(error).__mro__ if k.__module__ == ProviderError.__module__)
             raise kind(f"{provider} raised {faults.name(error)}, which has no message.") from None
+        if texts and not provider.quotes_no_text:
+            texts = [text for text in texts if len(text) >= quoting.RUN]
+            error.args = (quoting.without(message[: quoting.READ], texts),)
         raise
     except BaseException as error:
         if _is_interruption(error):

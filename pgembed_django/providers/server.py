@@ -25,6 +25,8 @@ _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credenti
 class ServerProvider(Provider):
     """A provider over HTTP. A subclass implements ``embed_within``."""
 
+    quotes_no_text = True
+
     def __init__(
         self,
         *,

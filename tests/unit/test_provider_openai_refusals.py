@@ -205,3 +205,15 @@ def test_an_error_quotes_neither_the_text_nor_a_key(
     assert isinstance(refused, InputRefused)
     for secret in ("unguessable", "abcdef123", "diary", "words"):
         assert secret not in str(refused)
+
+
+@pytest.mark.parametrize("text", ["Anna", "my private diary of last summer"])
+@pytest.mark.parametrize("ask", ["embed_documents", "embed_query"])
+def test_an_error_quotes_no_part_of_a_text(make_provider: Make, text: str, ask: str):
+    provider = make_provider(document_prefix="passage: ", query_prefix="query: ")
+    echo = text[len(text) // 2 :] if len(text) > 8 else text
+    reply = played.reply({"error": {"message": f"cannot read '{echo}' for now"}}, 400)
+    provider.played.poison = lambda sent: reply if text in sent else None
+
+    with pytest.raises(InputRefused, match=r"cannot read '\[the text\]' for now"):
+        getattr(provider, ask)(text if ask == "embed_query" else [text])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
+import re
+import urllib.parse
 from collections.abc import Callable
 
 import numpy as np
@@ -204,6 +207,75 @@ def test_texts_are_not_quoted(echo: str):
 )
 def test_a_text_is_not_quoted_where_it_is_escaped(text: str, escape: Callable[[str], str]):
     assert "diary" not in quoting.quote(f"cannot take {escape(text)}", texts=[text])
+
+
+ESCAPES = [
+    *(str, repr, ascii, json.dumps, html.escape, urllib.parse.quote, urllib.parse.quote_plus),
+    *(lambda text: json.dumps(json.dumps(text)), lambda text: str(text.encode()), str.upper),
+    lambda text: "".join(f"&#{ord(one)};" for one in text),
+    lambda text: json.dumps({"input": [text]}, ensure_ascii=False),
+]
+
+
+@pytest.mark.parametrize("escape", ESCAPES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dear diary, today I met the doctor",
+        'Größe "42"\n\tist <b>privat</b> & C:\\temp\\neu 100% + mehr',
+        "今日は医者に会いました。これは秘密です",
+        "😀😀 emoji 😀 everywhere 😀😀",
+    ],
+)
+def test_no_part_of_a_text_is_quoted(text: str, escape: Callable[[str], str]):
+    for part in (text, text[len(text) // 2 :], text[3:-3], text[-9:]):
+        said = f"The input <{escape(part)}> is not valid."
+
+        quoted = quoting.quote(said, texts=["another", text])
+
+        before, found, after = quoted.partition("[the text]")
+        assert found
+        assert re.fullmatch(r"The input <(\W*input)?\W*[b+]?\W*(&#32;|%20)?", before)
+        assert re.fullmatch(r"\W*> is not valid\.", after)
+
+
+@given(text=st.text("abcλ☃😀 \n\t\"'&%", min_size=8), data=st.data())
+def test_no_run_of_eight_characters_is_quoted(text: str, data: st.DataObject):
+    start = data.draw(st.integers(0, len(text) - 8))
+    part = text[start : data.draw(st.integers(start + 8, len(text)))]
+    escape = data.draw(st.sampled_from(ESCAPES))
+
+    quoted = quoting.quote(f"0123456789 {escape(part)} 0123456789", texts=[text])
+
+    assert quoted.startswith("0123456789")
+    assert quoted.endswith("0123456789")
+    assert not [at for at in range(len(text) - 7) if text[at : at + 8] in quoted]
+
+
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        ("cannot embed 'Anna'", "cannot embed '[the text]'"),
+        ("cannot embed Anna", "cannot embed [the text]"),
+        ("cannot embed ANNA: Anna!", "cannot embed [the text]: [the text]!"),
+        ("Annabel is not Joanna", "Annabel is not Joanna"),
+    ],
+)
+def test_a_short_text_is_not_quoted_as_a_whole(words: str, quoted: str):
+    assert quoting.quote(words, texts=["Anna", "", " ", "-", ":"]) == quoted
+
+
+def test_the_words_that_servers_use_stay():
+    said = "This model's maximum context length is 512 tokens, however you requested 812 tokens."
+    text = "The docs say that the maximum context length is too short, however you try."
+
+    assert quoting.quote(said, texts=[text, "input", "tokens"]) == said
+
+
+def test_a_text_is_not_quoted_whatever_its_length():
+    text = " ".join(f"word{number}" for number in range(20_000))
+
+    assert quoting.quote(f"got {text[100_000:]}", texts=[text]) == "got [the text]"
 
 
 def test_validation_errors_are_not_quoted_whole_behind_a_byte_order_mark():

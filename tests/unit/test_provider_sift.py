@@ -282,6 +282,27 @@ def test_whatever_a_provider_raises_is_charged_to_the_text_that_it_raises_for():
     assert "bad text" not in str(outcomes[7])
 
 
+class Echoing(DeterministicProvider):
+    """Quotes what it was sent in errors of ours, as a server does behind a library."""
+
+    def embed_batch(self, texts):
+        if any("diary" in text for text in texts):
+            raise InputRefused(f"cannot embed {texts[0][len(texts[0]) // 2 :]!r}")
+        return super().embed_batch(texts)
+
+
+def test_an_error_of_a_provider_of_the_users_own_quotes_no_text_either():
+    provider = Echoing(alias="mine", model="m", dimensions=8, document_prefix="passage: ")
+    text = "my private diary of last summer"
+
+    [outcome] = provider.embed_each([text])
+    with pytest.raises(InputRefused) as raised:
+        provider.embed_query(text)
+
+    assert str(outcome) == str(raised.value) == "cannot embed '[the text]'"
+    assert isinstance(outcome, InputRefused)
+
+
 class Panic(BaseException):
     """What a tokenizer written in Rust raises is no ``Exception``."""
 
