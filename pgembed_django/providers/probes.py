@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -117,10 +117,15 @@ def look(provider: Provider) -> Probe:
 def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:
     """Probe a provider. If it works, time batches of up to its ``batch_size``."""
     probe = look(provider)
-    if not probe.ok:
-        return Report(probe=probe)
-    sizes = sorted({min(size, provider.batch_size) for size in BATCHES})
-    return Report(probe=probe, timings=tuple(_time(provider, size, clock) for size in sizes))
+    return Report(probe=probe, timings=tuple(timings(provider, clock=clock) if probe.ok else ()))
+
+
+def timings(
+    provider: Provider, *, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Timing]:
+    """Time batches of up to a provider's ``batch_size``, and yield each when it has ended."""
+    for size in sorted({min(size, provider.batch_size) for size in BATCHES}):
+        yield _time(provider, size, clock)
 
 
 def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:

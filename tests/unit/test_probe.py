@@ -73,6 +73,23 @@ def test_a_provider_that_is_well_is_described(serve):
     assert problems() == []
 
 
+def test_each_finding_is_written_before_the_next_is_made(serve):
+    server, out, written = serve(), io.StringIO(), []
+
+    def embed(seen: played.Seen) -> played.Reply:
+        written.append(out.getvalue().splitlines())
+        return played.Ollama.embed(server, seen)
+
+    server.embed = embed
+
+    call_command("embed_probe", stdout=out)
+
+    word, one, eight, _ = written
+    assert word == ["played (provider 'default')"]
+    assert one[-1].split() == ["first", "word:", one[-1].split()[2], "ms"]
+    assert eight[-1].strip().startswith("batch of 1:")
+
+
 def test_no_batch_is_larger_than_the_provider_allows(serve):
     server = serve(OPTIONS={"batch_size": 8})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -9,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, providers
 from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
-from pgembed_django.providers import Report
+from pgembed_django.providers import Provider, Report, probes
 
 
 class Command(StoppableCommand):
@@ -38,35 +39,43 @@ class Command(StoppableCommand):
             raise CommandError(str(error), returncode=CANNOT_START) from error
         unwell = []
         for alias, provider in asked.items():
-            report = providers.report(provider)
-            self._write(str(provider), report)
-            if not report.ok:
+            if not self._is_well(provider):
                 unwell.append(alias)
         if unwell:
             raise CommandError(f"Not well: {', '.join(unwell)}.", returncode=1)
 
-    def _write(self, name: str, report: Report) -> None:
-        probe = report.probe
-        self.stdout.write(self.style.MIGRATE_HEADING(name))
-        rows: list[tuple[str, object]] = [
-            ("reachable", "yes" if probe.reachable else "no"),
-            ("model", {True: "present", False: "missing", None: "unknown"}[probe.model_present]),
-            ("width", probe.width or "unknown"),
-            ("digest", probe.digest or "not told"),
-            ("first word", f"{probe.seconds * 1000:.0f} ms"),
-        ]
-        rows += [
-            (
-                f"batch of {timing.batch_size}",
-                timing.message
-                if timing.milliseconds_per_text is None
-                else f"{timing.milliseconds_per_text:.1f} ms per text",
-            )
-            for timing in report.timings
-        ]
-        if report.recommended_batch_size:
-            rows.append(("recommended batch_size", report.recommended_batch_size))
-        for label, value in rows:
-            self.stdout.write(f"  {label + ':':<24}{value}")
-        if probe.message:
+    def _is_well(self, provider: Provider) -> bool:
+        """Probe a provider, and write each finding as soon as it is made."""
+        self.stdout.write(self.style.MIGRATE_HEADING(str(provider)))
+        self._flush()
+        probe = provider.probe()
+        self._write("reachable", "yes" if probe.reachable else "no")
+        self._write(
+            "model", {True: "present", False: "missing", None: "unknown"}[probe.model_present]
+        )
+        self._write("width", probe.width or "unknown")
+        self._write("digest", probe.digest or "not told")
+        self._write("first word", f"{probe.seconds * 1000:.0f} ms")
+        if not probe.ok:
             self.stdout.write(self.style.ERROR(f"  {probe.message}"))
+            return False
+        timings = []
+        for timing in probes.timings(provider):
+            timings.append(timing)
+            each = timing.milliseconds_per_text
+            self._write(
+                f"batch of {timing.batch_size}",
+                timing.message if each is None else f"{each:.1f} ms per text",
+            )
+        report = Report(probe=probe, timings=tuple(timings))
+        if report.recommended_batch_size:
+            self._write("recommended batch_size", report.recommended_batch_size)
+        return report.ok
+
+    def _write(self, label: str, value: object) -> None:
+        self.stdout.write(f"  {label + ':':<24}{value}")
+        self._flush()
+
+    def _flush(self) -> None:
+        with suppress(BrokenPipeError):  # nobody reads it, but the exit status may still be
+            self.stdout.flush()
