@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import os
 import re
 import signal
 import threading
@@ -117,6 +118,18 @@ def is_interruption(error: BaseException) -> bool:
     # A statement of the code: what is thrown into it comes between two, or in a call.
     code, at = trace[-1]
     return dis.opname[code.co_code[at]] != "RAISE_VARARGS"
+
+
+def is_at_a_limit(error: BaseException) -> bool:
+    """Return whether this process can open no file or start no thread, so other rows fail too."""
+    try:
+        if isinstance(error, OSError):
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        elif type(error) is RuntimeError:
+            OurThread(target=int, daemon=True).start()
+    except (OSError, RuntimeError):
+        return True
+    return False
 
 
 def described(error: BaseException) -> str:

@@ -171,7 +171,9 @@ class UserCode:
             failure = str(error)
         except BaseException as error:
             # Whatever the code raises is the error of its row.
-            if faults.is_interruption(error) or self._is_of_the_database(error):
+            if faults.is_interruption(error) or faults.is_at_a_limit(error):
+                raise
+            if self._is_of_the_database(error):
                 raise
             failure = faults.described(error)
         finally:

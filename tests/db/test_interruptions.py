@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from django.core.management import call_command
@@ -101,6 +103,42 @@ def test_what_a_signals_handler_raises_in_a_text_method_ends_the_drain(drain, ti
     drain(lambda: signal.raise_signal(time_limit), expecting=TimeIsUp)
 
     assert_that_nobody_was_charged()
+
+
+def open_a_file() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    Path(os.devnull).read_bytes()
+
+
+def start_a_thread() -> None:
+    threading.stack_size(2**47)  # no address space has room for it
+    threading.Thread(target=int).start()
+
+
+@pytest.mark.parametrize(("act", "error"), [(open_a_file, OSError), (start_a_thread, RuntimeError)])
+def test_a_process_at_a_limit_of_its_system_ends_the_drain(drain, act, error):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        drain(act, expecting=error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        threading.stack_size(0)
+
+    assert_that_nobody_was_charged()
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many"), RuntimeError("can't start")])
+def test_what_only_looks_like_a_limit_is_charged(monkeypatch, error):
+    def pitch(product: Product) -> str:
+        raise error
+
+    monkeypatch.setattr(Product, "pitch", pitch)
+    Product.objects.create(title="a")
+
+    call_command("embed_worker", drain=True, verbosity=0)
+
+    assert Job.objects.get(spec="app.ProductEmbedding").attempts == 1
 
 
 def test_what_is_thrown_into_a_text_method_ends_the_drain(drain):
