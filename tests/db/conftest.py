@@ -7,12 +7,13 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.db import OperationalError, connection
 from django.test import Client
 
 from pgembed_django import conf, jobs, spaces, specs
@@ -239,3 +240,20 @@ def swap(declare, run_jobs) -> Space:
     _, building = spaces.ensure(specs.get("app.NoteEmbedding"), using="default")
     Moody.asked.clear()
     return building
+
+
+@contextmanager
+def lock_refusals() -> Iterator[list[str]]:
+    """Return the statements that meanwhile gave up waiting for a lock."""
+    refused: list[str] = []
+
+    def note(execute: Callable[..., Any], statement: Any, *rest: Any) -> Any:
+        try:
+            return execute(statement, *rest)
+        except OperationalError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                refused.append(str(statement))
+            raise
+
+    with connection.execute_wrapper(note):
+        yield refused
