@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from concurrent.futures import Future
 from datetime import timedelta
 from itertools import islice
@@ -20,6 +19,7 @@ from pgembed_django.status import covering
 from pgembed_django.worker.presence import Presence
 from tests.app.models import Article, ArticleComment, Note
 from tests.db.conftest import Writer, backend_pid, claim
+from tests.db.test_plans import assert_bounded, nodes_of
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
@@ -209,7 +209,7 @@ def test_changes_that_wait_for_long_are_late_or_stuck(look, make_article, run_jo
 
     backdate(90, status="pending")
     assert look().verdict.state == "degraded"
-    assert 89 < look().oldest_change_seconds < 100
+    assert 90 <= look().oldest_change_seconds < 900
 
     backdate(900, status="pending")
     assert look().verdict.state == "stalled"
@@ -809,29 +809,17 @@ def million(spec: specs.Spec) -> None:
         cursor.execute("ANALYZE app_articleembedding")
 
 
-def database_milliseconds(read: Any) -> tuple[float, int]:
-    """Return the time of the fastest of a few readings, and the number of their queries."""
-    times, queries = [], 0
-    for _ in range(3):
-        with CaptureQueriesContext(connection) as captured:
-            start = time.perf_counter()
-            read()
-            times.append((time.perf_counter() - start) * 1000)
-        queries = len(captured)
-    return min(times), queries
-
-
 # What is rolled back leaves large files and statistics behind: a flush does not.
 @pytest.mark.django_db(transaction=True)
-def test_a_million_jobs_cost_few_queries_and_milliseconds_and_are_never_read_whole(million):
+def test_a_million_jobs_cost_few_queries_and_are_never_read_whole(million):
     def read() -> None:
         status.overview(using="default")
         status.failure_kinds(using="default")
 
-    milliseconds, queries = database_milliseconds(read)
-
-    assert queries <= 11  # eight that read, one of them in a transaction that gives way
-    assert milliseconds < 300
+    with CaptureQueriesContext(connection) as queries:
+        read()
+    assert len(queries) <= 11  # eight that read, one of them in a transaction that gives way
+    assert_bounded(nodes_of(read), 20_000)
 
     overview = status.overview(using="default")
     [found] = [one for one in overview.specs if one.key == KEY]
