@@ -124,6 +124,12 @@ class Settings:
     hnsw_ef_search: int = 200
     """HNSW: candidates that a search examines, at least. pgvector allows up to 1,000."""
 
+    canary_seconds: float = 300
+    """How long a provider's model counts as recognized, while its connections last. Zero: for ever.
+
+    A few fixed texts are embedded to recognize it.
+    """
+
     retired_seconds: float = 86_400
     """How long a retired space keeps its vectors, so that a rollback to it is quick."""
 

@@ -218,6 +218,10 @@ SPACE_HELD_UP = _event(
     "Too many failed rows are missing in %(space)s to search it: %(count)d. Mend and retry them, "
     "dismiss them, or run manage.py embed_spaces activate %(number)s",
 )
+MODEL_EXCHANGED = _event(
+    "model_exchanged", ERROR, "Nothing is embedded in %(space)s of %(spec)s: %(error)s"
+)
+MODEL_BACK = _event("model_back", INFO, "The model of %(space)s of %(spec)s is back")
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
 TRIGGERS_AMISS = _event(
     "triggers_amiss",

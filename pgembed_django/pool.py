@@ -9,9 +9,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.base import Embedded, Provider, Vectors
+from pgembed_django.providers.canary import Known
 from pgembed_django.providers.lost import LostProvider
 from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
 from pgembed_django.providers.sift import Suspected
@@ -28,6 +30,18 @@ BY_HAND_SECONDS = 5.0
 
 PATIENCE_SECONDS = 3.0
 """How long to hold units while their provider's quota is used up."""
+
+
+@dataclass(slots=True, eq=False)
+class Sight:
+    """What the model behind a request is compared with, and what it has made of the known texts."""
+
+    known: Sequence[Known | None]
+    """For each text what its space's model is recognized by. None: nothing yet."""
+    seconds: float
+    """How long the model behind a connection counts as recognized."""
+    vectors: Vectors | None = None
+    """Set by the thread that asks."""
 
 
 def outage_of(request: Future[Outcomes]) -> ProviderUnavailable | None:
@@ -120,13 +134,23 @@ class Pool:
         is_rested = self._pause_seconds >= MAX_PAUSE_SECONDS
         return ProviderUnavailable if is_rested else ProviderMisconfigured
 
-    def submit(self, texts: Sequence[str], *, exclusively: bool = False) -> Future[Outcomes]:
-        """Start one request. ``exclusively``: after a plain word, with no other in flight."""
-        return self._start(texts, ask_first=exclusively, is_exclusive=exclusively)
+    def submit(
+        self,
+        texts: Sequence[str],
+        *,
+        sight: Sight | None = None,
+        exclusively: bool = False,
+    ) -> Future[Outcomes]:
+        """Start one request. ``exclusively``: after a plain word, with no other in flight.
+
+        ``sight``: compare the model that answers with those of the texts' spaces. The outcome of
+        a text whose space has another one is ``AnotherModel``.
+        """
+        return self._start(texts, sight, ask_first=exclusively, is_exclusive=exclusively)
 
     def probe(self) -> Future[Outcomes]:
         """Start a request for only a plain word."""
-        return self._start([], ask_first=True, is_exclusive=False)
+        return self._start([], None, ask_first=True, is_exclusive=False)
 
     def ended(self, future: Future[Outcomes]) -> bool:
         """Note a request's end. An outage pauses the provider. Any other result ends its outage.
@@ -157,15 +181,42 @@ class Pool:
         self._executor.shutdown(wait=False)
 
     def _start(
-        self, texts: Sequence[str], *, ask_first: bool, is_exclusive: bool
+        self,
+        texts: Sequence[str],
+        sight: Sight | None,
+        *,
+        ask_first: bool,
+        is_exclusive: bool,
     ) -> Future[Outcomes]:
         self.in_flight += 1
         self._is_exclusive = is_exclusive
         future = self._executor.submit(
-            self.provider.embed_each, texts, ask_first=ask_first, suspected=self._suspected
+            self._embed, texts, sight, ask_first=ask_first, suspected=self._suspected
         )
         future.add_done_callback(lambda _: self._wake())
         return future
+
+    def _embed(
+        self,
+        texts: Sequence[str],
+        sight: Sight | None,
+        *,
+        ask_first: bool,
+        suspected: Suspected,
+    ) -> Outcomes:
+        """Run in a thread: embed texts, then see whether the model is the one of their spaces."""
+        outcomes = self.provider.embed_each(texts, ask_first=ask_first, suspected=suspected)
+        if sight is None or not any(isinstance(outcome, Embedded) for outcome in outcomes):
+            return outcomes
+        sight.vectors, strangers = self.provider.canary.look(
+            {one for one in sight.known if one is not None},
+            seconds=sight.seconds,
+            is_to_be_known=None in sight.known,
+        )
+        return [
+            strangers.get(one, outcome) if one is not None else outcome
+            for one, outcome in zip(sight.known, outcomes, strict=True)
+        ]
 
     def _pause(self, error: ProviderUnavailable) -> None:
         """Pause after an outage: twice as long each time, or as long as the server asks."""

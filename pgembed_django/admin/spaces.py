@@ -37,6 +37,7 @@ class SpaceAdmin(ReadOnlyAdmin[Space]):
             _("Model"),
             {"fields": ("provider", "backend", "model", "model_digest", "dimensions")},
         ),
+        (_("Recognized"), {"fields": ("model_facts", "canary_at", "exchanged", "exchanged_at")}),
         (_("Text"), {"fields": ("document_prefix", "query_prefix")}),
         (_("Identity"), {"fields": ("fingerprint", "options_text")}),
     )

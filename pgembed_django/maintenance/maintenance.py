@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, database, events, jobs, rollups, spaces, specs
-from pgembed_django.maintenance import backfill, laps, reconcile, renaming, retired
+from pgembed_django.maintenance import backfill, laps, recognizing, reconcile, renaming, retired
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
@@ -56,6 +56,7 @@ class Maintenance:
         self.using = using
         self.settings = settings
         self._quiet_seconds = math.inf
+        self._has_recognized = False
         self._compared_in_turn = itertools.cycle(worked_on.values())
         self._filling = Filling(using=using, reconcile_seconds=settings.reconcile_seconds)
         is_reconciling = settings.reconcile_seconds > 0
@@ -191,12 +192,20 @@ class Maintenance:
         return 0
 
     def open_spaces(self) -> int:
-        """Open missing spaces. Ask the servers for their models' digests: a tag may have moved."""
+        """Open missing spaces. Ask the servers for their models' digests: a tag may have moved.
+
+        At first also compare all models with what their spaces know of them, later only those that
+        were exchanged.
+        """
         live: list[Space] = []
         for spec in self.specs.values():
             with apart(spec, chore="open_spaces", using=self.using):
                 live += spaces.ensure(spec, using=self.using)
         spaces.ask_for_weights(live)
+        for spec in self.specs.values():
+            with apart(spec, chore="open_spaces", using=self.using):
+                recognizing.recognize(spec, using=self.using, only_exchanged=self._has_recognized)
+        self._has_recognized = True
         return 0
 
     def build(self) -> int:

@@ -190,6 +190,11 @@ class Migration(migrations.Migration):
                 ('activated_at', models.DateTimeField(blank=True, null=True)),
                 ('retired_at', models.DateTimeField(blank=True, null=True)),
                 ('pruned_at', models.DateTimeField(blank=True, null=True)),
+                ('canary', models.BinaryField(help_text="Its model's vectors of a few fixed texts, to recognize it by.", null=True)),
+                ('canary_at', models.DateTimeField(blank=True, help_text='When the model was last recognized.', null=True)),
+                ('model_facts', models.TextField(blank=True, db_default='', help_text='What the server told about the model at first.')),
+                ('exchanged', models.TextField(blank=True, db_default='', help_text='How it was seen that the model is another one now.')),
+                ('exchanged_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
                 'verbose_name': 'space',

@@ -43,6 +43,20 @@ class Space(NotFromFixtures):
     retired_at = models.DateTimeField(null=True, blank=True)
     pruned_at = models.DateTimeField(null=True, blank=True)
 
+    canary = models.BinaryField(
+        null=True, help_text=_("Its model's vectors of a few fixed texts, to recognize it by.")
+    )
+    canary_at = models.DateTimeField(
+        null=True, blank=True, help_text=_("When the model was last recognized.")
+    )
+    model_facts = models.TextField(
+        db_default="", blank=True, help_text=_("What the server told about the model at first.")
+    )
+    exchanged = models.TextField(
+        db_default="", blank=True, help_text=_("How it was seen that the model is another one now.")
+    )
+    exchanged_at = models.DateTimeField(null=True, blank=True)
+
     class Meta:
         verbose_name = _("space")
         verbose_name_plural = _("spaces")

@@ -15,9 +15,13 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
-from pgembed_django.pool import Pool
+from pgembed_django.pool import Pool, Sight
 from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.providers.canary import AnotherModel, Known, is_alike
 from pgembed_django.providers.lost import LostProvider
+
+RECOGNIZED_SECONDS = 30.0
+"""How often to note that a space's model was recognized."""
 
 
 class Embedding:
@@ -43,6 +47,8 @@ class Embedding:
         self._pools: dict[int, Pool] = {}
         self._queues: dict[Pool, deque[Wanted]] = {}
         self._batches: list[Batch] = []
+        self._known: dict[int, Known | None] = {}
+        self._recognized_at: dict[int, float] = {}
 
     @property
     def queued(self) -> int:
@@ -96,6 +102,7 @@ class Embedding:
     def follow(self, live: Live) -> None:
         """Keep the pools of the live spaces, and tell them who has paused their providers."""
         kept = {space.pk: self.pool(space) for space in live}
+        self._known = {space.pk: spaces.known_of(space) for space in live}
         for space in live:
             provider = spaces.provider_of_texts(space)
             if kept[space.pk].is_lost != isinstance(provider, LostProvider):
@@ -128,6 +135,7 @@ class Embedding:
         """Hand answers to their units. Return whether there were any."""
         done = [batch for batch in self._batches if batch.future.done()]
         for batch in done:
+            self._learn(batch)  # before it is let go: this may lose the database
             self._batches.remove(batch)
             self._hand_out(batch)
         if self.failing.parts:
@@ -199,8 +207,12 @@ class Embedding:
         is_doubtful = wanted[0].unit.is_doubtful
         if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, wanted):
             return False
-        future = pool.submit([one.chunk.text for one in wanted], exclusively=is_doubtful)
-        self._batches.append(Batch(pool, wanted, future, self._clock()))
+        sight = None
+        if seconds := self.holding.settings.canary_seconds:
+            sight = Sight([self._known.get(one.part.space.pk) for one in wanted], seconds)
+        texts = [one.chunk.text for one in wanted]
+        future = pool.submit(texts, sight=sight, exclusively=is_doubtful)
+        self._batches.append(Batch(pool, wanted, future, self._clock(), sight))
         return True
 
     def _hand_out(self, batch: Batch) -> None:
@@ -219,5 +231,45 @@ class Embedding:
             else:
                 self.failing.add(Failure(unit, part, batch.pool, outcome))
         batches.tell(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
-        # Last: this may lose the database, and by now the answers are handed out.
+        # Last: these may lose the database, and by now the answers are handed out.
+        self._note_models(batch)
         self._rationing.pay_up(batch.pool)
+
+    def _learn(self, batch: Batch) -> None:
+        """Let spaces know their models. What another model has made meanwhile is asked again."""
+        if batch.sight is None or batch.sight.vectors is None:
+            return
+        vectors, outcomes = batch.sight.vectors, batch.future.result()
+        for index, one in enumerate(batch.wanted):
+            space = one.part.space
+            if batch.sight.known[index] is not None or not isinstance(outcomes[index], Embedded):
+                continue
+            if self._known.get(space.pk) is None:
+                facts = batch.pool.provider.canary.facts
+                self._known[space.pk] = spaces.learn(
+                    space, vectors, facts=facts, using=self.holding.using
+                )
+            known = self._known[space.pk]
+            if known is not None and not is_alike(known, vectors):
+                outcomes[index] = ProviderUnavailable(f"{known.space} has met another model.")
+
+    def _note_models(self, batch: Batch) -> None:
+        """Note for all processes whether the spaces of a batch have met their models."""
+        if batch.sight is None:
+            return
+        using, provider = self.holding.using, batch.pool.provider
+        seen = {
+            one.part.space: outcome
+            for one, outcome in zip(batch.wanted, batches.outcomes(batch), strict=True)
+            if isinstance(outcome, Embedded | AnotherModel)
+        }
+        for space, outcome in seen.items():
+            if isinstance(outcome, AnotherModel):
+                spaces.note_exchange(space, outcome, using=using)
+                self._pools[space.pk] = self._pool_for(spaces.provider_of_texts(space))
+                continue
+            at = provider.canary.recognized_at
+            if at - self._recognized_at.get(space.pk, float("-inf")) >= RECOGNIZED_SECONDS:
+                self._recognized_at[space.pk] = at
+                seconds = provider.clock() - at
+                spaces.note_recognized(space, seconds_ago=seconds, using=using)

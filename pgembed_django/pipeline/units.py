@@ -14,7 +14,7 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.plan import Plan
-from pgembed_django.pool import Outcomes, Pool
+from pgembed_django.pool import Outcomes, Pool, Sight
 from pgembed_django.providers.base import Embedded
 from pgembed_django.spaces import LiveState
 from pgembed_django.specs import Spec
@@ -137,6 +137,7 @@ class Batch:
     wanted: list[Wanted]
     future: Future[Outcomes]
     started: float
+    sight: Sight | None = None
 
 
 class Failure(NamedTuple):

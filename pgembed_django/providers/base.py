@@ -11,6 +11,7 @@ import numpy as np
 
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import cutting, probes, raising, vectors
+from pgembed_django.providers.canary import Canary
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
 from pgembed_django.providers.probes import Probe
@@ -72,6 +73,7 @@ class Provider(Options, ABC):
         self.is_metered = False
         """Whether to count ``sent``. Off by default, because counting tokens takes time."""
         self._meter = Meter()
+        self.canary = Canary(self)
 
     @abstractmethod
     def embed_batch(self, texts: Sequence[str]) -> Vectors:
@@ -181,6 +183,18 @@ class Provider(Options, ABC):
                 another model, so every outage would open a new space.
         """
         return None
+
+    def model_facts(self) -> str:
+        """Return what the server tells about its model, for people. It may change at any time."""
+        return self.told_digest or ""
+
+    @property
+    def connection(self) -> object | None:
+        """What this thread's last answer came over. Another object: perhaps of another server.
+
+        None: unknown. A model in this process stays the same, so it is the provider itself.
+        """
+        return self
 
     @classmethod
     def backend_path(cls) -> str:

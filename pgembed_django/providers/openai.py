@@ -15,15 +15,19 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
-from pgembed_django.providers import vectors
+from pgembed_django.providers import quoting, vectors
 from pgembed_django.providers.server import ServerProvider
 from pgembed_django.providers.vectors import Vectors
+from pgembed_django.text import clean
 
 DEFAULT_URL: Final = "https://api.openai.com/v1"
 _ENCODING: Final = re.compile(r"encoding[_ ]format|base64", re.IGNORECASE)
 
 RECHECK_SECONDS: Final = 3600.0
 """How long to remember which encoding a server accepts, after it refused one."""
+
+FACTS: Final = ("id", "root", "size", "n_params", "n_embd", "n_vocab", "max_model_len")
+"""What /models tells that differs between models: of any server, of llama.cpp's, of vLLM's."""
 
 Encoding = Literal["base64", "float"] | None
 ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
@@ -92,6 +96,19 @@ class OpenAIProvider(ServerProvider):
             self._learnt, self._learnt_until = encoding, self.clock() + RECHECK_SECONDS
         return self.vectors_of(value)
 
+    def model_facts(self) -> str:
+        # Only for people, not a digest: servers tell more after an upgrade, or less behind a proxy.
+        answer = self.ask("GET", "/models", timeout_seconds=self.query_timeout_seconds)
+        value = answer.json() if answer.status == 200 else None
+        models = value.get("data") if isinstance(value, dict) else None
+        models = [one for one in models or () if isinstance(one, dict)]
+        named = [one for one in models if one.get("id") == self.model] or models
+        if len(named) != 1:
+            return ""
+        told = {**named[0], **_mapping(named[0].get("meta"))}
+        facts = [f"{name} {told[name]}" for name in FACTS if isinstance(told.get(name), str | int)]
+        return clean(quoting.quote(", ".join(facts)))
+
     def _encodings(self) -> Sequence[Encoding]:
         """Return the encodings to try, in order: each if the server refuses the one before."""
         if self._encoding_format != "auto":
@@ -148,3 +165,7 @@ class OpenAIProvider(ServerProvider):
         except (binascii.Error, ValueError):
             # Not chained: its message contains the vector.
             raise ProviderError(f"{self.base_url} answered with invalid base64.") from None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

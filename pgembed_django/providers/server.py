@@ -75,6 +75,10 @@ class ServerProvider(Provider):
             texts, timeout_seconds=timeout_seconds or self.query_timeout_seconds
         )
 
+    @property
+    def connection(self) -> object | None:
+        return self._wire.connection
+
     def close(self) -> None:
         self._wire.close()
 

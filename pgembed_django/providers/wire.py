@@ -119,6 +119,11 @@ class Wire:
             "Set base_url to where the server is."
         )
 
+    @property
+    def connection(self) -> object | None:
+        """The socket that this thread's last answer came over. None: it is closed already."""
+        return getattr(self._local, "socket", None)
+
     def _send(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
         for is_last in (False, True):
             try:
@@ -150,6 +155,8 @@ class Wire:
                 stream=True,
             )
             with response:
+                connection = getattr(response.raw, "connection", None)
+                self._local.socket = getattr(connection, "sock", None)
                 content = self._read(response)
         except requests.ConnectTimeout:
             raise ProviderUnavailable(

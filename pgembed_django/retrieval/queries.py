@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import Future, wait
+from datetime import datetime
 from typing import NamedTuple
 
 from pgembed_django import conf, events, spaces
@@ -22,6 +23,7 @@ from pgembed_django.exceptions import (
 from pgembed_django.models import Space
 from pgembed_django.providers import raising
 from pgembed_django.providers.base import Vector
+from pgembed_django.providers.canary import AnotherModel, Known
 from pgembed_django.text import clean
 from pgembed_django.threads import Threads
 
@@ -30,8 +32,11 @@ THREADS = 8
 REST_SECONDS = 5.0
 """How long not to ask a provider that did not answer, so that searches do not wait for it."""
 
-Key = tuple[str, str]
-"""What a vector depends on: a space's fingerprint and a text."""
+Key = tuple[str, datetime | None, str]
+"""What a vector depends on: a space's fingerprint, when its model was last exchanged, and a text.
+
+Just before that, another model may have answered.
+"""
 
 Server = tuple[str, str]
 """Which server is asked: the alias of a provider, and the fingerprint of one of its spaces.
@@ -79,6 +84,7 @@ class QueryVectors:
         """Start empty and without threads. Also called after a fork, which copies no threads."""
         self._lock = threading.Lock()
         self._kept: OrderedDict[Key, Vector] = OrderedDict()
+        self._known: dict[tuple[str | None, int], Known] = {}
         self._coming: dict[tuple[Server, str], Future[Vector]] = {}
         self._resting: dict[Server, float] = {}
         self._threads: Threads | None = None
@@ -90,8 +96,9 @@ class QueryVectors:
 
     def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
         """Return the cached vector, the request already in flight, or a new one."""
-        key = (space.fingerprint, text)
+        key = _key(space, text)
         server = _server(space)
+        known = None if key in self._kept else self._known_of(space)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -104,10 +111,17 @@ class QueryVectors:
                 return _failed(ProviderUnavailable("PGEMBED_QUERY_SECONDS is 0."))
             if self._threads is None:
                 self._threads = Threads(THREADS, name="pgembed-query")
-            answer = self._threads.submit(self._embed, space, text, seconds)
+            answer = self._threads.submit(self._embed, space, known, text, seconds)
             self._coming[server, text] = answer
         answer.add_done_callback(lambda done: self._arrived(space, text, done))
         return answer
+
+    def _known_of(self, space: Space) -> Known | None:
+        """Return what a space's model is recognized by. It is read once, since it never changes."""
+        place = space._state.db, space.pk
+        if place not in self._known and (known := spaces.known_of(space)):
+            self._known[place] = known
+        return self._known.get(place)
 
     def clear(self) -> None:
         """Forget all vectors, and which providers did not answer."""
@@ -128,15 +142,15 @@ class QueryVectors:
         message = clean(str(error))
         events.tell(events.QUERY_NOT_EMBEDDED, model=space.model, error=message)
 
-    def _embed(self, space: Space, text: str, seconds: float) -> Vector:
-        """Embed a query. Runs in a thread."""
+    def _embed(self, space: Space, known: Known | None, text: str, seconds: float) -> Vector:
+        """Embed a query, and see whether the model is the space's. Runs in a thread."""
         try:
-            return self._embedded(space, text, seconds)
+            return self._embedded(space, known, text, seconds)
         except ProviderError as error:
             self.failed(space, error)
             raise
 
-    def _embedded(self, space: Space, text: str, seconds: float) -> Vector:
+    def _embedded(self, space: Space, known: Known | None, text: str, seconds: float) -> Vector:
         spaces.ask_for_weights([space])
         provider = spaces.provider_of_texts(space)
         # A user's class may override embed_query, and raise or return anything.
@@ -145,6 +159,10 @@ class QueryVectors:
             unit, [fault] = provider.check([found], count=1)
         if fault:
             raise ProviderError(f"{provider} answered {fault} for the query.")
+        if known is not None:
+            look = provider.canary.look([known], seconds=conf.current().canary_seconds)
+            if known in look.strangers:
+                raise look.strangers[known]
         vector: Vector = unit[0]
         return vector
 
@@ -157,9 +175,11 @@ class QueryVectors:
             del self._coming[server, text]
             if done.exception() is None:
                 self._resting.pop(server, None)
-                self._kept[space.fingerprint, text] = done.result()
+                self._kept[_key(space, text)] = done.result()
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
+            elif isinstance(done.exception(), AnotherModel):
+                self._kept.clear()  # some may be of that one
 
 
 vectors = QueryVectors()
@@ -168,6 +188,10 @@ os.register_at_fork(after_in_child=vectors.begin)
 
 def _server(space: Space) -> Server:
     return space.provider, space.fingerprint
+
+
+def _key(space: Space, text: str) -> Key:
+    return space.fingerprint, space.exchanged_at, text
 
 
 def known(space: Space, vector: Vector) -> Pending:

@@ -85,7 +85,7 @@ def survey(target: Target[Any], text: str) -> Survey | None:
         "table": target.table,
         "spec": target.spec.key,
     }
-    width = len(Space._meta.concrete_fields)
+    width = len(_fields())
     for values in database.rows(target.using, _survey(), **parameters):
         space = _space(target.using, values[:width])
         row = _Row(*values[width:])
@@ -111,15 +111,21 @@ def survey(target: Target[Any], text: str) -> Survey | None:
 
 
 @cache
+def _fields() -> list[Any]:
+    """Return the fields to read: not the canary, which may be as long as some vectors."""
+    return [field for field in Space._meta.concrete_fields if field.name != "canary"]
+
+
+@cache
 def _survey() -> str:
-    columns = [sql.Identifier("space", str(field.column)) for field in Space._meta.concrete_fields]
+    columns = [sql.Identifier("space", str(field.column)) for field in _fields()]
     return sql.SQL(SURVEY).format(space=sql.SQL(", ").join(columns)).as_string(None)
 
 
 def _space(using: str, values: Sequence[Any]) -> Space:
     """Return the instance that a queryset would make from these values, but faster."""
     connection = connections[using]
-    fields = Space._meta.concrete_fields
+    fields = _fields()
     read = []
     for field, value in zip(fields, values, strict=True):
         for converter in field.get_db_converters(connection):

@@ -123,18 +123,21 @@ def provider_of(space: Space) -> Provider:
             conf.current().batch_size,
         )
     except ImproperlyConfigured as error:
-        return _lost(space, f"{error} {REMEDY}")
+        return _lost(space, f"Space {space.pk} ({space}) has lost its provider. {error} {REMEDY}")
 
 
 def provider_of_texts(space: Space) -> Provider:
     """Return the provider to embed texts with: ``provider_of``, if it has the space's weights.
 
-    Otherwise a ``LostProvider``. Call ``ask_for_weights`` first, or the weights are unknown.
+    Otherwise a ``LostProvider``. Call ``ask_for_weights`` first, or the weights are unknown, unless
+    a worker has seen by what they make that they are others.
     """
+    if space.exchanged and conf.current().canary_seconds:
+        return _lost(space, space.exchanged)
     provider = provider_of(space)
     told = provider.told_digest
     if told and space.model_digest and told != space.model_digest:
-        return _lost(space, OTHER_WEIGHTS)
+        return _lost(space, f"Space {space.pk} ({space}) has lost its provider. {OTHER_WEIGHTS}")
     return provider
 
 
@@ -155,7 +158,7 @@ def _lost(space: Space, why: str) -> LostProvider:
         alias=space.provider,
         model=space.model,
         dimensions=space.dimensions,
-        reason=f"Space {space.pk} ({space}) has lost its provider. {why}",
+        reason=why,
     )
 
 

@@ -187,6 +187,8 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
         (space for space in unknown if is_of(space, provider)), None
     )
     if known:
+        same = spaces.filter(model_digest=known.model_digest).order_by("-pk")
+        known = next((space for space in same if is_of(space, provider)), known)  # if renewed
         if known.state == Space.State.RETIRED:
             _tell_of(known, provider, using=using)  # we are an old worker, or a person rolled back
         return  # else another worker has just opened it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -117,6 +118,26 @@ def reopen(space: Space, *, using: str) -> Space | None:
         # A spec's fingerprints are unique, so change the pruned space's. It gets the number of the
         # new space, for ``renewed``: that one's own fingerprint changes once its digest is known.
         every.filter(pk=space.pk).update(fingerprint=f"{retired.fingerprint} {begun.pk}")
+        every.bulk_create([begun])  # sends no signals, like all our writes
+        return begun
+
+
+def renew(space: Space, *, using: str) -> Space | None:
+    """Begin a new space for the model that answers now in place of a live space's.
+
+    It has the same declaration, so its fingerprint tells them apart. Searches use the former space
+    until it is full. Returns None if the space is not live any more.
+    """
+    every = Space.objects.using(using)
+    with transaction.atomic(using=using):
+        states = dict(every.select_for_update().filter(spec=space.spec).values_list("pk", "state"))
+        if states.get(space.pk) not in (Space.State.ACTIVE, Space.State.BUILDING):
+            return None
+        cancel(space.spec, using=using)
+        made = {name: getattr(space, name) for name in MADE_BY}
+        begun = Space(pk=number(using=using), state=Space.State.BUILDING, **made)
+        another = f"{space.fingerprint} renewed as {begun.pk}"
+        begun.fingerprint = hashlib.sha256(another.encode()).hexdigest()
         every.bulk_create([begun])  # sends no signals, like all our writes
         return begun
 

@@ -178,4 +178,5 @@ def _space(space: Space | None, seen: Snapshot, pace: float) -> SpaceStatus | No
         created_at=space.created_at,
         coverage=coverage,
         eta_seconds=missing / pace if missing else None,
+        exchanged=space.exchanged,
     )

@@ -72,6 +72,8 @@ class SpaceStatus:
     coverage: Coverage | None
     eta_seconds: float | None
     """Time until it is full at the present rate. None: full, unknown, or nothing is being done."""
+    exchanged: str
+    """How a worker has seen that its model is another one now. Empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

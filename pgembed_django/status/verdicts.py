@@ -57,6 +57,15 @@ class Facts:
         return self.provider.reason if self.provider and self.provider.is_down else ""
 
     @property
+    def exchanged(self) -> str:
+        """What searches do because their model was exchanged. Empty: it was not."""
+        if self.spec.active is None or not self.spec.active.exchanged:
+            return ""
+        if self.spec.building:
+            return "Searches go by words until the new space is full: another model answers."
+        return f"Searches go by words. {self.spec.active.exchanged}"
+
+    @property
     def unreachable_for(self) -> int:
         """How many workers cannot reach the provider."""
         return len(self.provider.out_of_reach_of) if self.provider else 0
@@ -117,6 +126,8 @@ def _stalled(facts: Facts) -> Iterator[str]:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
     elif facts.is_aside and has_work:
         yield f"Set aside by every worker, {DRIFT}: {_waiting(facts)}. {facts.aside[0]}"
+    elif facts.exchanged and has_work:
+        yield f"{_waiting(facts)}. {facts.exchanged}"
     elif facts.down and has_work:
         yield f"The provider is down: {_waiting(facts)}. {facts.down}"
     elif (spec.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
@@ -131,6 +142,8 @@ def _degraded(facts: Facts) -> Iterator[str]:
         yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
     elif facts.is_aside:
         yield f"Set aside by every worker, {DRIFT}. Nothing waits yet. {facts.aside[0]}"
+    elif facts.exchanged:
+        yield facts.exchanged
     elif facts.down:
         yield f"The provider is down. Nothing waits yet. {facts.down}"
     elif facts.unreachable_for:
@@ -173,7 +186,7 @@ def _indexing(facts: Facts) -> Iterator[str]:
         coverage = spec.building.coverage
         covered = f": {coverage}" if coverage else ""
         yield f"A new space is being built{covered}. Search uses the old one until it is full."
-        if facts.next_provider and facts.next_provider.is_down:
+        if facts.next_provider and facts.next_provider.is_down and not facts.exchanged:
             yield f"The new one's provider is down: {facts.next_provider.reason}"
         if facts.is_undeclared:
             yield (

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError
@@ -16,6 +17,7 @@ from pgvector import Vector
 from pgembed_django import conf, database, faults
 from pgembed_django.database import arrays
 from pgembed_django.faults import Fault
+from pgembed_django.models import StagedVector
 from pgembed_django.plan import Plan, StoredChunk
 from pgembed_django.providers.base import Embedded
 from pgembed_django.specs import Spec
@@ -167,6 +169,28 @@ def prune(
         first_only=first_only,
     )
     return max((row_id for [row_id] in deleted()), default=None)
+
+
+def take_back(spec: Spec, space_id: int, *, since: datetime, limit: int, using: str) -> bool:
+    """Delete some vectors of a space that were stored since then, and what is staged of them.
+
+    Returns whether there were any. The texts stay, to be embedded anew.
+    """
+    StagedVector.objects.using(using).filter(space=space_id, created_at__gte=since).delete()
+    taken = send(
+        using,
+        statements.of(spec, using).take_back,
+        space=space_id,
+        since=since,
+        limit=limit,
+    )
+    return bool(taken())
+
+
+def is_to_be_taken_back(spec: Spec, space_id: int, *, since: datetime, using: str) -> bool:
+    """Return whether ``take_back`` has left any vectors, because others had locked them."""
+    stored = spec.embedding_model._base_manager.using(using).filter(space=space_id)
+    return stored.filter(created_at__gte=since, embedding__isnull=False).exists()
 
 
 def is_fit(spec: Spec, *, using: str) -> bool:

@@ -196,6 +196,23 @@ PRUNE = """
 """
 
 
+# Leaves rows as they are written before their vectors come. SKIP LOCKED: no writer waits.
+TAKE_BACK = """
+    UPDATE {table}
+    SET embedding = NULL
+    WHERE id = ANY(ARRAY(
+        SELECT id
+        FROM {table}
+        WHERE space_id = %(space)s
+          AND created_at >= %(since)s
+          AND embedding IS NOT NULL
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ))
+    RETURNING id
+"""
+
+
 class Statements(NamedTuple):
     """The statements on one spec's generated table."""
 
@@ -208,6 +225,7 @@ class Statements(NamedTuple):
     prune: str
     outdate: str
     mark_overtaken: str
+    take_back: str
 
 
 @functools.cache
@@ -231,6 +249,7 @@ def of(spec: Spec, using: str) -> Statements:
         PRUNE,
         OUTDATE,
         MARK_OVERTAKEN,
+        TAKE_BACK,
     )
     return Statements(*(sql.SQL(text).format(**names).as_string(None) for text in texts))
 

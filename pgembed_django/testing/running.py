@@ -8,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
 from pgembed_django import conf, postgres, spaces, specs
+from pgembed_django.maintenance import recognizing
 from pgembed_django.pipeline import Pipeline
 
 
@@ -26,6 +27,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     known = {spec.key: spec for spec in specs.on(using)}
     for spec in known.values():
         spaces.ensure(spec, using=using)
+        recognizing.recognize(spec, using=using, only_exchanged=True)
     pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)
     while pipeline.step() or pipeline.embedding.wait_seconds:
         time.sleep(pipeline.embedding.wait_seconds)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from pgembed_django import events, spaces, triggers
-from pgembed_django.maintenance import numbering, renaming
+from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.specs import Spec
 
 FOLLOW_SECONDS = 5.0
@@ -23,5 +23,6 @@ def prepare(specs: Mapping[str, Spec], *, using: str) -> None:
         time.sleep(LOOK_SECONDS)
     for spec in specs.values():
         spaces.ensure(spec, using=using)
+        recognizing.recognize(spec, using=using, only_exchanged=True)
     for key, states in triggers.amiss(specs, using=using).items():
         events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states), database=using)

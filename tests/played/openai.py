@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.played.replies import Reply, Seen, reply, vector_of
+from tests.played.replies import NO_ROUTE, Reply, Seen, reply
 from tests.played.server import Server
 
 
@@ -39,10 +39,16 @@ class OpenAI(Server):
         return reply({"object": "list", "model": self.model, "data": rows[::-1]})
 
     def encoded(self, text: str, encoding: str) -> object:
-        vector = vector_of(text, self.width)
+        vector = self.vector_of(text)
         if encoding == "base64":
             return base64.b64encode(vector.astype("<f4").tobytes()).decode()
         return vector.tolist()
+
+    def other(self, seen: Seen) -> Reply:
+        if seen.path != "/v1/models":
+            return NO_ROUTE
+        meta = {"n_params": len(self.weights), "n_embd": self.width}
+        return reply({"data": [{"id": self.model, "created": len(self.seen), "meta": meta}]})
 
     def too_long(self, given: int) -> tuple[int, str]:
         said = f"maximum context length is {self.context} tokens, however you requested {given}"

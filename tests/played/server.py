@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.played.replies import NO_ROUTE, Reply, Seen, texts_of
+import numpy as np
+
+from tests.played.replies import HANG_UP, NO_ROUTE, Reply, Seen, texts_of, vector_of
 
 
 class Server:
@@ -25,7 +28,20 @@ class Server:
         self.poison: Callable[[str], Reply | None] = lambda text: None
         self.seen: list[Seen] = []
         self.over = threading.Event()
+        self.weights = ""
+        self.open: set[socket.socket] = set()
         self.url = ""
+
+    def exchange(self, weights: str, *, behind_proxy: bool = False) -> None:
+        """Serve other weights from now on, as after a restart: all connections are closed."""
+        self.weights = weights
+        while self.open and not behind_proxy:
+            with suppress(OSError):
+                self.open.pop().shutdown(socket.SHUT_RDWR)
+
+    def vector_of(self, text: str) -> np.ndarray:
+        """The vector of length one that its weights have for a text."""
+        return vector_of(self.weights + text, self.width)
 
     @property
     def asked(self) -> list[list[str]]:
@@ -51,6 +67,14 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     played: Server
 
+    def setup(self) -> None:
+        super().setup()
+        self.played.open.add(self.connection)
+
+    def finish(self) -> None:
+        self.played.open.discard(self.connection)
+        super().finish()
+
     def log_message(self, *args: object) -> None:
         """Be quiet."""
 
@@ -60,7 +84,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = Seen(self.command, self.path, headers, payload, self.client_address)
         self.played.seen.append(seen)
-        self.give(self.played.answer(seen))
+        answer = self.played.answer(seen)
+        # A server that is exchanged answers nothing over its former connections.
+        self.give(answer if self.connection in self.played.open else HANG_UP)
 
     do_GET = do_POST  # noqa: N815
 

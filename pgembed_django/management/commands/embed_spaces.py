@@ -22,7 +22,8 @@ class Command(EmbedCommand):
         "in the settings is built behind the active one and switched to by itself. By hand: "
         "'activate' switches now, before it is full; 'cancel' stops building; 'rollback' goes "
         "back to a retired space, after it is topped up, or built again if it was pruned; 'prune' "
-        "deletes what is retired: all of it, or the space of that number. "
+        "deletes what is retired: all of it, or the space of that number; 'renew' embeds all rows "
+        "anew, in a new space: those of every space whose model was exchanged, or of one space. "
         "Exit status: 0 done; 1 not done, the space is in another state; 2 could not start."
     )
 
@@ -31,7 +32,7 @@ class Command(EmbedCommand):
         parser.add_argument(
             "action",
             nargs="?",
-            choices=["list", "activate", "cancel", "rollback", "prune"],
+            choices=["list", "activate", "cancel", "rollback", "prune", "renew"],
             default="list",
             help="What to do. To list them, unless given.",
         )
@@ -48,6 +49,8 @@ class Command(EmbedCommand):
                 self._list(chosen[one.key], one)
         elif options["action"] == "prune" and options["space"] is None:
             self._prune(chosen, spaces.prunable(retired_for_seconds=0, using=self.using))
+        elif options["action"] == "renew" and options["space"] is None:
+            self._renew_all(chosen)
         else:
             space = self._space(options["action"], options["space"], chosen)
             if options["action"] == "prune":
@@ -80,6 +83,8 @@ class Command(EmbedCommand):
             found = spaces.coverage_of(spec, space, using=self.using)
         except Busy:
             return f"{model}, not counted: a table of it is locked just now"
+        if space.exchanged:
+            model += ", exchanged for another model"
         told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.percent:.1f}%)"
         is_filled = bool(now.waiting or now.running) or space.state == Space.State.BUILDING
         if space.state == Space.State.RETIRED or not is_filled:
@@ -115,6 +120,9 @@ class Command(EmbedCommand):
             said = f"{space} is topped up by the workers, then searched."
             if built != space:
                 said = f"{space} is built again by the workers, then searched."
+        elif action == "renew":
+            done, needed = spaces.renew(space, using=self.using) is not None, "active or building"
+            said = f"{space} is built anew by the workers with the model that answers now."
         else:
             done = space.state == Space.State.BUILDING and spaces.cancel(
                 space.spec, using=self.using
@@ -123,6 +131,17 @@ class Command(EmbedCommand):
         if not done:
             self._refuse(space, needed)
         self.stdout.write(self.style.SUCCESS(said))
+
+    def _renew_all(self, chosen: dict[str, specs.Spec]) -> None:
+        live = spaces.live_of(chosen.values(), using=self.using)
+        # Not where a space that is being built replaces it already.
+        exchanged = [found[-1] for found in live.values() if found and found[-1].exchanged]
+        if not exchanged:
+            self.stdout.write(
+                "No model was exchanged. To embed rows anew all the same, give a number."
+            )
+        for space in exchanged:
+            self._act("renew", space)
 
     def _refuse(self, space: Space, needed: str) -> NoReturn:
         if anew := spaces.renewed(space, using=self.using):

@@ -1,0 +1,57 @@
+"""A server that tells no digest is exchanged in mid-run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pgembed_django.models import Job, Space
+from tests.app.models import Note, NoteEmbedding
+from tests.conftest import wait_until
+from tests.played import OpenAI, Reply, Seen, serving, vector_of
+
+pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
+
+ROWS = 400
+
+
+class ExchangedInMidRun(OpenAI):
+    """Gets other weights at its fifth request."""
+
+    def embed(self, seen: Seen) -> Reply:
+        if len(self.asked) >= 5 and not self.weights:
+            self.exchange("other weights")
+        return super().embed(seen)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAI]:
+    with serving(ExchangedInMidRun()) as server:
+        yield server
+
+
+def is_of_former(chunk: NoteEmbedding) -> bool:
+    vector = vector_of(chunk.passage, OpenAI().width)
+    return float(np.dot(chunk.embedding, vector)) > 0.999
+
+
+def test_no_vector_of_the_other_model_meets_the_space(start_worker, server):
+    providers = {
+        "default": {
+            "BACKEND": "pgembed_django.providers.openai.OpenAIProvider",
+            "MODEL": server.model,
+            "DIMENSIONS": server.width,
+            "OPTIONS": {"base_url": f"{server.url}/v1"},
+        }
+    }
+    start_worker(PGEMBED_PROVIDERS=providers, PGEMBED_CANARY_SECONDS=300)
+    Note.objects.bulk_create(Note(body=f"note {number}") for number in range(ROWS))
+
+    former = wait_until(lambda: Space.objects.exclude(exchanged="").first())
+    wait_until(lambda: not Job.objects.filter(status="running").exists())
+    stored = NoteEmbedding.objects.filter(space=former).exclude(embedding=None)
+    assert 0 < stored.count() < ROWS
+    assert all(map(is_of_former, stored))
+    assert set(Job.objects.values_list("attempts", "crashes")) == {(0, 0)}
