@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import threading
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import forking
 from pgembed_django.providers.base import Provider
 from pgembed_django.providers.vectors import Vectors
+
+WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
 
 _loading: Final = forking.lock()
 
@@ -81,8 +85,18 @@ class SentenceTransformerProvider(Provider):
         self._loaded()
 
     def model_digest(self) -> str | None:
-        """Return the revision in the options: another revision is another model."""
-        return self._revision
+        """Return the digest of a local folder's weights, or else the revision in the options."""
+        folder = Path(self.model)
+        if not folder.is_dir():
+            return self._revision
+        files = sorted(path for path in folder.rglob("*") if path.suffix in WEIGHTS)
+        try:
+            states = [(path, path.stat()) for path in files]
+            return _digest(tuple((p, state.st_size, state.st_mtime_ns) for p, state in states))
+        except OSError as error:
+            raise ProviderUnavailable(
+                f"The weights in {self.model} cannot be read: {type(error).__name__}."
+            ) from error
 
     def count_tokens(self, text: str) -> int | None:
         tokenizer = getattr(self._loaded().model, "tokenizer", None)
@@ -101,6 +115,18 @@ class SentenceTransformerProvider(Provider):
                 f"sentence-transformers cannot load the model {self.model!r}: "
                 f"{type(error).__name__}. Is the name or the path right?"
             ) from error
+
+
+@cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str | None:
+    """Return the digest of the files' contents. It is computed once for each size and time."""
+    if not files:
+        return None
+    whole = hashlib.sha256()
+    for path, _, _ in files:
+        with path.open("rb") as weights:
+            whole.update(hashlib.file_digest(weights, "sha256").digest())
+    return whole.hexdigest()
 
 
 @cache

@@ -164,3 +164,15 @@ def test_the_deterministic_provider_is_the_same_in_every_process():
     assert np.linalg.norm(vector) == pytest.approx(1)
     near, far = provider.embed_documents(["two three one", "quite different"])
     assert vector @ near > 0.5 > vector @ far
+
+
+@pytest.mark.usefixtures("library")
+def test_the_weights_of_a_local_folder_are_its_digest(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    first = sentence_transformer(str(tmp_path)).model_digest()
+
+    weights.write_bytes(b"another")
+
+    assert first
+    assert sentence_transformer(str(tmp_path)).model_digest() not in (None, first)
