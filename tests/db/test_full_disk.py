@@ -239,9 +239,7 @@ def states() -> set[tuple[Any, ...]]:
         return set(cursor.fetchall())
 
 
-def test_an_outage_longer_than_the_lease_is_no_crash(
-    notes, told, full, connect
-):
+def test_an_outage_longer_than_the_lease_is_no_crash(notes, told, full, connect):
     outside = connect(autocommit=True)
 
     def mend() -> None:
