@@ -207,8 +207,8 @@ def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):
     ("arguments", "message"),
     [
         (["activate"], "Which space?"),
-        (["activate", "0"], "No space has the number 0"),
-        (["rollback", "active"], "invalid int value"),
+        (["activate", "0"], "'0' is not a whole number of one or more"),
+        (["rollback", "active"], "'active' is not a whole number of one or more"),
     ],
 )
 def test_what_cannot_be_done_is_said(two_spaces, arguments, message):

@@ -84,7 +84,10 @@ def test_words_that_it_cannot_hold_are_not_searched_for(encoded):
     target = targets.of(Article.objects.using(encoded), name=None)
     Space.objects.using(encoded).create(spec=target.spec.key, state="active", dimensions=64)
     with connections[encoded].cursor() as cursor:
-        cursor.execute(f"CREATE TABLE {target.table} ()")
+        cursor.execute(
+            f"CREATE TABLE {target.table} (id bigint, source_id bigint, space_id bigint, "
+            "position int, start_offset int, end_offset int, passage text, fulltext tsvector)"
+        )
 
     found = surveying.survey(target, "temples of 京都 or kyoto")
 
