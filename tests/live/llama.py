@@ -6,6 +6,7 @@ Run as a program it serves one model: ``python -m tests.live.llama MODEL PORT``.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,7 +79,7 @@ def serve(model: str, port: int) -> None:
     parameters.cpuparams.n_threads = 2
     _server = xllamacpp.Server(parameters)  # it serves for as long as it is referred to
     while True:
-        time.sleep(3600)
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import requests
 
+from pgembed_django import search, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.models import Job
 from pgembed_django.providers.openai import OpenAIProvider
@@ -47,11 +48,11 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """MiniLM, by its number of layers."""
+    """MiniLM, and MiniLM without its upper three layers: another model of the same width."""
     from tests.live import minilm
 
     folder = tmp_path_factory.mktemp("models")
-    return {layers: minilm.write(folder / f"{layers}.gguf", layers=layers) for layers in (6,)}
+    return {layers: minilm.write(folder / f"{layers}.gguf", layers=layers) for layers in (6, 3)}
 
 
 @pytest.fixture
@@ -79,6 +80,7 @@ def settings(url: str, **options: Any) -> dict[str, Any]:
             }
         },
         "PGEMBED_RECONCILE_SECONDS": 1,
+        "PGEMBED_CANARY_SECONDS": 300,
     }
 
 
@@ -129,6 +131,28 @@ def test_a_server_killed_in_mid_run_costs_nobody_an_attempt(llama, models, start
 def test_an_address_without_v1_is_told(llama):
     with pytest.raises(ProviderMisconfigured, match="/v1"):
         provider(llama.url).embed_batch(["a", "b"])
+
+
+def test_another_model_behind_the_same_address_is_noticed(llama, models, start_worker):
+    Note.objects.bulk_create(Note(body=f"note {n}") for n in range(50))
+    worker = start_worker(**settings(llama.url + "/v1"))
+    wait_until(lambda: embedded() == 50)
+
+    llama.kill()
+    llama.start(models[3])
+    Note.objects.bulk_create(Note(body=f"later {n}") for n in range(50))
+    wait_until(lambda: "embed_spaces renew" in worker.log.read_text(), seconds=60)
+
+    assert embedded() == 50
+    # By words alone, although the server answers.
+    assert spaces.active(specs.get("app.NoteEmbedding"), using="default") is not None
+    assert [note.body for note in search(Note, "later 7", limit=1)] == ["later 7"]
+
+    llama.kill()
+    llama.start(models[6])
+    wait_until(lambda: embedded() == 100, seconds=90)
+    chunk = NoteEmbedding.objects.get(source__body="later 7")
+    assert cosine(chunk.embedding, llama.embed("later 7")) > CLOSE
 
 
 def embedded() -> int:
