@@ -36,7 +36,14 @@ from pgembed_django.exceptions import ProviderTimeout
 from pgembed_django.models import Space
 from pgembed_django.retrieval import queries
 
-space = Space(provider="default", backend="hangs.Provider", model="any", dimensions=8, options={})
+space = Space(
+    provider="default",
+    backend="hangs.Provider",
+    model="any",
+    dimensions=8,
+    options={},
+    exchanged="",
+)
 pending = queries.vectors.ask(space, "one")
 hangs.begun.wait()
 try:

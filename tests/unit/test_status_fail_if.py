@@ -17,6 +17,7 @@ SPACE = SpaceStatus(
     created_at=datetime(2026, 1, 1, tzinfo=UTC),
     coverage=Coverage(rows=1000, covered=980, is_estimated=False),
     eta_seconds=None,
+    exchanged="",
 )
 STATUS = SpecStatus(
     key="app.Spec",
