@@ -36,6 +36,7 @@ TYPES = r"""
         FROM pg_attribute
         WHERE attrelid IN ('pgembed_job'::regclass, 'app_pageembedding'::regclass)
           AND attnum > 0
+          AND NOT attisdropped
         UNION ALL
         SELECT unnest(proargtypes)
         FROM pg_proc
