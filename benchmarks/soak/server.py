@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 POISON = "poison"
-REFUSAL = "this batch holds a poison text"
+REFUSAL = "one of these cannot be embedded"
 WIDTH = 16
 WORKER_HEADER = "X-Soak-Worker"
 TIMEOUT_SECONDS = 2.0
