@@ -10,6 +10,7 @@ import asyncio
 import json
 import random
 import time
+import zlib
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from benchmarks.soak.processes import SPAWN
 
 MODEL = "served"
 DIFFERENT = 61
-"""How many different vectors there are. The texts get them by turns."""
+"""How many different vectors there are. The texts of a request get them by turns."""
 
 
 class Delay(NamedTuple):
@@ -75,7 +76,6 @@ class _State:
             json.dumps([round(drawn.gauss(0, 1), 8) for _ in range(width)]).encode()
             for _ in range(DIFFERENT)
         ]
-        self.turn = 0
 
     async def answer(self, path: str, body: bytes) -> bytes:
         if path != "/api/embed":
@@ -88,8 +88,9 @@ class _State:
         if seconds:
             async with self.slots:
                 await asyncio.sleep(seconds)
-        self.turn += count
-        vectors = (self.vectors[(self.turn + n) % DIFFERENT] for n in range(count))
+        # The same request gets the same vectors: else it would seem to be another model each time.
+        first = zlib.crc32(body)
+        vectors = (self.vectors[(first + n) % DIFFERENT] for n in range(count))
         return b'{"model":"%s","embeddings":[%s],"prompt_eval_count":%d}' % (
             MODEL.encode(),
             b",".join(vectors),
