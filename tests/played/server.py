@@ -7,7 +7,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -141,3 +141,16 @@ def serving(played: Server) -> Iterator[Server]:
             played.over.set()
             httpd.shutdown()
             thread.join()
+
+
+@contextmanager
+def silent() -> Iterator[tuple[str, int]]:
+    """Yield an address that accepts no connection: its queue is full."""
+    with socket.socket() as full, ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # more than its queue takes
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        yield full.getsockname()

@@ -17,6 +17,7 @@ import pytest
 from pgembed_django.exceptions import ProviderTimeout, ProviderUnavailable
 from pgembed_django.providers.openai import OpenAIProvider
 from tests.played.dripping import CERTIFICATE, Drip, dripping
+from tests.played.server import silent
 
 BODY = json.dumps({"data": [{"index": 0, "embedding": [1.0] * 16}]}).encode()
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -179,16 +180,10 @@ def test_a_proxys_answer_is_part_of_connecting(
 
 def test_a_silent_address_leaves_time_for_the_next(serve: Serve, monkeypatch: pytest.MonkeyPatch):
     server = serve(Drip(tail=OK + LENGTH + BODY, times=0))
-    with socket.socket() as full, ExitStack() as waiting:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):  # more than its queue takes: it answers nobody else
-            one = waiting.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+    with silent() as address:
         host, port = server.address.split(":")
-        addresses = [full.getsockname(), (host, int(port))]
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in addresses]
+        addresses = [address, (host, int(port))]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", one) for one in addresses]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         provider = provider_of("http://embeddings.invalid/v1", query_timeout_seconds=1.5)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +26,7 @@ from pgembed_django.providers import parsing, wire
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
+from tests.played.server import silent
 
 Make = Callable[..., OpenAIProvider]
 
@@ -47,15 +46,9 @@ def test_a_refused_connection_is_an_outage(make_provider: Make):
 
 
 def test_a_connection_has_a_time_out_of_its_own(make_provider: Make):
-    with socket.socket() as full, ExitStack() as waiting:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for _ in range(4):  # more than its queue takes: it answers nobody else
-            one = waiting.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+    with silent() as address:
         provider = make_provider(
-            base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1",
+            base_url=f"http://127.0.0.1:{address[1]}/v1",
             connect_timeout_seconds=0.2,
             timeout_seconds=60,
         )
