@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import Any
 
@@ -116,7 +115,8 @@ def end_sessions(using: str) -> None:
 
 def notice_silence(file: int) -> None:
     """Set keep-alives and time-outs, so that waiting on TCP ends when the other side is gone."""
-    with socket.socket(fileno=os.dup(file)) as wire:
+    wire = socket.socket(fileno=file)
+    try:
         if wire.family == socket.AF_UNIX:
             return
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -124,3 +124,5 @@ def notice_silence(file: int) -> None:
             option = getattr(socket, name, None)  # not every system has all of them
             if option is not None:
                 wire.setsockopt(socket.IPPROTO_TCP, option, value)
+    finally:
+        wire.detach()  # libpq closes it

@@ -282,6 +282,17 @@ def test_a_socket_in_the_file_system_needs_no_such_thing():
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
+def test_a_process_that_can_open_nothing_more_notices_silence_too():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as wire:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            configuring.notice_silence(wire.fileno())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
 def test_a_signal_stops_a_worker_though_a_projects_code_has_replaced_the_handler():
     asked = []
     with stopped_by_signals(lambda: asked.append("stop")) as handle_again:
