@@ -150,6 +150,8 @@ def test_another_model_behind_the_same_address_is_noticed(llama, models, start_w
 
     llama.kill()
     llama.start(models[6])
+    worker.terminate()  # rather than to wait until it asks again: its pauses grow to a minute
+    start_worker(**settings(llama.url + "/v1"))
     wait_until(lambda: embedded() == 100, seconds=90)
     chunk = NoteEmbedding.objects.get(source__body="later 7")
     assert cosine(chunk.embedding, llama.embed("later 7")) > CLOSE
