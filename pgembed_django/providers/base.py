@@ -12,6 +12,7 @@ import numpy as np
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import cutting, probes, raising, vectors
 from pgembed_django.providers.canary import Canary
+from pgembed_django.providers.context import Context
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
 from pgembed_django.providers.probes import Probe
@@ -34,6 +35,9 @@ class Provider(Options, ABC):
 
     quotes_no_text = False
     """Whether the messages of its errors never hold a part of a text."""
+
+    may_cut_silently = False
+    """Whether its server may cut a text that is too long, and answer all the same."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Provider(Options, ABC):
         """Whether to count ``sent``. Off by default, because counting tokens takes time."""
         self._meter = Meter()
         self.canary = Canary(self)
+        self.context = Context(self)
 
     @abstractmethod
     def embed_batch(self, texts: Sequence[str]) -> Vectors:

@@ -37,6 +37,8 @@ ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
 class OpenAIProvider(ServerProvider):
     """A model of any server that implements OpenAI's embeddings API."""
 
+    may_cut_silently = True
+
     def __init__(
         self,
         *,

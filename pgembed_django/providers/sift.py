@@ -135,6 +135,7 @@ class Sift:
         try:
             vectors, faults = self._provider.answer([self._texts[index] for index in group])
         except InputTooLong as error:
+            self._provider.context.refuses = True
             return self._too_long(group, error)
         except InputRefused as error:
             return self._failed(group, error)
@@ -156,11 +157,14 @@ class Sift:
         self, group: Group, vectors: Vectors, faults: Sequence[str | None]
     ) -> list[Group]:
         """Note the vectors. Return the groups to send again, of texts without a vector."""
+        silently = self._cut_silently(group, vectors)
         self._in_doubt.clear()
         self._provider.token_pace.succeeded()
         self._provider.text_pace.succeeded()
         faulty = {}
         for index, vector, fault in zip(group, vectors, faults, strict=True):
+            if index in silently:
+                continue
             if fault:
                 faulty[index] = InputRefused(f"{self._provider} answered {fault}.")
                 continue
@@ -168,12 +172,24 @@ class Sift:
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index])
+        shorter: Group = []
+        for index in silently:
+            for again in self._too_long([index], self._provider.context.refusal()):
+                shorter += again
+        groups = [shorter] if shorter else []
         if not faulty:
-            return []
+            return groups
         self._in_doubt.update(faulty)
         if len(faulty) == 1 < len(group):
-            return [list(faulty)]  # it had company
-        return self._failed(list(faulty), next(iter(faulty.values())))
+            return [*groups, list(faulty)]  # it had company
+        return groups + self._failed(list(faulty), next(iter(faulty.values())))
+
+    def _cut_silently(self, group: Group, vectors: Vectors) -> Group:
+        """Return the texts that the server has cut without a word."""
+        if not self._provider.may_cut_silently:
+            return []
+        texts = [self._texts[index] for index in group]
+        return [group[at] for at in self._provider.context.cut(texts, vectors)]
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:

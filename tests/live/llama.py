@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -46,9 +47,23 @@ class Llama:
             self._process.wait()
 
     def embed(self, text: str) -> list[float]:
-        answer = requests.post(f"{self.url}/v1/embeddings", json={"input": [text]}, timeout=60)
+        return self._ask("/v1/embeddings", {"input": [text]})["data"][0]["embedding"]
+
+    def count(self, text: str) -> int:
+        """Return how many tokens a text has, with those that mark its ends."""
+        return len(self._ask("/tokenize", {"content": text, "add_special": True})["tokens"])
+
+    def cut(self, text: str, *, tokens: int) -> str:
+        """Return the start of a text that has so many tokens at most, with those at its ends."""
+        if self.count(text) <= tokens:
+            return text
+        found = self._ask("/tokenize", {"content": text})["tokens"]
+        return self._ask("/detokenize", {"tokens": found[: tokens - 2]})["content"]
+
+    def _ask(self, path: str, value: dict[str, Any]) -> Any:
+        answer = requests.post(self.url + path, json=value, timeout=60)
         answer.raise_for_status()
-        return answer.json()["data"][0]["embedding"]
+        return answer.json()
 
     def _answers(self) -> bool:
         try:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,8 +23,12 @@ from pgembed_django import search, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.models import Job
 from pgembed_django.providers.openai import OpenAIProvider
+from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
+
+if TYPE_CHECKING:
+    from tests.live.llama import Llama
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 
@@ -131,6 +135,37 @@ def test_a_server_killed_in_mid_run_costs_nobody_an_attempt(llama, models, start
 def test_an_address_without_v1_is_told(llama):
     with pytest.raises(ProviderMisconfigured, match="/v1"):
         provider(llama.url).embed_batch(["a", "b"])
+
+
+class Infinity(played.OpenAI):
+    """Cuts texts to 128 tokens and answers all the same: those of the model, by its vocabulary."""
+
+    def __init__(self, model: Llama) -> None:
+        super().__init__(width=384)
+        self.real = model
+
+    def vector_of(self, text: str) -> np.ndarray:
+        return np.asarray(self.real.embed(self.real.cut(text, tokens=128)), dtype=np.float32)
+
+
+def test_what_a_server_cuts_silently_is_cut_here_and_marked(llama, start_worker):
+    bodies = ["A ship came in. " * 5, "A ship came in. " * 40, "船进港了。" * 40]
+    Note.objects.bulk_create(Note(body=body) for body in bodies)
+    with played.serving(Infinity(llama)) as server:
+        settings_ = settings(server.url + "/v1")
+        settings_["PGEMBED_PROVIDERS"]["default"]["MODEL"] = server.model
+        start_worker(**settings_)
+        wait_until(
+            lambda: Job.objects.filter(status="succeeded").count() == len(bodies), seconds=120
+        )
+        sent = {text for texts in server.asked for text in texts}
+
+    for chunk in NoteEmbedding.objects.all():
+        fits = llama.count(chunk.passage) <= 128
+        assert chunk.was_cut is not fits
+        starts = [text for text in sent if chunk.passage.startswith(text)]
+        whole = [text for text in starts if llama.count(text) <= 128]
+        assert max(cosine(chunk.embedding, llama.embed(text)) for text in whole) > 0.9999
 
 
 def test_another_model_behind_the_same_address_is_noticed(llama, models, start_worker):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.played.ollama import Ollama
-from tests.played.openai import OpenAI
+from tests.played.openai import Cutting, OpenAI
 from tests.played.replies import (
     DRIP,
     EMPTY,
@@ -35,6 +35,7 @@ __all__ = [
     "NO_ROUTE",
     "SILENT",
     "Clock",
+    "Cutting",
     "Ollama",
     "OpenAI",
     "Reply",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
+from collections import Counter
 from typing import Any
 
-from tests.played.replies import NO_ROUTE, Reply, Seen, reply
+import numpy as np
+
+from tests.played.replies import NO_ROUTE, Reply, Seen, reply, vector_of
 from tests.played.server import Server
 
 
@@ -67,3 +71,23 @@ class OpenAI(Server):
         }
         one = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
         return reply(shapes.get(self.kin, {"error": one}), status)
+
+
+class Cutting(OpenAI):
+    """Cuts what is longer than ``limit`` tokens, and answers all the same, as infinity does.
+
+    Its vectors are means of those of its tokens, so that the end of a long text weighs little.
+    """
+
+    def __init__(self, *, limit: int, token: str, **common: Any) -> None:
+        super().__init__(**common)
+        self.limit = limit
+        self.token = re.compile(token)
+
+    def tokens(self, text: str) -> list[str]:
+        return self.token.findall(text)
+
+    def vector_of(self, text: str) -> np.ndarray:
+        counts = Counter(self.tokens(text)[: self.limit])
+        total = sum(count * vector_of(token, self.width) for token, count in counts.items())
+        return np.asarray(total / np.linalg.norm(total), dtype=np.float32)

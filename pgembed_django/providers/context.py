@@ -1,0 +1,136 @@
+"""Notice where a server cuts a text and answers all the same: infinity, and Ollama's ``/v1``.
+
+A text that fills the model's context has the same vector whatever is appended to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import TYPE_CHECKING, Final
+
+from pgembed_django.chunkers import estimate_tokens
+from pgembed_django.exceptions import (
+    InputTooLong,
+    ProviderError,
+    ProviderTimeout,
+    ProviderUnavailable,
+)
+from pgembed_django.providers import plainly
+from pgembed_django.providers.pace import fitting_one_request
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+    from pgembed_django.providers.vectors import Vector, Vectors
+
+# Of words that are one token each in any vocabulary that knows English.
+PLAIN: Final = "the man in this house has one book and we see how it is when you go there"
+STRANGE: Final = "ice law red dog gold ship rain king sugar bank snow iron fish army silk road"
+
+SHORT: Final = 40
+"""Any model takes as many tokens, so that short texts cost no request."""
+
+ENDING: Final = 8
+"""The appended end has an eighth of a text's tokens, to be noticed where vectors are means."""
+
+SAME: Final = 0.9999
+"""The cosine from which on two vectors are the same but for rounding."""
+
+
+class Context:
+    """How many tokens a provider's server has been seen to take as a whole. Threads share it."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self._lock = threading.Lock()
+        self.tokens = SHORT
+        self.is_limit = False
+        """Whether it cuts what has more."""
+        self.refuses = False
+        """Whether it has refused a text as too long: then it cuts none."""
+
+    def reach(self, tokens: int) -> None:
+        """Find out whether as many tokens are taken, unless it is known.
+
+        Raises:
+            ProviderUnavailable: the server cannot be asked now.
+        """
+        with self._lock:
+            low = high = self.tokens
+            if self.is_limit or self.refuses or tokens <= low:
+                return
+            while high < tokens:
+                high *= 2
+            if not self._cuts(high):
+                self.tokens = high
+                return
+            while high - low > max(1, low // 16):
+                middle = (low + high) // 2
+                low, high = (low, middle) if self._cuts(middle) else (middle, high)
+            self.tokens, self.is_limit = low, True
+
+    def cut(self, texts: Sequence[str], vectors: Vectors) -> list[int]:
+        """Return the indexes of the texts that were cut, according to their vectors.
+
+        Asks the server about those texts that may be too long.
+
+        Raises:
+            ProviderUnavailable: it cannot be asked now.
+        """
+        if self.refuses:
+            return []
+        needed = [most_tokens(text) for text in texts]
+        self.reach(max(needed))
+        if not self.is_limit:
+            return []
+        todo = [index for index in range(len(texts)) if needed[index] > self.tokens]
+        found = []
+        while todo:
+            longer = [f"{texts[index]} {words(STRANGE, needed[index] // ENDING)}" for index in todo]
+            fitting = fitting_one_request(self._provider, longer)
+            answers = self._answers(longer[:fitting])
+            found += [
+                index
+                for index, answer in zip(todo, answers, strict=False)
+                if answer is not None and float(answer @ vectors[index]) > SAME
+            ]
+            del todo[:fitting]
+        return found
+
+    def refusal(self) -> InputTooLong:
+        """Return what a server that cuts nothing would have answered."""
+        return InputTooLong(f"The server cuts texts silently: its context is {self.tokens} tokens.")
+
+    def _cuts(self, tokens: int) -> bool:
+        """Return whether a text of as many tokens fills the context, or more than that."""
+        text = words(PLAIN, tokens)
+        [one] = self._answers([text])
+        if one is None:
+            return False
+        [other] = self._answers([f"{text} {words(STRANGE, tokens // ENDING)}"])
+        return other is not None and float(one @ other) > SAME
+
+    def _answers(self, texts: Sequence[str]) -> list[Vector | None]:
+        """Return the vectors of some texts, or None for each that is refused: not silently."""
+        try:
+            vectors, faults = self._provider.answer(texts)
+        except ProviderTimeout:
+            return [None] * len(texts)  # it is longer than the caller's
+        except ProviderUnavailable as error:
+            # No text of the caller's is in doubt because of it.
+            raise plainly.as_kind(ProviderUnavailable, error) from error
+        except ProviderError:
+            return [None] * len(texts)
+        return [None if fault else one for one, fault in zip(vectors, faults, strict=True)]
+
+
+def most_tokens(text: str) -> int:
+    """Return how many tokens a text may have in a vocabulary that hardly knows its language."""
+    foreign = len(text.encode()) - len(text)
+    return estimate_tokens(text) * 5 // 4 + foreign * 2 // 5
+
+
+def words(text: str, count: int) -> str:
+    """Return as many words as ``count``, those of ``text`` in turn. At least eight."""
+    return " ".join(islice(cycle(text.split()), max(8, count)))
