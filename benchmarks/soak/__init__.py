@@ -128,11 +128,11 @@ def _soak(
     ran_out = leases.ran_out(workers.names, workers.blows)
     log = database.log()
     (workers.folder / "postgres.log").write_text(log)
-    deliveries = served.deliveries()
+    deliveries, unanswered = served.told()
     repeated = repeats.count(
         deliveries,
         carried=repeats.totals(one.carried for one in written),
-        blows=[*workers.blows, *ran_out],
+        blows=[*workers.blows, *ran_out, *repeats.unseen(unanswered, workers.names.values())],
         ignored=report.IGNORED,
     )
     figures = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.soak import server
-from benchmarks.soak.server import Delivery
+from benchmarks.soak.server import Delivery, Unanswered
 
 START_SECONDS = 30.0
 
@@ -48,10 +48,11 @@ class Server:
         """Switch to the mode ``well``, or to one of the modes of trouble."""
         self._control.send(mode)
 
-    def deliveries(self) -> list[Delivery]:
-        """Return all texts that were embedded, in order."""
+    def told(self) -> tuple[list[Delivery], list[Unanswered]]:
+        """Return all texts that were embedded, in order, and what canaries were not answered."""
         self._control.send("deliveries")
-        return sorted(self._control.recv())
+        deliveries, unanswered = self._control.recv()
+        return sorted(deliveries), unanswered
 
     def stop(self) -> None:
         """End the process."""

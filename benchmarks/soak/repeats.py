@@ -3,11 +3,11 @@
 A text may be embedded once, and once more for each time that it was carried over (its vectors were
 deleted, and it stayed: see ``actions``). Each further time needs an earlier delivery that was in
 vain: to a worker that suffered a blow, which is being killed, stopped or frozen, losing the
-database server, or losing a lease. The delivery must fall between ``IN_HAND_SECONDS`` before the
-blow, when its vectors may not have been stored yet, and the end of the blow. Blows to other workers
-explain nothing. Nor do a terminated backend, a lost notification or trouble with the embedding
-server: a worker keeps what was delivered before. Deliveries that broke off, or came after the
-worker's time-out, are not counted.
+database server, losing a lease, or not learning which model has made the vectors. The delivery
+must fall between ``IN_HAND_SECONDS`` before the blow, when its vectors may not have been stored
+yet, and the end of the blow. Blows to other workers explain nothing. Nor do a terminated backend, a
+lost notification or other trouble with the embedding server: a worker keeps what was delivered
+before. Deliveries that broke off, or came after the worker's time-out, are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.soak.processes import Blow
-from benchmarks.soak.server import Delivery
+from benchmarks.soak.server import Delivery, Unanswered
 from pgembed_django.providers import canary
 from pgembed_django.providers.base import Provider
 
@@ -27,6 +27,10 @@ pauses at most. Or all processors are busy."""
 
 UNCOUNTED = {Provider.plain_text, *canary.TEXTS}
 """By these a provider finds out whether the server is at fault, or has another model."""
+
+
+BATCH_SECONDS = 5.0
+"""How long a batch may take, by halves and retries, before the model is asked for."""
 
 
 class Repeats(NamedTuple):
@@ -65,6 +69,15 @@ def count(
 
 def _is_in_vain(delivery: Delivery, blows: Iterable[Blow]) -> bool:
     return any(blow.since - IN_HAND_SECONDS <= delivery.at <= blow.until for blow in blows)
+
+
+def unseen(unanswered: Iterable[Unanswered], workers: Iterable[str]) -> list[Blow]:
+    """Return the canaries that were not answered as blows, from the beginning of their batches."""
+    return [
+        Blow(worker, "canary", one.at - BATCH_SECONDS, one.at)
+        for one in unanswered
+        for worker in ([one.worker] if one.worker else workers)
+    ]
 
 
 def totals(carried: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from pgembed_django.providers import canary
+
 POISON = "poison"
 REFUSAL = "one of these cannot be embedded"
 WIDTH = 16
@@ -42,12 +44,20 @@ class Delivery(NamedTuple):
     text: str
 
 
+class Unanswered(NamedTuple):
+    """When a worker wanted to know which model it has, and was not told. Empty: all workers."""
+
+    at: float
+    worker: str
+
+
 class State:
     """The state that the handlers share."""
 
     def __init__(self, seed: int) -> None:
         self.mode = "well"
         self.deliveries: list[Delivery] = []
+        self.unanswered: list[Unanswered] = []
         self.clients: set[socket.socket] = set()
         self.random = random.Random(seed)
         self.lock = threading.Lock()
@@ -72,11 +82,12 @@ def serve(control: Connection, port: int, seed: int) -> None:
         except EOFError:
             return
         if command == "deliveries":
-            control.send(list(state.deliveries))
+            control.send((list(state.deliveries), list(state.unanswered)))
             continue
         if state.mode == "down" != command:
             httpd = _start(port, state)
         elif command == "down" != state.mode:
+            state.unanswered.append(Unanswered(time.monotonic(), ""))
             httpd.shutdown()
             httpd.server_close()
         state.mode = command
@@ -140,6 +151,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         started = time.monotonic()
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
+        if not self._answer(texts, started) and texts == list(canary.TEXTS):
+            worker = self.headers.get(WORKER_HEADER, "")
+            self.state.unanswered.append(Unanswered(time.monotonic(), worker))
+
+    def _answer(self, texts: list[str], started: float) -> bool:
+        """Answer, or do what goes wrong. Returns whether there were vectors."""
         trouble = self.state.trouble()
         if trouble == "too slow":
             time.sleep(TIMEOUT_SECONDS + 0.5)
@@ -158,9 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
             nan = f"failed to encode response: json: unsupported value: NaN: {REFUSAL}"
             self._give(400 if is_plain else 500, {"error": REFUSAL if is_plain else nan})
         else:
-            self._embed(texts, started, is_cut=trouble == "reset late")
+            return self._embed(texts, started, is_cut=trouble == "reset late")
+        return False
 
-    def _embed(self, texts: list[str], started: float, *, is_cut: bool) -> None:
+    def _embed(self, texts: list[str], started: float, *, is_cut: bool) -> bool:
         answer = {"model": "soak", "embeddings": [vector_of(text) for text in texts]}
         if is_cut:
             self._give(200, answer, is_cut=True)
@@ -169,8 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
             now = time.monotonic()
             worker = self.headers.get(WORKER_HEADER, "")
             self.state.deliveries.extend(Delivery(now, worker, text) for text in texts)
+            return True
         else:
             self._hang_up()
+        return False
 
     def _give(self, status: int, value: Any, *, is_cut: bool = False, **headers: str) -> None:
         body = json.dumps(value).encode()
