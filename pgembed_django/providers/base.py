@@ -59,12 +59,10 @@ class Provider(Options, ABC):
         self.document_prefix = self.string("document_prefix", document_prefix)
         self.query_prefix = self.string("query_prefix", query_prefix)
         self.batch_size = self.whole("batch_size", batch_size)
-        self.max_tokens_per_batch = max_tokens_per_batch and self.whole(
-            "max_tokens_per_batch", max_tokens_per_batch
+        self.max_tokens_per_batch = self.optional(
+            self.whole, "max_tokens_per_batch", max_tokens_per_batch
         )
-        self._max_input_tokens = max_input_tokens and self.whole(
-            "max_input_tokens", max_input_tokens
-        )
+        self._max_input_tokens = self.optional(self.whole, "max_input_tokens", max_input_tokens)
         if too_long not in ("cut", "split", "refuse"):
             raise self.wrong("too_long", too_long, 'Set it to "cut", "split" or "refuse"')
         self.too_long = too_long

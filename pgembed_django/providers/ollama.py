@@ -52,16 +52,16 @@ class OllamaProvider(ServerProvider):
         **common: Any,
     ) -> None:
         if base_url is not None:
-            self.string("base_url", base_url)
+            self.name("base_url", base_url)
         where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
         super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
         # The same in every request: if num_ctx changed, the server would reload the model.
         self._constant: dict[str, Any] = {"model": self.model}
         if keep_alive is not None:
             self._constant["keep_alive"] = self._keep_alive(keep_alive)
+        if options is not None and not isinstance(options, Mapping):
+            raise self.wrong("options", options, "Set it to a dict of model options")
         if options:
-            if not isinstance(options, Mapping):
-                raise self.wrong("options", options, "Set it to a dict of model options")
             self._constant["options"] = dict(options)
         self._truncate = self.flag("truncate", truncate)
         self._send_dimensions = self.flag("send_dimensions", send_dimensions)
@@ -198,7 +198,7 @@ class OllamaProvider(ServerProvider):
                 return float(value) if "." in value else int(value)
             if _DURATION.fullmatch(value):
                 return value
-        elif not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool):
             return value
         raise self.wrong("keep_alive", value, 'Set it to seconds, or to a duration like "10m"')
 

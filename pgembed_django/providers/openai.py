@@ -55,10 +55,10 @@ class OpenAIProvider(ServerProvider):
         if api_key_env is None and self.parts_of(base_url).hostname == "api.openai.com":
             api_key_env = "OPENAI_API_KEY"
         headers = dict(self.mapping("headers", headers))
-        if organization:
-            headers["OpenAI-Organization"] = organization
-        if project:
-            headers["OpenAI-Project"] = project
+        if organization is not None:
+            headers["OpenAI-Organization"] = self.name("organization", organization)
+        if project is not None:
+            headers["OpenAI-Project"] = self.name("project", project)
         super().__init__(
             base_url=base_url,
             api_key_env=api_key_env,

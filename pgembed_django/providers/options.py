@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.conf import ENDLESS
 
 MOST_DIMENSIONS: Final = 16_000
+
+Value = TypeVar("Value")
 
 
 class Options:
@@ -30,6 +32,19 @@ class Options:
     @staticmethod
     def wrong(option: str, value: object, remedy: str) -> ImproperlyConfigured:
         return ImproperlyConfigured(f"{option} is {value!r}. {remedy}.")
+
+    @staticmethod
+    def optional(
+        check: Callable[[str, Value], Value], option: str, value: Value | None
+    ) -> Value | None:
+        """Return the value of an option that may be left out, which only None stands for."""
+        if value is None:
+            return None
+        try:
+            return check(option, value)
+        except ImproperlyConfigured as error:
+            said = str(error).removesuffix(".")
+            raise ImproperlyConfigured(f"{said}, or leave it out.") from None
 
     def whole(self, option: str, value: int) -> int:
         """Return the value of an option that must be a whole number of one or more."""

@@ -47,19 +47,19 @@ class SentenceTransformerProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self._revision = self.optional(self.name, "revision", revision)
+        self._arguments = (
+            self.model,
+            self.optional(self.name, "device", device),
+            self.flag("trust_remote_code", trust_remote_code),
+            self.flag("local_files_only", local_files_only),
+            self._revision,
+        )
         if importlib.util.find_spec("sentence_transformers") is None:
             raise ImproperlyConfigured(
                 "The package sentence-transformers is not installed. "
                 'It comes with pip install "pgembed-django[sentence-transformers]".'
             )
-        self._revision = revision
-        self._arguments = (
-            self.model,
-            device,
-            self.flag("trust_remote_code", trust_remote_code),
-            self.flag("local_files_only", local_files_only),
-            revision,
-        )
 
     @property
     def max_input_tokens(self) -> int | None:

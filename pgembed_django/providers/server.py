@@ -218,9 +218,9 @@ class ServerProvider(Provider):
                     f"headers holds {header!r}, which would be stored in the database. "
                     "Put the name of an environment variable into header_envs instead."
                 )
-        for name in filter(None, [api_key_env, *header_envs.values()]):
+        for name in [*([] if api_key_env is None else [api_key_env]), *header_envs.values()]:
             # A key of small letters and digits may pass for a name, but is not one that is set.
-            is_name = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", str(name))
+            is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
             is_key = re.search(r"[a-z]", str(name)) and re.search(r"[0-9]{2}", str(name))
             if not is_name or (is_key and name not in os.environ):
                 raise ImproperlyConfigured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,58 @@ def test_an_option_of_another_type_is_told_with_its_value(
         provider_class(alias="tested", model="m", dimensions=8, **{option: value})
 
     assert str(raised.value) == f"{option} is {value!r}. {remedy}."
+
+
+@pytest.mark.parametrize(
+    ("provider_class", "option"),
+    [
+        (DeterministicProvider, "batch_size"),
+        (DeterministicProvider, "max_tokens_per_batch"),
+        (DeterministicProvider, "max_input_tokens"),
+        (OllamaProvider, "timeout_seconds"),
+        (OllamaProvider, "connect_timeout_seconds"),
+        (OllamaProvider, "query_timeout_seconds"),
+        (OllamaProvider, "base_url"),
+        (OllamaProvider, "options"),
+        (OpenAIProvider, "base_url"),
+        (OpenAIProvider, "organization"),
+        (OpenAIProvider, "project"),
+        (SentenceTransformerProvider, "device"),
+        (SentenceTransformerProvider, "revision"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, False, "", []])
+def test_an_empty_option_is_not_taken_for_one_left_out(
+    provider_class: type[providers.Provider], option: str, value: object
+):
+    with pytest.raises(ImproperlyConfigured, match=re.escape(f"{option} is {value!r}. ")):
+        provider_class(alias="tested", model="m", dimensions=8, **{option: value})
+
+
+def test_an_option_that_may_be_left_out_says_so():
+    config = {"default": {**GOOD, "OPTIONS": {"max_input_tokens": 0}}}
+    with (
+        override_settings(PGEMBED_PROVIDERS=config),
+        pytest.raises(
+            ImproperlyConfigured,
+            match=r"'default'\]: max_input_tokens is 0\. "
+            r"Set it to a whole number of one or more, or leave it out\.",
+        ),
+    ):
+        providers.get()
+
+
+@pytest.mark.parametrize("value", [0, False, "", []])
+@pytest.mark.parametrize("option", ["api_key_env", "header_envs"])
+def test_an_empty_name_of_a_variable_is_no_name(option: str, value: object):
+    given = {"api-key": value} if option == "header_envs" else value
+    with pytest.raises(ImproperlyConfigured, match="take names of environment variables"):
+        OpenAIProvider(alias="tested", model="m", dimensions=8, **{option: given})
+
+
+def test_a_keep_alive_of_another_type_is_told_with_its_value():
+    with pytest.raises(ImproperlyConfigured, match=r"keep_alive is \[\]"):
+        OllamaProvider(alias="tested", model="m", dimensions=8, keep_alive=[])
 
 
 @pytest.mark.parametrize("missing", ["BACKEND", "MODEL", "DIMENSIONS"])
