@@ -51,6 +51,7 @@ IDS = {
     "pgembed.W010": "Vectors belong to a role that the triggers' functions do not trust.",
     "pgembed.W011": "Queries of tables that triggers and workers write are cached.",
     "pgembed.W012": "The content of an encrypted field is stored in plain.",
+    "pgembed.W013": "A server does not list the model. Only looked at with --deploy.",
 }
 
 register(check_settings)

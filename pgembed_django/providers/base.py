@@ -191,6 +191,10 @@ class Provider(Options, ABC):
         """Return what the server tells about its model, for people. It may change at any time."""
         return self.told_digest or ""
 
+    def doubt(self) -> str:
+        """Return why the model that answers may not be the one that is meant. Empty: no reason."""
+        return ""
+
     @property
     def connection(self) -> object | None:
         """What this thread's last answer came over. Another object: perhaps of another server.

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, did_you_mean
 from pgembed_django.providers import quoting, vectors
 from pgembed_django.providers.server import ServerProvider
 from pgembed_django.providers.vectors import Vectors
@@ -28,6 +28,12 @@ RECHECK_SECONDS: Final = 3600.0
 
 FACTS: Final = ("id", "root", "size", "n_params", "n_embd", "n_vocab", "max_model_len")
 """What /models tells that differs between models: of any server, of llama.cpp's, of vLLM's."""
+
+LIST_SECONDS: Final = 2.0
+"""How long to wait for the list of models, which is only for people."""
+
+NAMED: Final = 5
+"""How many of a server's models a message names."""
 
 Encoding = Literal["base64", "float"] | None
 ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
@@ -100,16 +106,38 @@ class OpenAIProvider(ServerProvider):
 
     def model_facts(self) -> str:
         # Only for people, not a digest: servers tell more after an upgrade, or less behind a proxy.
-        answer = self.ask("GET", "/models", timeout_seconds=self.query_timeout_seconds)
-        value = answer.json() if answer.status == 200 else None
-        models = value.get("data") if isinstance(value, dict) else None
-        models = [one for one in models or () if isinstance(one, dict)]
+        models = self._listed()
         named = [one for one in models if one.get("id") == self.model] or models
         if len(named) != 1:
             return ""
         told = {**named[0], **_mapping(named[0].get("meta"))}
         facts = [f"{name} {told[name]}" for name in FACTS if isinstance(told.get(name), str | int)]
         return clean(quoting.quote(", ".join(facts)))
+
+    def doubt(self) -> str:
+        models = self._listed()
+        told = [name for one in models for name in (one.get("id"), *_list(one.get("aliases")))]
+        names = list(dict.fromkeys(name for name in told if isinstance(name, str)))
+        if not names or any(_is_same(name, self.model) for name in names):
+            return ""
+        many = f"{len(names):,} models, such as " if len(names) > NAMED else ""
+        listed = f"It lists {many}{', '.join(map(repr, names[:NAMED]))}."
+        return (
+            f"{self.base_url} does not list the model {self.model!r}. "
+            f"{quoting.quote(did_you_mean(self.model, names) + listed)} "
+            "Some servers answer any name, with whatever model they have. Correct MODEL, unless "
+            "it is an alias of the right one."
+        )
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """Return what the server tells of each of its models. Empty: nothing.
+
+        Not by ``ask``: if this route is limited, texts need not wait.
+        """
+        answer = self._wire.request("GET", "/models", timeout_seconds=LIST_SECONDS)
+        value = answer.json() if answer.status == 200 else None
+        models = value.get("data") if isinstance(value, dict) else value  # some send a bare list
+        return [one for one in _list(models) if isinstance(one, dict)]
 
     def _encodings(self) -> Sequence[Encoding]:
         """Return the encodings to try, in order: each if the server refuses the one before."""
@@ -167,6 +195,16 @@ class OpenAIProvider(ServerProvider):
         except (binascii.Error, ValueError):
             # Not chained: its message contains the vector.
             raise ProviderError(f"{self.base_url} answered with invalid base64.") from None
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Return whether two names mean the same model, perhaps with its owner, path or tag."""
+    one, other = (f"/{name.casefold().removesuffix(':latest')}" for name in (one, other))
+    return one.endswith(other) or other.endswith(one)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -36,7 +37,11 @@ SAMPLE: Final = " ".join(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The result of a probe. ``message`` tells a person what failed. Empty: nothing failed."""
+    """The result of a probe. ``message`` tells a person what failed. Empty: nothing failed.
+
+    ``doubt`` tells why the model that answers may be another one than is meant. Such a model is
+    neither present nor missing: ``model_present`` is None.
+    """
 
     reachable: bool
     model_present: bool | None
@@ -44,6 +49,7 @@ class Probe:
     digest: str | None
     seconds: float
     message: str
+    doubt: str = ""
 
     @property
     def ok(self) -> bool:
@@ -104,14 +110,23 @@ def look(provider: Provider) -> Probe:
         reachable, message = False, str(error)
     except ProviderError as error:
         message = str(error)
+    seconds = time.monotonic() - started
+    doubt = _doubt(provider) if reachable else ""
     return Probe(
         reachable=reachable,
-        model_present=present,
+        model_present=None if doubt and present else present,
         width=width,
         digest=digest,
-        seconds=time.monotonic() - started,
+        seconds=seconds,
         message=message,
+        doubt=doubt,
     )
+
+
+def _doubt(provider: Provider) -> str:
+    with suppress(ProviderError), raising.provider_errors(provider):
+        return provider.doubt()
+    return ""
 
 
 def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import requests
+from django.core.management import call_command
+from django.test import override_settings
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import providers, search, spaces, specs
 from pgembed_django.exceptions import ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.models import Job
 from pgembed_django.providers.openai import OpenAIProvider
@@ -73,16 +76,18 @@ def provider(url: str, **options: Any) -> OpenAIProvider:
     return OpenAIProvider(alias="default", model="minilm", dimensions=384, base_url=url, **options)
 
 
-def settings(url: str, **options: Any) -> dict[str, Any]:
+def declared(url: str, *, model: str = "minilm", **options: Any) -> dict[str, Any]:
     return {
-        "PGEMBED_PROVIDERS": {
-            "default": {
-                "BACKEND": BACKEND,
-                "MODEL": "minilm",
-                "DIMENSIONS": 384,
-                "OPTIONS": {"base_url": url, **options},
-            }
-        },
+        "BACKEND": BACKEND,
+        "MODEL": model,
+        "DIMENSIONS": 384,
+        "OPTIONS": {"base_url": url, **options},
+    }
+
+
+def settings(url: str, **given: Any) -> dict[str, Any]:
+    return {
+        "PGEMBED_PROVIDERS": {"default": declared(url, **given)},
         "PGEMBED_RECONCILE_SECONDS": 1,
         "PGEMBED_CANARY_SECONDS": 300,
     }
@@ -166,6 +171,20 @@ def test_what_a_server_cuts_silently_is_cut_here_and_marked(llama, start_worker)
         starts = [text for text in sent if chunk.passage.startswith(text)]
         whole = [text for text in starts if llama.count(text) <= 128]
         assert max(cosine(chunk.embedding, llama.embed(text)) for text in whole) > 0.9999
+
+
+def test_a_wrong_name_is_told_with_the_one_that_the_server_lists(llama, models):
+    out = io.StringIO()
+
+    with override_settings(**settings(llama.url + "/v1")):
+        call_command("embed_probe", stdout=out)
+
+    told = f"does not list the model 'minilm'. It lists '{models[6]}'."
+    assert told in out.getvalue()
+    assert "recommended batch_size" in out.getvalue()  # it answers any name
+
+    with override_settings(**settings(llama.url + "/v1", model=models[6].name)):
+        assert providers.get().probe().doubt == ""
 
 
 def test_another_model_behind_the_same_address_is_noticed(llama, models, start_worker):

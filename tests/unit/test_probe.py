@@ -12,7 +12,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 
 from pgembed_django import providers
-from pgembed_django.providers import probes
+from pgembed_django.providers import openai, probes
 from pgembed_django.providers.deterministic import DeterministicProvider
 from tests import played
 
@@ -208,3 +208,127 @@ def test_a_batch_that_fails_is_told_and_not_recommended(serve):
     assert report.timings[-1].milliseconds_per_text is None
     assert "too much" in report.timings[-1].message
     assert report.recommended_batch_size in (1, 8)
+
+
+@pytest.fixture
+def listing(settings: Any) -> Iterator[Callable[..., str]]:
+    """Return what the command writes of a server that answers any name, and lists some."""
+    with ExitStack() as stack:
+
+        def ask(answer: played.Reply | list[str]) -> str:
+            server = stack.enter_context(played.serving(played.OpenAI()))
+            if isinstance(answer, list):
+                answer = played.reply({"object": "list", "data": [{"id": one} for one in answer]})
+            server.other = lambda seen: answer
+            settings.PGEMBED_PROVIDERS = {
+                "default": {
+                    "BACKEND": "pgembed_django.providers.openai.OpenAIProvider",
+                    "MODEL": server.model,
+                    "DIMENSIONS": server.width,
+                    "OPTIONS": {"base_url": server.url + "/v1"},
+                }
+            }
+            return probe()
+
+        yield ask
+
+
+@pytest.mark.parametrize(
+    ("listed", "told"),
+    [
+        (["plaid"], "Did you mean 'plaid'? It lists 'plaid'."),
+        (["minilm.gguf", "bge-m3"], "It lists 'minilm.gguf', 'bge-m3'."),
+        (["elsewhere/played-2"], "It lists 'elsewhere/played-2'."),
+        (
+            [f"vendor/model-{number}" for number in range(4000)],
+            "It lists 4,000 models, such as 'vendor/model-0', 'vendor/model-1', 'vendor/model-2', "
+            "'vendor/model-3', 'vendor/model-4'.",
+        ),
+    ],
+)
+def test_a_model_that_the_server_does_not_list_is_a_warning(listing, listed, told):
+    written = listing(listed)
+
+    assert f"/v1 does not list the model 'played'. {told} Some servers answer" in written
+    assert "model:                  unknown" in written
+    assert "recommended batch_size" in written
+    [problem] = problems()
+    assert problem.id == "pgembed.W013"
+    assert told in problem.msg
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        ["other", "played"],
+        ["Played"],
+        ["played:latest"],  # Ollama's
+        ["models/played"],  # Gemini's
+        ["/home/models/played"],  # llama.cpp's
+        [],
+    ],
+)
+def test_a_model_that_the_server_lists_by_its_full_name_is_no_doubt(listing, listed):
+    written = listing(listed)
+
+    assert "does not list" not in written
+    assert "model:                  present" in written
+    assert problems() == []
+
+
+def test_other_names_that_the_server_lists_for_a_model_are_known(listing):
+    model = {"id": "minilm.gguf", "aliases": ["mini", "played"]}
+
+    assert "does not list" not in listing(played.reply({"data": [model]}))
+
+
+def test_a_bare_list_of_models_is_read_too(listing):
+    assert "It lists 'plaid'." in listing(played.reply([{"id": "plaid"}]))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        played.HTML,
+        played.EMPTY,
+        played.NO_ROUTE,
+        played.HANG_UP,
+        played.SILENT,
+        played.DRIP,
+        played.plain(200, "["),
+        played.plain(200, "[" * 100_000),
+        played.plain(500, "no"),
+        played.plain(429, "slow down", Retry_After="600"),
+        played.plain(301, "", Location="http://127.0.0.1:9/"),
+        *map(
+            played.reply,
+            [
+                None,
+                5,
+                "played",
+                [],
+                ["plaid"],
+                {"data": None},
+                {"data": 5},
+                {"data": {"plaid": 1}},
+                {"data": [{"name": "plaid"}, {"id": None}, {"id": 5}, {"id": ["plaid"]}, None]},
+                {"data": [{"id": None, "aliases": 5}]},
+            ],
+        ),
+    ],
+)
+def test_a_server_that_lists_nothing_usable_is_well_all_the_same(listing, monkeypatch, answer):
+    monkeypatch.setattr(openai, "LIST_SECONDS", 0.2)
+
+    written = listing(answer)
+
+    assert "does not list" not in written
+    assert "recommended batch_size" in written
+
+
+def test_names_that_a_server_lists_are_quoted_safely(listing):
+    written = listing(["\ud800\x1b[31m\n" + "x" * 10_000, "token=abcdefghij"])
+
+    assert "abcdefghij" not in written
+    assert "\x1b" not in written
+    assert "x" * 400 not in written

@@ -56,6 +56,8 @@ class Command(StoppableCommand):
         self._write("width", probe.width or "unknown")
         self._write("digest", probe.digest or "not told")
         self._write("first word", f"{probe.seconds * 1000:.0f} ms")
+        if probe.doubt:
+            self.stdout.write(self.style.WARNING(f"  {probe.doubt}"))
         if not probe.ok:
             self.stdout.write(self.style.ERROR(f"  {probe.message}"))
             return False
