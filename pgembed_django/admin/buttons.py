@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from django.contrib import messages
@@ -20,8 +20,10 @@ from django.utils.translation import gettext as _
 
 from pgembed_django import conf, jobs, providers, specs
 from pgembed_django.admin import acts, filters
+from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Pause
 from pgembed_django.providers import Probe
+from pgembed_django.threads import Threads
 
 if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
@@ -79,19 +81,25 @@ def _probe(request: HttpRequest, name: str) -> Said:
         return messages.ERROR, str(error)
     # Django capitalizes a message's first letter: do not begin with an alias or a model's name.
     who = _("The provider %(alias)s (%(model)s)") % {"alias": name, "model": provider.model}
-    probe = within(PROBE_SECONDS, provider.probe)
+    try:
+        probe = within(PROBE_SECONDS, provider.probe)
+    except ProviderError as error:
+        return messages.ERROR, f"{who}: {error}"
     if probe is None:
         return messages.ERROR, _("%(provider)s did not answer within %(seconds)d s.") % {
             "provider": who,
             "seconds": PROBE_SECONDS,
         }
     if not probe.ok:
-        return messages.ERROR, f"{who}: {probe.message}"
-    return messages.SUCCESS, _("%(provider)s answered in %(ms)d ms with %(width)d dimensions.") % {
+        return messages.ERROR, f"{who}: {probe.message} {probe.doubt}".rstrip()
+    answered = _("%(provider)s answered in %(ms)d ms with %(width)d dimensions.") % {
         "provider": who,
         "ms": probe.seconds * 1000,
         "width": probe.width,
     }
+    if probe.doubt:
+        return messages.WARNING, f"{answered} {probe.doubt}"
+    return messages.SUCCESS, answered
 
 
 def _release(request: HttpRequest, name: str) -> Said:
@@ -104,12 +112,19 @@ def _release(request: HttpRequest, name: str) -> Said:
 
 
 def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:
-    """Return the probe, or None if it takes longer. Its thread then ends by itself later."""
-    found: list[Probe] = []
-    thread = threading.Thread(target=lambda: found.append(look()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    """Return the probe, or None if it takes longer. Its thread then ends by itself later.
+
+    Raises:
+        ProviderUnavailable: this process can start no thread.
+    """
+    threads = Threads(1, name="pgembed-probe")
+    try:
+        found: Future[Probe] = threads.submit(look)
+        return found.result(seconds)
+    except TimeoutError:
+        return None
+    finally:
+        threads.shutdown(wait=False)
 
 
 def _what(request: HttpRequest, name: str) -> str:

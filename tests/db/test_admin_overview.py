@@ -24,6 +24,7 @@ from pgembed_django.admin import buttons, drawing, overview
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.pipeline import Pipeline
 from tests.app.models import Article, Page
+from tests.conftest import no_more_threads
 from tests.db.conftest import claim
 from tests.played.provider import PlayedProvider
 
@@ -327,6 +328,25 @@ def test_a_probe_does_not_wait_for_longer_than_a_person_does(
         assert "did not answer within" in said(press(operator, "probe", "default"))
     finally:
         gate.set()
+
+
+def test_a_probe_that_no_thread_can_be_started_for_says_so(
+    operator: Client, provider: type[PlayedProvider]
+) -> None:
+    with no_more_threads():
+        answered = said(press(operator, "probe", "default"))
+
+    assert "can start no thread" in answered
+
+
+def test_a_probe_tells_of_a_model_that_the_server_does_not_list(
+    operator: Client, provider: type[PlayedProvider], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlayedProvider, "doubt", lambda self: "It lists 'bag'.")
+
+    answered = said(press(operator, "probe", "default"))
+
+    assert answered.endswith("ms with 64 dimensions. It lists 'bag'.")
 
 
 def test_a_provider_that_cannot_be_built_says_why(operator: Client, settings: object) -> None:
