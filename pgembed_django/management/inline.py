@@ -15,6 +15,7 @@ from pgembed_django import conf
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.specs import Spec
 from pgembed_django.worker import Worker
+from pgembed_django.worker.liveness import Watchdog
 
 
 @contextmanager
@@ -49,9 +50,11 @@ def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
             connections.close_all()
 
     thread = threading.Thread(target=run, name="pgembed-backfill")
-    thread.start()
-    try:
-        yield died
-    finally:
-        worker.stop()
-        thread.join()
+    watchdog = Watchdog(worker.liveness, is_late=lambda: worker.is_late, say_alive=worker.say_alive)
+    with watchdog:
+        thread.start()
+        try:
+            yield died
+        finally:
+            worker.stop()
+            thread.join()

@@ -96,7 +96,8 @@ class Watchdog:
 
     If the loop waits long for the database, it checks whether the server still works on that. If
     the worker should have ended (``is_overdue``), it cancels waits for table locks and standbys.
-    If the loop stays stuck, it calls ``give_up`` once, as a thread cannot be stopped.
+    If the loop is only busy (``is_late``), it calls ``say_alive``. If it stays stuck, it calls
+    ``give_up`` once, as a thread cannot be stopped.
     """
 
     def __init__(
@@ -105,15 +106,19 @@ class Watchdog:
         *,
         sessions: Sessions | None = None,
         is_overdue: Callable[[], bool] = lambda: False,
+        is_late: Callable[[], bool] = lambda: False,
+        say_alive: Callable[[], None] = lambda: None,
         give_up: Callable[[Stuck], None] = lambda _: None,
         file: Path | None = None,
     ) -> None:
         self._liveness = liveness
         self._sessions = sessions
         self._is_overdue = is_overdue
+        self._is_late = is_late
+        self._say_alive = say_alive
         self._give_up = give_up
         self._has_given_up = False
-        self._asking: threading.Thread | None = None
+        self._asking: dict[Callable[..., None], threading.Thread] = {}
         self._file = file
         self._is_stuck = False
         self._is_file_lost = False
@@ -145,21 +150,24 @@ class Watchdog:
         if self._sessions and (
             self._is_overdue() or self._liveness.waiting_for_database() is not None
         ):
-            self._ask(self._sessions)
+            self._ask(self._end_waits, self._sessions)
+        if not stuck and self._is_late():
+            self._ask(self._say_alive)
         limit = self._liveness.stuck_seconds
         explained = stuck and stuck.seconds > limit + min(2 * limit, EXPLAINED_SECONDS)
         if stuck and explained and not self._has_given_up:
             self._has_given_up = True
             self._give_up(stuck)
 
-    def _ask(self, sessions: Sessions) -> None:
-        """Ask the server in another thread, as this question may hang as well."""
-        if self._asking is None or not self._asking.is_alive():
-            self._asking = threading.Thread(
-                target=self._end_waits, args=[sessions], name="pgembed-asking", daemon=True
+    def _ask(self, question: Callable[..., None], *given: object) -> None:
+        """Ask the server in another thread for each question, as this may hang as well."""
+        if question not in self._asking or not self._asking[question].is_alive():
+            asking = threading.Thread(
+                target=question, args=given, name="pgembed-asking", daemon=True
             )
             with suppress(RuntimeError):  # no more threads: it asks again at the next look
-                self._asking.start()
+                asking.start()
+                self._asking[question] = asking
 
     def _end_waits(self, sessions: Sessions) -> None:
         if self._is_overdue():

@@ -15,6 +15,9 @@ from pgembed_django.pipeline import Pipeline
 from pgembed_django.pool import Pool
 from pgembed_django.text import clean, encodable
 
+LATE_SECONDS = 20.0
+"""After so long without an update by the loop, another thread updates the row."""
+
 Name = Callable[[str, str, int], str]
 """Names a provider by its alias, model and dimensions."""
 
@@ -30,13 +33,26 @@ class Presence:
         # bulk_create() sends no signals: an error in a receiver must not end the worker.
         [self.row] = WorkerRow.objects.using(using).bulk_create([row])
         self._told = 0
-        self._told_at = time.monotonic()
+        self._told_at = self._updated_at = time.monotonic()
 
     def __str__(self) -> str:
         return str(self.row)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the loop has been too busy to update the row."""
+        return time.monotonic() - self._updated_at > LATE_SECONDS
+
     def report(self, pipeline: Pipeline) -> None:
         """Update the row, and log the progress."""
+        if not self.update(pipeline):
+            # Another worker took this one, frozen or cut off, for dead. Or there was a flush.
+            WorkerRow.objects.using(self.using).bulk_create([self.row])
+            self.update(pipeline)
+        self._tell(pipeline.completed, holds=len(pipeline.holding.units))
+
+    def update(self, pipeline: Pipeline) -> bool:
+        """Update the row. Return whether it is there. Any thread may call it."""
         state = {
             "last_seen_at": Now(),
             "holds": len(pipeline.holding.units),
@@ -48,12 +64,8 @@ class Presence:
             },
             "aside": self._encodable(aside(pipeline)),
         }
-        rows = WorkerRow.objects.using(self.using)
-        if not rows.filter(pk=self.row.pk).update(**state):
-            # Another worker took this one, frozen or cut off, for dead. Or there was a flush.
-            rows.bulk_create([self.row])
-            rows.filter(pk=self.row.pk).update(**state)
-        self._tell(pipeline.completed, holds=len(pipeline.holding.units))
+        self._updated_at = time.monotonic()
+        return bool(WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(**state))
 
     def end(self) -> None:
         """Delete the row."""
@@ -96,4 +108,4 @@ def _named(pool: Pool, name: Name) -> str:
 
 def aside(pipeline: Pipeline) -> dict[str, str]:
     """Return the keys of the specs that are set aside, and why."""
-    return {spec.key: clean(why) for spec, why in pipeline.aside.reasons.items()}
+    return {spec.key: clean(why) for spec, why in list(pipeline.aside.reasons.items())}

@@ -58,6 +58,8 @@ class Worker:
         self.recycled_for = ""
         """Which limit was reached, for people. Empty: none."""
         self._pipeline: Pipeline | None = None
+        self._loop: Loop | None = None
+        """Set while the worker has a row."""
         self._rest = Rest(self.settings)
         self._outage = Outage(using=using)
         self._stopping = Stopping(grace_seconds=self.settings.stop_grace_seconds)
@@ -127,6 +129,21 @@ class Worker:
         self._stopping.ask()
         self.wake()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its loop has been too busy to say that it is alive, and the database is there."""
+        return self._loop is not None and self._loop.presence.is_late and not self._outage
+
+    def say_alive(self) -> None:
+        """Update its row while the loop is too busy to do so. Another thread calls this."""
+        loop = self._loop
+        try:
+            with suppress(DatabaseError, InterfaceError):
+                if loop is not None:
+                    loop.presence.update(loop.pipeline)
+        finally:
+            connections[self.using].close()
+
     def give_up(self, stuck: Stuck) -> None:
         """Give the jobs back of a loop that is stuck in a project's code.
 
@@ -182,9 +199,7 @@ class Worker:
             wake=self.wake,
             worker_id=presence.row.pk,
         )
-        # At the start, so that the first saved row need not wait for the models.
-        spaces.warm_up(self.specs.values(), using=self.using)
-        loop = Loop(
+        loop = self._loop = Loop(
             pipeline,
             maintenance,
             presence,
@@ -195,6 +210,8 @@ class Worker:
             settings=self.settings,
             drain=self.drain,
         )
+        # At the start, so that the first saved row need not wait for the models.
+        spaces.warm_up(self.specs.values(), using=self.using)
         events.tell(events.WORKER_STARTED, worker=str(presence), specs=", ".join(self.specs))
         if not self.drain:
             maintenance.start()
@@ -281,6 +298,7 @@ class Worker:
             configuring.drop_halfway_session(self.using)
             loop.pipeline.release()
             loop.add_up()
+            self._loop = None
             loop.presence.end()
         loop.pipeline.close()
         self.listener.close()

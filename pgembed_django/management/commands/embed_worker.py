@@ -175,6 +175,8 @@ class Command(EmbedCommand):
             worker.liveness,
             sessions=worker.sessions,
             is_overdue=lambda: worker.is_overdue,
+            is_late=lambda: worker.is_late,
+            say_alive=worker.say_alive,
             give_up=partial(self._give_up, worker),
             file=file,
         )
