@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import Count, F, Prefetch, Value
 from django.db.models.expressions import RawSQL
@@ -621,3 +622,37 @@ def test_a_result_that_is_not_there_is_an_index_error_that_says_so():
     with pytest.raises(IndexError, match=r"^No result has the index 0: the search found none\. No"):
         _ = results[0]
     assert list(results[:1]) == []
+
+
+@pytest.mark.parametrize("name", ["englsh", "English2", "a.b.c.d", "no.such", "two words", "\0"])
+@pytest.mark.parametrize("find", [lambda one: search(Article, "trout"), similar_to])
+def test_an_unknown_configuration_is_told_and_the_transaction_goes_on(
+    make_article, run_jobs, settings, find, name
+):
+    article = make_article(title="trout")
+    make_article(title="trout farm")
+    run_jobs()
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = name
+
+    with pytest.raises(ImproperlyConfigured, match="PGEMBED_TEXT_SEARCH_CONFIG is") as raised:
+        find(article)
+
+    assert repr(name) in str(raised.value)
+    assert "It has: arabic, " in str(raised.value)
+    assert Article.objects.count() == 2  # in the caller's transaction
+
+
+def test_an_unknown_configuration_is_told_with_one_like_it(make_article, run_jobs, settings):
+    settings.PGEMBED_TEXT_SEARCH_CONFIG = "englsh"
+
+    with pytest.raises(ImproperlyConfigured, match="Did you mean 'english'"):
+        search(Article, "trout")
+
+
+def test_a_configuration_is_named_in_any_way_that_postgres_reads(make_article, run_jobs, settings):
+    article = make_article(title="trout")
+    run_jobs()
+
+    for name in ("English", "pg_catalog.english", '"english"'):
+        settings.PGEMBED_TEXT_SEARCH_CONFIG = name
+        assert [hit.pk for hit in search(Article, "trout")] == [article.pk]
