@@ -14,7 +14,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, did_you_mean
+from pgembed_django.exceptions import (
+    BatchTooLarge,
+    ProviderError,
+    ProviderMisconfigured,
+    did_you_mean,
+)
 from pgembed_django.providers import quoting, vectors
 from pgembed_django.providers.server import ServerProvider
 from pgembed_django.providers.vectors import Vectors
@@ -169,6 +174,10 @@ class OpenAIProvider(ServerProvider):
         """Return the vectors in the order of the texts, that is, sorted by ``index``.
 
         An item without it, or with null, is in its place. Gemini leaves it out where it is 0.
+
+        Raises:
+            BatchTooLarge: all have the same index. A smaller batch helps: one text.
+            ProviderError: there are no vectors, or other wrong indexes.
         """
         data = value.get("data")
         if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
@@ -179,10 +188,14 @@ class OpenAIProvider(ServerProvider):
         if not vectors.NUMBERS.issuperset(map(type, indexes)) or (
             sorted(indexes) != list(range(len(data)))
         ):
-            raise ProviderError(
+            said = (
                 f"{self.base_url} answered embeddings with a wrong index: they are numbered "
                 f"{str(indexes[:5])[:80]} and so on, not from 0 to {len(data) - 1}."
             )
+            if len(data) > 1 and all(index == indexes[0] for index in indexes):
+                # Some servers number each so. Of a single text it is known whose vector it is.
+                raise BatchTooLarge(f"{said} If this server always does so, set batch_size to 1.")
+            raise ProviderError(said)
         ordered = sorted(zip(indexes, data, strict=True), key=itemgetter(0))
         return [self._row(item.get("embedding")) for _, item in ordered]
 

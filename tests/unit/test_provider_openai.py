@@ -170,6 +170,33 @@ def test_an_index_that_fits_nothing_is_no_answer(
         provider.embed_batch(["one", "two"])
 
 
+def test_a_server_that_numbers_all_vectors_alike_is_sent_single_texts(make_provider: Make):
+    server = played.OpenAI()
+
+    def embed(seen: played.Seen) -> played.Reply:
+        rows = [server.vector_of(text).tolist() for text in seen.payload["input"]]
+        # In another order than that of the texts: nothing tells which is whose.
+        return played.reply({"data": [{"index": 0, "embedding": row} for row in rows[::-1]]})
+
+    server.embed = embed
+    provider = make_provider(server)
+    texts = [f"text {number}" for number in range(64)]
+
+    found = provider.embed_documents(texts)
+
+    assert found == pytest.approx(
+        np.stack([played.vector_of(text, 16) for text in texts]), abs=1e-5
+    )
+    assert [len(asked) for asked in server.asked] == [32, 16, 8, 4, 2] + [1] * 64
+
+    server.seen.clear()
+    provider.embed_documents(texts)
+    assert [len(asked) for asked in server.asked] == [1] * 64
+
+    with pytest.raises(BatchTooLarge, match=r"\[0, 0\] .* set batch_size to 1\."):
+        provider.embed_batch(["one", "two"])
+
+
 @pytest.mark.parametrize("kin", KIN)
 def test_too_long_is_told_by_the_words_of_each_server(make_provider: Make, kin: str):
     provider = make_provider(played.OpenAI(kin=kin, context=40), too_long="refuse")
