@@ -161,6 +161,11 @@ def provider_key(alias: str, model: str, dimensions: int) -> str:
     return f"{alias} ({model}, {dimensions})"
 
 
+def lost_name(name: str, space_id: int) -> str:
+    """Return what the lost provider of one space is called, if that of another space is not."""
+    return f"{name} of space {space_id}"
+
+
 _instead: dict[str, Any] = {}
 
 NAMES = tuple(f"{PREFIX}{setting.name.upper()}" for setting in fields(Settings))

@@ -13,8 +13,9 @@ from pgembed_django.providers.vectors import Vectors
 class LostProvider(Provider):
     """A provider whose class, package or option is gone. Every request raises the reason."""
 
-    def __init__(self, *, reason: str, **common: Any) -> None:
+    def __init__(self, *, reason: str, space_id: int, **common: Any) -> None:
         super().__init__(**common)
+        self.space_id = space_id
         self._reason = reason
 
     def embed_batch(self, texts: Sequence[str]) -> Vectors:

@@ -159,6 +159,7 @@ def _lost(space: Space, why: str) -> LostProvider:
         model=space.model,
         dimensions=space.dimensions,
         reason=why,
+        space_id=space.pk,
     )
 
 

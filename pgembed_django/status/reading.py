@@ -111,9 +111,9 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     # a building space are found at once.
     has_jobs = bool(waiting or running)
     failures = seen.queue.failures.get(key, NONE)
-    provider = seen.providers.get(working.name_of(searched)) if searched else None
+    provider = working.provider_of(searched, seen.providers) if searched else None
     building = by_state.get(Space.State.BUILDING)
-    next_provider = seen.providers.get(working.name_of(building)) if building else None
+    next_provider = working.provider_of(building, seen.providers) if building else None
     has_changes = any(one.waiting for one in backlog if one.kind in CHANGES)
     # Changes are embedded in the space that is searched, gaps in the one that is being built.
     is_away = bool(provider and provider.is_away)
@@ -167,7 +167,8 @@ def _space(space: Space | None, seen: Snapshot, pace: float) -> SpaceStatus | No
     if space is None:
         return None
     coverage = seen.coverage.get(space.pk)
-    is_moving = pace and not seen.providers[working.name_of(space)].is_away
+    provider = working.provider_of(space, seen.providers)
+    is_moving = pace and not (provider and provider.is_away)
     missing = coverage.missing if coverage and is_moving else 0
     return SpaceStatus(
         id=space.pk,

@@ -54,16 +54,26 @@ class Facts:
     @property
     def down(self) -> str:
         """Why no worker can reach the provider. Empty: at least one can."""
-        return self.provider.reason if self.provider and self.provider.is_down else ""
+        is_down = self.provider and self.provider.is_down and not self.exchanged
+        return self.provider.reason if self.provider and is_down else ""
 
     @property
     def exchanged(self) -> str:
         """What searches do because their model was exchanged. Empty: it was not."""
         if self.spec.active is None or not self.spec.active.exchanged:
             return ""
-        if self.spec.building:
-            return "Searches go by words until the new space is full: another model answers."
+        if new := self.spec.building:
+            covered = f" ({new.coverage})" if new.coverage else ""
+            return (
+                f"Searches go by words until the new space {new.id} is full{covered}: the server "
+                f"has another model than that of space {self.spec.active.id}."
+            )
         return f"Searches go by words. {self.spec.active.exchanged}"
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether a new space is built, and its provider is asked."""
+        return self.next_provider is not None and not self.next_provider.is_away
 
     @property
     def unreachable_for(self) -> int:
@@ -126,7 +136,7 @@ def _stalled(facts: Facts) -> Iterator[str]:
         yield f"No worker is running: {_waiting(facts)}. {WORKER}"
     elif facts.is_aside and has_work:
         yield f"Set aside by every worker, {DRIFT}: {_waiting(facts)}. {facts.aside[0]}"
-    elif facts.exchanged and has_work:
+    elif facts.exchanged and has_work and not facts.is_filling:
         yield f"{_waiting(facts)}. {facts.exchanged}"
     elif facts.down and has_work:
         yield f"The provider is down: {_waiting(facts)}. {facts.down}"
@@ -186,7 +196,7 @@ def _indexing(facts: Facts) -> Iterator[str]:
         coverage = spec.building.coverage
         covered = f": {coverage}" if coverage else ""
         yield f"A new space is being built{covered}. Search uses the old one until it is full."
-        if facts.next_provider and facts.next_provider.is_down and not facts.exchanged:
+        if facts.next_provider and facts.next_provider.is_down:
             yield f"The new one's provider is down: {facts.next_provider.reason}"
         if facts.is_undeclared:
             yield (

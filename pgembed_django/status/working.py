@@ -23,10 +23,11 @@ def workers(
     """Return the workers that have a row or still hold jobs."""
     found = []
     # Workers may have other settings, in a deploy: call their providers as this process does.
-    names = {
-        conf.provider_key(space.provider, space.model, space.dimensions): name_of(space)
-        for space in chain.from_iterable(live.values())
-    }
+    names = {}
+    for space in chain.from_iterable(live.values()):
+        key = conf.provider_key(space.provider, space.model, space.dimensions)
+        names[key] = name_of(space)
+        names[conf.lost_name(key, space.pk)] = conf.lost_name(name_of(space), space.pk)
     held = dict(counted.held)
     for row in Worker.objects.using(using).order_by("host", "pid"):
         silent = seconds_between(row.last_seen_at, now)
@@ -64,9 +65,15 @@ def providers(
     settings = conf.current().providers
     models = {alias: (alias, str(one.get("MODEL", ""))) for alias, one in settings.items()}
     needed_by: defaultdict[str, set[str]] = defaultdict(set)
+    declared = set(settings)
+    told = {name for one in workers if one.is_live for name in one.retries_at}
     for space in chain.from_iterable(live.values()):
-        models[name_of(space)] = space.provider, space.model
-        needed_by[name_of(space)].add(space.spec)
+        name = name_of(space)
+        if (lost := conf.lost_name(name, space.pk)) in told:
+            declared |= {lost} if name in settings else set()
+            name = lost
+        models[name] = space.provider, space.model
+        needed_by[name].add(space.spec)
     found = {}
     for name, (alias, model) in sorted(models.items()):
         specs = needed_by[name]
@@ -79,7 +86,7 @@ def providers(
             alias=alias,
             model=model,
             specs=tuple(sorted(specs)),
-            is_declared=name in settings,
+            is_declared=name in declared,
             out_of_reach_of=tuple(worker.name for worker in pausing),
             is_down=bool(pausing) and len(pausing) == len(asking),
             reason=pausing[0].paused[name] if pausing else "",
@@ -87,6 +94,12 @@ def providers(
             paused_by=paused.providers.get(alias, ""),
         )
     return found
+
+
+def provider_of(space: Space, providers: Mapping[str, ProviderStatus]) -> ProviderStatus | None:
+    """Return the status of a space's provider."""
+    name = name_of(space)
+    return providers.get(conf.lost_name(name, space.pk), providers.get(name))
 
 
 def name_of(space: Space) -> str:

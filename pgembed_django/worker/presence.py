@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from django.db.models.functions import Now
 
@@ -13,6 +13,7 @@ from pgembed_django import __version__, conf, events, postgres
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pool import Pool
+from pgembed_django.providers.lost import LostProvider
 from pgembed_django.text import clean, encodable
 
 LATE_SECONDS = 20.0
@@ -58,8 +59,8 @@ class Presence:
             "holds": len(pipeline.holding.units),
             "paused": self._encodable(_paused(pipeline, conf.provider_key)),
             "paused_seconds": {
-                _named(pool, conf.provider_key): pool.paused_seconds
-                for pool in pipeline.embedding.pools
+                named: pool.paused_seconds
+                for named, pool in _named(pipeline, conf.provider_key)
                 if pool.is_down
             },
             "aside": self._encodable(aside(pipeline)),
@@ -91,19 +92,29 @@ def paused(pipeline: Pipeline) -> dict[str, str]:
 
 
 def _paused(pipeline: Pipeline, name: Name) -> dict[str, str]:
-    pools = pipeline.embedding.pools
-    down = {_named(pool, name): pool.reason for pool in pools if pool.is_down}
+    pools = list(_named(pipeline, name))
+    down = {named: pool.reason for named, pool in pools if pool.is_down}
     by_hand = {
-        _named(pool, name): f"Paused by {pool.paused_by}"
-        for pool in pools
-        if pool.paused_by is not None
+        named: f"Paused by {pool.paused_by}" for named, pool in pools if pool.paused_by is not None
     }
     return {what: clean(why) for what, why in (by_hand | down).items()}
 
 
-def _named(pool: Pool, name: Name) -> str:
-    provider = pool.provider
-    return name(provider.alias, provider.model, provider.dimensions)
+def _named(pipeline: Pipeline, name: Name) -> Iterator[tuple[str, Pool]]:
+    """Yield the pools with their providers' names.
+
+    That of a lost one also names its space, if the same provider still serves another space.
+    """
+    pools = [
+        (name(pool.provider.alias, pool.provider.model, pool.provider.dimensions), pool)
+        for pool in pipeline.embedding.pools
+    ]
+    serving = {named for named, pool in pools if not pool.is_lost}
+    for named, pool in pools:
+        if isinstance(pool.provider, LostProvider) and named in serving:
+            yield conf.lost_name(named, pool.provider.space_id), pool
+        else:
+            yield named, pool
 
 
 def aside(pipeline: Pipeline) -> dict[str, str]:

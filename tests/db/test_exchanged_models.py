@@ -17,6 +17,7 @@ from pgembed_django.models import Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers import canary
 from pgembed_django.retrieval import queries
+from pgembed_django.worker.presence import Presence
 from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import make_due
@@ -196,6 +197,53 @@ def test_a_status_says_that_the_model_was_exchanged(server, run_jobs):
     out = StringIO()
     call_command("embed_spaces", stdout=out)
     assert "exchanged for another model" in out.getvalue()
+
+
+def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_worker, clock):
+    worker = make_worker()
+    Note.objects.create(body="trout")
+    run(worker)
+    server.exchange("other weights")
+    Note.objects.create(body="salmon")
+    run(worker)
+    presence = Presence([NOTE], using="default")
+
+    call_command("embed_spaces", "renew", verbosity=0)
+    former, new = Space.objects.filter(spec=NOTE).order_by("pk")
+    call_command("embed_reconcile", verbosity=0)
+    make_due()
+    clock.now += 60
+    run(worker)
+    presence.report(worker)
+
+    found = status.overview(using="default", specs=[specs.get(NOTE)])
+    [shown] = found.specs
+    providers = {one.name: one for one in found.providers}
+    lost = providers.pop(f"default of space {former.pk}")
+    assert lost.is_down
+    assert lost.is_declared
+    assert f"that made space {former.pk}" in lost.reason
+    assert not providers["default"].is_down
+    assert providers["default"].specs == (NOTE,)
+    assert shown.verdict.state == "degraded"
+    assert shown.verdict.reason.startswith(
+        f"Searches go by words until the new space {new.pk} is full (50 % of 2 rows): the "
+        f"server has another model than that of space {former.pk}."
+    )
+
+
+def test_a_model_that_is_lost_alone_is_its_provider(server, make_worker):
+    worker = make_worker()
+    Note.objects.create(body="trout")
+    run(worker)
+    server.exchange("other weights")
+    Note.objects.create(body="salmon")
+    run(worker)
+    Presence([NOTE], using="default").report(worker)
+
+    [provider] = status.overview(using="default", specs=[specs.get(NOTE)]).providers
+
+    assert (provider.name, provider.is_down) == ("default", True)
 
 
 def test_zero_seconds_compare_nothing(server, run_jobs, settings):

@@ -248,7 +248,8 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
         ("sha-two", "A salmon."),
     }
     assert "now has other weights" in Job.objects.get(status="pending").last_error
-    assert "now has other weights" in paused(worker)["default"]
+    old, _ = spaces.live(specs.get(NOTE), using="default")
+    assert "now has other weights" in paused(worker)[f"default of space {old.pk}"]
     assert spaces.last_gap(specs.get(NOTE), new, using="default") is None
 
     Pulled.told = "sha-one"  # that was a mistake
