@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ from pgembed_django.models import Job, Quota
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pool import PATIENCE_SECONDS
 from tests.app.models import Note
-from tests.conftest import embedded_text, wait_until
+from tests.conftest import embedded_text
 from tests.db.conftest import backend_pid
 from tests.played.provider import PlayedProvider
 
@@ -42,121 +42,136 @@ def take(limits: quotas.QuotaLimits, *, tokens: int = 0) -> float:
     return quotas.take("default", limits, tokens=tokens, using="default")
 
 
-def let_pass(seconds: float) -> None:
-    """Let so much time have passed since anything was taken, by the database's clock."""
+class DatabaseClock:
+    """The clock of a connection's statements, which stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.connect()
+
+    def connect(self) -> None:
+        """Put it in front of the server's for one more connection: this thread's."""
+        with connection.cursor() as cursor:
+            cursor.execute("SET search_path = played, pg_catalog, public")
+
+    def advance(self, seconds: float) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "UPDATE played.clock SET now = now + %s * interval '1 second'", [seconds]
+            )
+
+
+@pytest.fixture
+def database_clock() -> Iterator[DatabaseClock]:
     with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            UPDATE pgembed_quota
-            SET
-                requests_free_at = requests_free_at - %(passed)s * interval '1 second',
-                tokens_free_at = tokens_free_at - %(passed)s * interval '1 second'
-            """,
-            {"passed": seconds},
-        )
+        cursor.execute("""
+            CREATE SCHEMA played;
+            CREATE TABLE played.clock AS SELECT now();
+            CREATE FUNCTION played.statement_timestamp() RETURNS timestamptz
+            LANGUAGE sql STABLE AS 'SELECT now FROM played.clock'
+        """)
+    yield DatabaseClock()
+    with connection.cursor() as cursor:
+        cursor.execute("DROP SCHEMA played CASCADE; RESET search_path")
 
 
 def most_in_a_minute(taken: list[tuple[float, int]]) -> int:
     return max(sum(n for at, n in taken if begin <= at < begin + 60) for begin, _ in taken)
 
 
-@pytest.mark.parametrize("limit", [1, 3, 60, 150])
-def test_no_minute_sees_more_requests_than_its_quota(limit: int):
-    limits = quotas.QuotaLimits(requests=limit, tokens=None)
-    began, passed, taken = time.monotonic(), 0.0, []
-    while passed < 150:
-        at = passed + time.monotonic() - began
-        while take(limits) == 0:
-            taken.append((at, 1))
-        let_pass(0.5)
-        passed += 0.5
+def taken(clock: DatabaseClock, limits: quotas.QuotaLimits, *, tokens: int = 0) -> Iterator[float]:
+    """Take whatever is given within 150 s, and yield when it was."""
+    for half_seconds in range(300):
+        while take(limits, tokens=tokens) == 0:
+            yield half_seconds / 2
+        clock.advance(0.5)
 
-    assert 0.9 * limit <= most_in_a_minute(taken) <= limit
+
+@pytest.mark.parametrize("limit", [1, 3, 60, 150])
+def test_no_minute_sees_more_requests_than_its_quota(database_clock: DatabaseClock, limit: int):
+    limits = quotas.QuotaLimits(requests=limit, tokens=None)
+
+    requests = [(at, 1) for at in taken(database_clock, limits)]
+
+    assert 0.9 * limit <= most_in_a_minute(requests) <= limit
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(None, 1000), (3, 1000), (1, 500)])
-def test_no_minute_sees_more_tokens_than_its_quota(requests: int | None, tokens: int):
+def test_no_minute_sees_more_tokens_than_its_quota(
+    database_clock: DatabaseClock, requests: int | None, tokens: int
+):
     limits = quotas.QuotaLimits(requests=requests, tokens=tokens)
-    assert limits.tokens_at_once is not None
-    began, passed, taken = time.monotonic(), 0.0, []
-    while passed < 150:
-        at = passed + time.monotonic() - began
-        while take(limits, tokens=limits.tokens_at_once) == 0:
-            taken.append((at, limits.tokens_at_once))
-        let_pass(0.5)
-        passed += 0.5
+    at_once = limits.tokens_at_once
+    assert at_once is not None
 
-    assert tokens / 2 <= most_in_a_minute(taken) <= tokens
+    batches = [(at, at_once) for at in taken(database_clock, limits, tokens=at_once)]
+
+    assert tokens / 2 <= most_in_a_minute(batches) <= tokens
 
 
-def test_a_batch_that_must_wait_is_told_how_long():
+def test_a_batch_that_must_wait_is_told_how_long(database_clock: DatabaseClock):
     limits = quotas.QuotaLimits(requests=6, tokens=None)
     assert take(limits) == 0
 
     wait = take(limits)
 
-    assert 8 < wait <= 61 / 6
-    assert take(limits) <= wait, "asking does not put it off"
+    assert wait == pytest.approx(61 / 6 - 1)  # a second's worth was saved up
+    assert take(limits) == wait, "asking does not put it off"
 
 
-def test_tokens_are_limited_as_well():
+def test_tokens_are_limited_as_well(database_clock: DatabaseClock):
     limits = quotas.QuotaLimits(requests=None, tokens=6000)
     assert take(limits, tokens=600) == 0
 
-    assert 5 < take(limits, tokens=1) <= 61 / 9
+    assert take(limits, tokens=1) == pytest.approx(61 / 9 - 1)
 
 
-def test_a_quota_that_was_too_small_is_not_felt_for_hours():
+def test_a_quota_that_was_too_small_is_not_felt_for_hours(database_clock: DatabaseClock):
     too_small = quotas.QuotaLimits(requests=None, tokens=1)
     assert take(too_small, tokens=400) == 0
 
     mended = quotas.QuotaLimits(requests=None, tokens=1_000_000)
 
-    assert 500 < take(mended, tokens=400) <= 600
+    assert take(mended, tokens=400) == 599
 
 
-def test_a_quota_is_not_used_up_by_a_clock_that_was_set_back():
+def test_a_quota_is_not_used_up_by_a_clock_that_was_set_back(database_clock: DatabaseClock):
     limits = quotas.QuotaLimits(requests=300, tokens=None)
     take(limits)
-    let_pass(-4800)
+    database_clock.advance(-4800)
 
     assert take(limits) == 0
-    assert quotas.wait_seconds("default", using="default") < 1
+    assert quotas.wait_seconds("default", using="default") == 0
 
 
-def test_what_was_used_beyond_is_charged_afterwards():
+def test_what_was_used_beyond_is_charged_afterwards(database_clock: DatabaseClock):
     limits = quotas.QuotaLimits(requests=60, tokens=None)
     take(limits)
 
     quotas.owe("default", limits, requests=9, tokens=0, using="default")
 
-    assert 8 < take(limits) <= 10 * 61 / 60
+    assert take(limits) == pytest.approx(10 * 61 / 60 - 1)
 
 
-def test_the_requests_of_two_workers_together_stay_within_the_limit(transactional_db: None):
-    """Two connections take as fast as they can, for a while."""
-    limits = quotas.QuotaLimits(requests=6000, tokens=None)
-    taken: list[float] = []
-    over = threading.Event()
+def test_two_workers_together_take_no_more_than_there_is(
+    transactional_db: None, database_clock: DatabaseClock
+):
+    """Two connections take as fast as they can, while no time passes."""
+    limits = quotas.QuotaLimits(requests=60_000, tokens=None)
+    both = threading.Barrier(2)
 
-    def work() -> None:
+    def work() -> int:
         try:
-            while not over.is_set():
-                if take(limits) == 0:
-                    taken.append(time.monotonic())
+            database_clock.connect()
+            both.wait(10)
+            return next(number for number in itertools.count() if take(limits))
         finally:
             connections["default"].close()
 
     with ThreadPoolExecutor(2) as workers:
         running = [workers.submit(work), workers.submit(work)]
-        wait_until(lambda: len(taken) > 200)
-        over.set()
-        for one in running:
-            one.result()
 
-    # A second's worth was saved up; then one every 61/6000 s.
-    seconds = taken[-1] - taken[0]
-    assert len(taken) <= 1 + (seconds + quotas.SAVED_SECONDS) * 6000 / quotas.MINUTE_SECONDS + 2
+    # A second's worth was saved up.
+    assert sum(one.result() for one in running) == 1 + 60_000 // 61
 
 
 def test_nobody_waits_for_a_lock_while_another_waits_for_its_quota(
@@ -170,17 +185,31 @@ def test_nobody_waits_for_a_lock_while_another_waits_for_its_quota(
     second_connection.execute("SELECT FROM pgembed_quota FOR UPDATE")
 
 
-def test_jobs_run_at_the_pace_of_the_quota(limit, make_article, run_jobs):
+def test_jobs_run_at_the_pace_of_the_quota(limit, make_article, make_worker, clock, database_clock):
     limit(REQUESTS_PER_MINUTE=300)
-    articles = [make_article() for _ in range(8)]
-    began = time.monotonic()
+    for _ in range(8):
+        make_article()
+    worker = make_worker()
 
-    assert run_jobs() == 8
+    def sent_after(seconds: float) -> int:
+        clock.now += seconds
+        database_clock.advance(seconds)
+        before = len(PlayedProvider.embedded)
+        while worker.step():
+            pass
+        return len(PlayedProvider.embedded) - before
 
+    assert sent_after(60) == 5  # a second's worth is saved up
+    assert [sent_after(61 / 300) for _ in range(5)] == [1, 1, 1, 0, 0]
+    assert worker.completed == 8
+
+
+def test_running_jobs_waits_for_the_quota(limit, make_article, run_jobs):
+    limit(REQUESTS_PER_MINUTE=300)
+    articles = [make_article() for _ in range(7)]
+
+    assert run_jobs() == 7
     assert all(map(embedded_text, articles))
-    assert len(PlayedProvider.embedded) == 8
-    # Five were saved up, and come at once.
-    assert time.monotonic() - began >= 2 * 61 / 300
 
 
 def test_a_batch_holds_no_more_tokens_than_the_quota_gives_at_once(
@@ -221,7 +250,7 @@ def test_answers_are_kept_where_the_database_is_lost_while_their_quota_is_paid(
 
 
 def test_units_that_would_wait_for_long_are_given_back(limit, make_article, make_worker):
-    limit(REQUESTS_PER_MINUTE=6)
+    limit(REQUESTS_PER_MINUTE=1)
     for _ in range(3):
         make_article()
     worker = make_worker()
@@ -239,7 +268,7 @@ def test_units_that_would_wait_for_long_are_given_back(limit, make_article, make
 
 
 def test_another_worker_claims_nothing_that_it_could_not_send(limit, make_article, make_worker):
-    limit(REQUESTS_PER_MINUTE=6)
+    limit(REQUESTS_PER_MINUTE=1)
     first, second = make_article(), make_article()
     assert Job.objects.count() == 2
     worker, other = make_worker(), make_worker()
