@@ -77,7 +77,7 @@ def embedded_text(article: Article) -> str | None:
     return "\n".join(passages) if passages else None
 
 
-def wait_until(condition: Callable[[], Any], *, seconds: float = 30.0) -> Any:
+def wait_until(condition: Callable[[], Any], *, seconds: float = 60.0) -> Any:
     """Return the condition's first true value."""
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -131,6 +131,21 @@ def start_worker(
     start_command: Callable[..., subprocess.Popen[str]],
 ) -> Callable[..., subprocess.Popen[str]]:
     return partial(start_command, "embed_worker")
+
+
+@pytest.fixture
+def start_drowsy_worker(
+    start_command: Callable[..., subprocess.Popen[str]],
+) -> Callable[..., subprocess.Popen[str]]:
+    """Start workers that do nothing for an hour unless something wakes them."""
+    hour = 3600.0
+    return partial(
+        start_command,
+        "drowsy_worker",
+        PGEMBED_POLL_SECONDS=hour,
+        PGEMBED_RECONCILE_SECONDS=0,
+        PGEMBED_LEASE_SECONDS=3 * hour,
+    )
 
 
 def testing_url() -> str:
