@@ -37,10 +37,11 @@ EXTRAS = {
 
 IMPORT = """
 import json, sys, time
+before = set(sys.modules)
 start = time.perf_counter()
 import pgembed_django
 seconds = time.perf_counter() - start
-print(json.dumps([seconds, sorted(sys.modules)]))
+print(json.dumps([seconds, sorted(set(sys.modules) - before)]))
 """
 
 SETUP = """
@@ -182,7 +183,7 @@ def test_importing_it_costs_next_to_nothing(
     seconds, loaded = json.loads(python("-c", IMPORT))
 
     tell(f"import pgembed_django: {seconds * 1000:.1f} ms, {len(loaded)} modules")
-    assert seconds < 0.5
+    assert len(loaded) < 30  # Django's models alone bring 300
     assert not {name.partition(".")[0] for name in loaded} & (CORE | EXTRAS | {"pgtrigger"})
 
 
