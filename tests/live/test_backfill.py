@@ -53,7 +53,7 @@ def test_killed_it_goes_on_where_it_was(gaps, backfill):
 
     again = backfill("--no-wait")
 
-    assert again.wait(timeout=30) == 0
+    assert again.wait(timeout=60) == 0
     told = again.log.read_text()
     assert f"{KEY}: going on after" in told
     [looked_at] = re.findall(r"(\d+) rows looked at", told)

@@ -31,7 +31,7 @@ def test_a_database_that_is_not_in_the_settings(start_worker):
 def test_a_number_that_is_none(start_worker):
     worker = start_worker("--batch-size", "0")
 
-    assert worker.wait(timeout=20) == 2
+    assert worker.wait(timeout=60) == 2
     assert "'0' is not a whole number of one or more" in worker.log.read_text()
 
 
@@ -87,7 +87,7 @@ def test_a_provider_that_answers_another_width_is_paused_and_charges_nobody(star
 
     worker = start_worker("--drain", PGEMBED_PROVIDERS=settings)
 
-    assert worker.wait(timeout=20) == 1
+    assert worker.wait(timeout=60) == 1
     last = worker.log.read_text().splitlines()[-1]
     assert "40 wait for a provider that is down" in last
     assert "16" in last
@@ -101,7 +101,7 @@ def test_a_provider_that_cannot_be_imported(start_command, command):
 
     process = start_command(command, PGEMBED_PROVIDERS=nowhere)
 
-    assert process.wait(timeout=20) == 2
+    assert process.wait(timeout=60) == 2
     log = process.log.read_text()
     assert "(pgembed.E003) PGEMBED_PROVIDERS['default']: BACKEND is 'nowhere.Provider'" in log
     assert "Traceback" not in log
@@ -134,7 +134,7 @@ def where() -> dict[str, object]:
 
 
 def assert_refused(worker, sentence: str) -> None:
-    assert worker.wait(timeout=20) == 2
+    assert worker.wait(timeout=60) == 2
     log = worker.log.read_text()
     assert log.startswith(f"CommandError: {sentence}"), log
     assert "Traceback" not in log

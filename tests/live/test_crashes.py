@@ -38,7 +38,7 @@ def test_a_text_that_kills_its_worker_fails_alone_after_a_bounded_number_of_cras
     )
 
     for _ in range(2):
-        assert start_worker(**settings).wait(timeout=30) == 13
+        assert start_worker(**settings).wait(timeout=60) == 13
     start_worker(**settings)
     failure = wait_until(Job.objects.filter(status="failed").first)
     wait_until(lambda: Job.objects.filter(status="succeeded").count() == NEIGHBOURS)

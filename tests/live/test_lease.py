@@ -84,13 +84,13 @@ def test_a_worker_frozen_past_its_lease_stores_nothing_and_asks_nothing_when_it_
     server.gate.set()  # answers the frozen one's request too
     wait_until(lambda: Job.objects.filter(status="succeeded").count() == 10)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(timeout=10) == 0
+    assert second.wait(timeout=60) == 0
     asked, stored, done = len(server.times), snapshot(NoteEmbedding), snapshot(Job)
 
     frozen.send_signal(signal.SIGCONT)
     wait_for_log(frozen, "Embedded 5 chunks")  # and it would send the others now
     frozen.send_signal(signal.SIGTERM)
-    assert frozen.wait(timeout=10) == 0
+    assert frozen.wait(timeout=60) == 0
 
     assert len(server.times) == asked
     assert snapshot(NoteEmbedding) == stored

@@ -24,28 +24,28 @@ from tests.live.conftest import is_asleep, wait_for_log
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 
 
-def test_without_notifications_rows_are_found_by_polling(start_worker):
-    worker = start_worker(PGEMBED_NOTIFY=False, PGEMBED_POLL_SECONDS=0.3)
+def test_without_notifications_rows_are_found_by_polling(start_drowsy_worker):
+    worker = start_drowsy_worker(PGEMBED_NOTIFY=False, PGEMBED_POLL_SECONDS=0.3)
     wait_for_log(worker, "works on")
 
     for number in range(3):
         wait_until(is_polling)
         assert not is_asleep()  # on watch, that is: writers are spared the notification
         note = Note.objects.create(body=f"note {number}")
-        wait_until(lambda note=note: is_embedded(note), seconds=3)
+        wait_until(lambda note=note: is_embedded(note))
 
 
-def test_a_listener_whose_backend_is_terminated_listens_again_at_once(start_worker):
-    start_worker()
+def test_a_listener_whose_backend_is_terminated_listens_again_at_once(start_drowsy_worker):
+    start_drowsy_worker()
     wait_until(is_asleep)
     [[listener]] = on_watch()
 
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [listener])
-    wait_until(lambda: [[listener]] != on_watch() and is_asleep(), seconds=8)
+    wait_until(lambda: [[listener]] != on_watch() and is_asleep())
     note = Note.objects.create(body="after")
 
-    wait_until(lambda: is_embedded(note), seconds=2)
+    wait_until(lambda: is_embedded(note))
 
 
 def test_a_listener_on_a_dead_wire_holds_nothing_up(start_worker, wire):
@@ -55,7 +55,7 @@ def test_a_listener_on_a_dead_wire_holds_nothing_up(start_worker, wire):
     wire.cut_the_listener()
     note = Note.objects.create(body="nobody hears of it")
 
-    wait_until(lambda: is_embedded(note), seconds=20)
+    wait_until(lambda: is_embedded(note))
 
 
 def test_connections_that_a_proxy_keeps_and_forgets_are_opened_anew(start_worker, wire):
@@ -69,16 +69,15 @@ def test_connections_that_a_proxy_keeps_and_forgets_are_opened_anew(start_worker
     wire.cut_all()
     note = Note.objects.create(body="written meanwhile")
 
-    wait_until(lambda: is_embedded(note), seconds=40)
+    wait_until(lambda: is_embedded(note))
     wait_for_log(worker, "Is there a proxy?")
     assert worker.poll() is None
 
 
-def test_a_direct_alias_beside_a_pooler_is_notified(start_worker, pooler):
-    start_worker(
+def test_a_direct_alias_beside_a_pooler_is_notified(start_drowsy_worker, pooler):
+    start_drowsy_worker(
         DATABASES={**databases(HOST="127.0.0.1", PORT=pooler), "direct": databases()["default"]},
         PGEMBED_WORKER_DATABASE="direct",
-        PGEMBED_POLL_SECONDS=60,
     )
     wait_until(is_asleep)
 
@@ -86,7 +85,7 @@ def test_a_direct_alias_beside_a_pooler_is_notified(start_worker, pooler):
         insert = "INSERT INTO app_note (id, body, seen) VALUES (gen_random_uuid(), 'pooled', 0)"
         application.execute(insert)
 
-    wait_until(lambda: is_embedded(Note.objects.first()), seconds=5)
+    wait_until(lambda: is_embedded(Note.objects.first()))
 
 
 def test_a_worker_behind_a_pooler_notices_it_and_polls(start_worker, pooler):

@@ -69,13 +69,13 @@ def test_searches_through_it_find_the_same(pooled):
     assert len(search(PageExtra.objects.using(pooled), "red wool")) == 1  # hides what is stale
 
 
-def test_a_write_through_it_wakes_the_worker(pooled, start_worker):
-    start_worker(PGEMBED_POLL_SECONDS=60)
+def test_a_write_through_it_wakes_the_worker(pooled, start_drowsy_worker):
+    start_drowsy_worker()
     wait_until(is_asleep)
 
     write(pooled, "red wool")
 
-    wait_until(lambda: ArticleEmbedding.objects.filter(embedding__isnull=False), seconds=5)
+    wait_until(lambda: ArticleEmbedding.objects.filter(embedding__isnull=False))
 
 
 def test_a_session_that_a_pooler_lends_is_never_cut(pooled):
@@ -130,4 +130,4 @@ def test_a_worker_has_five_connections(start_worker):
             )
             return cursor.fetchone()[0]
 
-    wait_until(lambda: others() == 5, seconds=5)
+    wait_until(lambda: others() == 5)

@@ -64,7 +64,7 @@ def test_a_pool_as_small_as_by_default_leaves_the_probes_a_connection(start_work
     assert is_ready(address)
     assert gauge(address, "pgembed_queue_up") == 1
     worker.terminate()
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
 
 
 def test_a_loop_that_is_stuck_fails_liveness_and_says_where(
@@ -101,7 +101,7 @@ def test_a_loop_that_is_stuck_fails_liveness_and_says_where(
     wait_until(lambda: heartbeat.stat().st_mtime_ns > before)
     wait_for_log(worker, "moves again")
     worker.terminate()
-    assert worker.wait(timeout=20) == 0
+    assert worker.wait(timeout=60) == 0
     assert not heartbeat.exists()
 
 
@@ -116,7 +116,7 @@ def test_a_worker_that_is_stuck_at_a_row_ends_and_charges_that_row_alone(
         Product.objects.create(title=title)
     Note.objects.create(body="of another spec")
 
-    assert start_worker(**settings).wait(timeout=30) == 1
+    assert start_worker(**settings).wait(timeout=60) == 1
 
     failure = Job.objects.get(status="failed")
     assert Product.objects.get(pk=failure.source_pk).title == "A secret"
@@ -231,7 +231,7 @@ def test_a_port_that_is_in_use_is_told_before_anything_is_claimed(start_worker, 
 
         worker = start_worker("--listen", address)
 
-        assert worker.wait(timeout=30) == 2
+        assert worker.wait(timeout=60) == 2
     assert f"Cannot listen on {address}: Address already in use." in worker.log.read_text()
     assert Job.objects.get().claims == 0
     assert not Worker.objects.exists()

@@ -27,7 +27,9 @@ def test_two_workers_keep_a_quota_together_and_sleep_meanwhile(start_drowsy_work
     Note.objects.bulk_create(Note(body=f"note {number}") for number in range(ROWS))
     began = timezone.now()
 
-    workers = [start_drowsy_worker(PGEMBED_PROVIDERS=config, PGEMBED_BATCH_SIZE=1) for _ in range(2)]
+    workers = [
+        start_drowsy_worker(PGEMBED_PROVIDERS=config, PGEMBED_BATCH_SIZE=1) for _ in range(2)
+    ]
     wait_until(lambda: NoteEmbedding.objects.filter(embedding__isnull=False).count() == ROWS)
     for worker in workers:
         worker.send_signal(signal.SIGTERM)  # whereupon its counts are sent off
