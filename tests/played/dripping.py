@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.played import Clock
+
+BIT_SECONDS = 40.0
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
 
 
@@ -19,7 +22,8 @@ CERTIFICATE = Path(__file__).with_name("localhost.pem")
 class Drip:
     """Reads a request, then sends ``head``, ``bit`` so many ``times`` and ``tail``.
 
-    A connection is ``kept`` for more requests. Without ``reads`` it sends before any request.
+    Each bit takes ``BIT_SECONDS`` by the ``clock``, and in truth a moment. A connection is
+    ``kept`` for more requests. Without ``reads`` it sends before any request.
     """
 
     head: bytes = b""
@@ -33,6 +37,7 @@ class Drip:
     answers: int = 0
     address: str = ""
     over: threading.Event = field(default_factory=threading.Event)
+    clock: Clock = field(default_factory=Clock)
 
     def talk(self, wire: Any) -> None:
         request = wire.makefile("rb")
@@ -43,8 +48,9 @@ class Drip:
             self.requests += 1
             wire.sendall(self.head)
             for _ in range(self.times):
-                if self.over.wait(0.1):
+                if self.over.wait(0.05):
                     return
+                self.clock.now += BIT_SECONDS
                 wire.sendall(self.bit)
             wire.sendall(self.tail)
             self.answers += 1
