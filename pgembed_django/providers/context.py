@@ -98,6 +98,13 @@ class Context:
             del todo[:fitting]
         return found
 
+    def __str__(self) -> str:
+        if self.refuses:
+            return "longer texts are refused"
+        if self.is_limit:
+            return f"{self.tokens} tokens, and what is longer is cut silently"
+        return f"at least {self.tokens} tokens"
+
     def refusal(self) -> InputTooLong:
         """Return what a server that cuts nothing would have answered."""
         return InputTooLong(f"The server cuts texts silently: its context is {self.tokens} tokens.")
@@ -120,7 +127,8 @@ class Context:
         except ProviderUnavailable as error:
             # No text of the caller's is in doubt because of it.
             raise plainly.as_kind(ProviderUnavailable, error) from error
-        except ProviderError:
+        except ProviderError as error:
+            self.refuses = self.refuses or isinstance(error, InputTooLong)
             return [None] * len(texts)
         return [None if fault else one for one, fault in zip(vectors, faults, strict=True)]
 

@@ -24,6 +24,8 @@ BATCHES: Final = (1, 8, 32)
 NEARLY_AS_FAST: Final = 1.1
 """Recommend the smallest batch within this factor of the fastest: its failure costs less."""
 
+USUAL_TOKENS: Final = 512
+
 SAMPLE: Final = " ".join(
     [
         "The worker claims the rows that have changed, cuts their texts into passages and asks",
@@ -133,6 +135,15 @@ def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter
     """Probe a provider. If it works, time batches of up to its ``batch_size``."""
     probe = look(provider)
     return Report(probe=probe, timings=tuple(timings(provider, clock=clock) if probe.ok else ()))
+
+
+def context(provider: Provider) -> str:
+    """Return how many tokens a server takes that may cut silently, as far as chunks need it."""
+    try:
+        provider.context.reach(USUAL_TOKENS)
+    except ProviderUnavailable as error:
+        return str(error)
+    return str(provider.context)
 
 
 def timings(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderUnavailable
-from pgembed_django.providers import plainly
+from pgembed_django.providers import plainly, probes
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -157,3 +157,17 @@ def test_a_text_that_kills_only_with_more_to_it_is_not_held_up(make_provider):
 
     assert isinstance(outcome, Embedded)
     assert plainly.ask(provider) is None
+
+
+def test_a_probe_tells_the_context(make_provider):
+    cutting = make_provider(Cutting(limit=300, token=WORD))
+    whole = make_provider(Cutting(limit=10**6, token=WORD))
+    refusing = make_provider(played.OpenAI(context=100))
+
+    told = re.fullmatch(
+        r"(\d+) tokens, and what is longer is cut silently", probes.context(cutting)
+    )
+    assert told
+    assert 280 <= int(told[1]) <= 300
+    assert probes.context(whole) == "at least 640 tokens"
+    assert probes.context(refusing) == "longer texts are refused"

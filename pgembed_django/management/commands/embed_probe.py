@@ -61,6 +61,8 @@ class Command(StoppableCommand):
         if not probe.ok:
             self.stdout.write(self.style.ERROR(f"  {probe.message}"))
             return False
+        if provider.may_cut_silently:
+            self._write("context", probes.context(provider))
         timings = []
         for timing in probes.timings(provider):
             timings.append(timing)
