@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import enum
-import errno
 import functools
 import os
 import re
@@ -58,9 +57,6 @@ MAX_OUTAGE_SECONDS = 30.0
 
 PANICS = "pyo3_runtime"
 """The module of the exception that a panic in Rust raises. Tokenizers are written in Rust."""
-
-OF_THE_SYSTEM = (OSError, RuntimeError)
-"""What a process at a limit raises: it can open no file, or start no thread."""
 
 BY_CODE = (SystemExit, GeneratorExit, CancelledError)
 """Exceptions that functions written in C raise for the code that calls them: ``sys.exit``."""
@@ -161,14 +157,10 @@ def message(error: BaseException) -> str | None:
 
 
 def of(error: Exception) -> Fault:
-    """Return whose fault a database error is, or one of this process's system.
+    """Return whose fault a database error is.
 
     A transaction time-out also ends the session, but counts as ``TOO_SLOW``, not ``OUTAGE``.
     """
-    if isinstance(error, OSError) and error.errno in {errno.EMFILE, errno.ENFILE}:
-        return Fault.OUTAGE  # even if there are files again by now
-    if is_at_a_limit(error):
-        return Fault.OUTAGE
     state = sqlstate(error)
     if state in {CANCELED, LOCK_NOT_AVAILABLE, TRANSACTION_TIMEOUT}:
         return Fault.TOO_SLOW

@@ -129,8 +129,8 @@ class Chores:
             try:
                 self._round()
                 outage_seconds = 0.0
-            except (DatabaseError, InterfaceError, *faults.OF_THE_SYSTEM) as error:
-                if faults.of(error) is not Fault.OUTAGE:
+            except (DatabaseError, InterfaceError) as error:
+                if not faults.is_lost_connection(error):
                     raise
                 outage_seconds = faults.longer(outage_seconds)
                 self._others_back_at = time.monotonic() + outage_seconds + RENEW_SECONDS

@@ -176,7 +176,7 @@ class Worker:
         while not self.is_asked_to_stop:
             try:
                 return self._start()
-            except (DatabaseError, InterfaceError, *faults.OF_THE_SYSTEM) as error:
+            except (DatabaseError, InterfaceError) as error:
                 self._get_over(error)
         return None
 
@@ -227,7 +227,7 @@ class Worker:
                 if self._is_done(loop):
                     return
                 loop.round()
-            except (DatabaseError, InterfaceError, *faults.OF_THE_SYSTEM) as error:
+            except (DatabaseError, InterfaceError) as error:
                 self._get_over(error)
 
     def _is_done(self, loop: Loop) -> bool:

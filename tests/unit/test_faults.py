@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 
 import psycopg
@@ -116,12 +115,6 @@ def test_an_error_that_no_server_has_told_is_a_lost_connection():
     error.__cause__ = psycopg.OperationalError("the connection is closed")
 
     assert faults.of(error) is Fault.OUTAGE
-
-
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_process_that_can_open_no_file_waits_as_in_an_outage(number):
-    assert faults.of(OSError(number, "Too many open files")) is Fault.OUTAGE
-    assert faults.of(OSError(errno.ENOENT, "No such file")) is Fault.OTHER
 
 
 def test_ctrl_c_is_an_interruption_and_what_code_raises_itself_is_not():
