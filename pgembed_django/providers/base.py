@@ -36,9 +36,6 @@ class Provider(Options, ABC):
     quotes_no_text = False
     """Whether the messages of its errors never hold a part of a text."""
 
-    may_cut_silently = False
-    """Whether its server may cut a text that is too long, and answer all the same."""
-
     def __init__(
         self,
         *,
@@ -194,6 +191,11 @@ class Provider(Options, ABC):
     def doubt(self) -> str:
         """Return why the model that answers may not be the one that is meant. Empty: no reason."""
         return ""
+
+    @property
+    def may_cut_silently(self) -> bool:
+        """Whether its server may cut a text that is too long, and answer all the same."""
+        return False
 
     @property
     def connection(self) -> object | None:

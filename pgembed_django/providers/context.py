@@ -1,6 +1,6 @@
 """Notice where a server cuts a text and answers all the same: infinity, and Ollama's ``/v1``.
 
-A text that fills the model's context has the same vector whatever is appended to it.
+A text that is longer than the model's context has the same vector whatever its end is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import plainly
+from pgembed_django.providers import cutting, plainly
 from pgembed_django.providers.pace import fitting_one_request
 
 if TYPE_CHECKING:
@@ -31,11 +31,21 @@ STRANGE: Final = "ice law red dog gold ship rain king sugar bank snow iron fish 
 SHORT: Final = 40
 """Any model takes as many tokens, so that short texts cost no request."""
 
+LONG: Final = 2**15
+"""Look no further. Longer texts are each asked about."""
+
 ENDING: Final = 8
-"""The appended end has an eighth of a text's tokens, to be noticed where vectors are means."""
+"""The end that is appended has an eighth of a text's tokens, to be noticed where vectors are means.
+"""
 
 SAME: Final = 0.9999
 """The cosine from which on two vectors are the same but for rounding."""
+
+RECHECK_SECONDS: Final = 3600.0
+"""How long to remember a context: the server may be started again with a smaller one."""
+
+MAX_OUTAGES: Final = 3
+"""After so many outages in a row, our own texts may be what brings the server down."""
 
 
 class Context:
@@ -44,11 +54,16 @@ class Context:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._lock = threading.Lock()
+        self._outages = 0
+        self.refuses = False
+        """Whether it has refused a text for its tokens: then it cuts none."""
+        self._forget()
+
+    def _forget(self) -> None:
         self.tokens = SHORT
         self.is_limit = False
         """Whether it cuts what has more."""
-        self.refuses = False
-        """Whether it has refused a text as too long: then it cuts none."""
+        self._until = self._provider.clock() + RECHECK_SECONDS
 
     def reach(self, tokens: int) -> None:
         """Find out whether as many tokens are taken, unless it is known.
@@ -57,13 +72,18 @@ class Context:
             ProviderUnavailable: the server cannot be asked now.
         """
         with self._lock:
+            if self._provider.clock() >= self._until:
+                self._forget()
             low = high = self.tokens
-            if self.is_limit or self.refuses or tokens <= low:
+            if self.is_limit or self.refuses or min(tokens, LONG) <= low:
                 return
-            while high < tokens:
+            while high < min(tokens, LONG):
                 high *= 2
             if not self._cuts(high):
                 self.tokens = high
+                return
+            if self._cuts(1):
+                self.tokens = LONG  # it has one vector for all texts, as fakes have
                 return
             while high - low > max(1, low // 16):
                 middle = (low + high) // 2
@@ -73,30 +93,35 @@ class Context:
     def cut(self, texts: Sequence[str], vectors: Vectors) -> list[int]:
         """Return the indexes of the texts that were cut, according to their vectors.
 
-        Asks the server about those texts that may be too long.
+        Asks the server about those that may be too long.
 
         Raises:
             ProviderUnavailable: it cannot be asked now.
         """
-        if self.refuses:
-            return []
-        needed = [most_tokens(text) for text in texts]
-        self.reach(max(needed))
-        if not self.is_limit:
-            return []
-        todo = [index for index in range(len(texts)) if needed[index] > self.tokens]
+        needed = list(map(most_tokens, texts))
+        self.reach(max(needed, default=0))
+        todo = [index for index, most in enumerate(needed) if most > self.tokens]
         found = []
-        while todo:
-            longer = [f"{texts[index]} {words(STRANGE, needed[index] // ENDING)}" for index in todo]
-            fitting = fitting_one_request(self._provider, longer)
-            answers = self._answers(longer[:fitting])
+        while todo and not self.refuses:
+            others = [_with_another_end(texts[index], needed[index]) for index in todo]
+            fitting = fitting_one_request(self._provider, others)
+            answers = self._answers(others[:fitting])
             found += [
                 index
                 for index, answer in zip(todo, answers, strict=False)
                 if answer is not None and float(answer @ vectors[index]) > SAME
             ]
             del todo[:fitting]
+        self._outages = 0
         return found
+
+    def refused(self, error: InputTooLong) -> None:
+        """Note that it has refused a text. A limit in characters is not the model's context."""
+        self.refuses = self.refuses or not cutting.is_in_characters(str(error))
+
+    def refusal(self) -> InputTooLong:
+        """Return what a server that cuts nothing would have answered."""
+        return InputTooLong(f"The server cuts texts silently: its context is {self.tokens} tokens.")
 
     def __str__(self) -> str:
         if self.refuses:
@@ -105,17 +130,13 @@ class Context:
             return f"{self.tokens} tokens, and what is longer is cut silently"
         return f"at least {self.tokens} tokens"
 
-    def refusal(self) -> InputTooLong:
-        """Return what a server that cuts nothing would have answered."""
-        return InputTooLong(f"The server cuts texts silently: its context is {self.tokens} tokens.")
-
     def _cuts(self, tokens: int) -> bool:
         """Return whether a text of as many tokens fills the context, or more than that."""
         text = words(PLAIN, tokens)
         [one] = self._answers([text])
         if one is None:
             return False
-        [other] = self._answers([f"{text} {words(STRANGE, tokens // ENDING)}"])
+        [other] = self._answers([f"{text} {words(STRANGE, 8 + tokens // ENDING)}"])
         return other is not None and float(one @ other) > SAME
 
     def _answers(self, texts: Sequence[str]) -> list[Vector | None]:
@@ -125,12 +146,20 @@ class Context:
         except ProviderTimeout:
             return [None] * len(texts)  # it is longer than the caller's
         except ProviderUnavailable as error:
+            self._outages += 1
+            if self._outages > MAX_OUTAGES:
+                return [None] * len(texts)
             # No text of the caller's is in doubt because of it.
             raise plainly.as_kind(ProviderUnavailable, error) from error
         except ProviderError as error:
-            self.refuses = self.refuses or isinstance(error, InputTooLong)
+            if isinstance(error, InputTooLong):
+                self.refused(error)
             return [None] * len(texts)
         return [None if fault else one for one, fault in zip(vectors, faults, strict=True)]
+
+
+def _with_another_end(text: str, tokens: int) -> str:
+    return f"{text[:-1]} {words(STRANGE, 8 + tokens // ENDING)}"
 
 
 def most_tokens(text: str) -> int:
@@ -140,5 +169,5 @@ def most_tokens(text: str) -> int:
 
 
 def words(text: str, count: int) -> str:
-    """Return as many words as ``count``, those of ``text`` in turn. At least eight."""
-    return " ".join(islice(cycle(text.split()), max(8, count)))
+    """Return as many words as ``count``, those of ``text`` in turn."""
+    return " ".join(islice(cycle(text.split()), count))

@@ -85,6 +85,11 @@ def room(
     return max(1, min(int(len(text) * share), len(sent) * 3 // 4))
 
 
+def is_in_characters(message: str) -> bool:
+    """Return whether a refusal names a limit in characters, not in tokens."""
+    return re.search(r"\d (?:characters|chars)\b", message) is not None
+
+
 def _told(message: str, sent: str, *, prefix: str) -> int:
     """Return how many characters of ``sent`` fit according to a refusal, or zero."""
     reason = _NO_AMOUNT.sub("", message)
@@ -95,7 +100,7 @@ def _told(message: str, sent: str, *, prefix: str) -> int:
     if not amounts or len(amounts) > 2:
         return 0
     limit = min(amounts)
-    if re.search(r"\d (?:characters|chars)\b", reason):
+    if is_in_characters(reason):
         return limit - len(prefix)
     # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
     extra_bytes = len(sent.encode()) - len(sent)

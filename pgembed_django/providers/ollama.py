@@ -77,6 +77,10 @@ class OllamaProvider(ServerProvider):
         one_by_one = self._one_by_one() or not self._keeps_order()
         return 1 if one_by_one else super().texts_per_request
 
+    @property
+    def may_cut_silently(self) -> bool:
+        return self._one_by_one()  # that route does not know "truncate"
+
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
         if not self._one_by_one():
             payload = {**self._constant, "input": list(texts), "truncate": self._truncate}

@@ -48,8 +48,6 @@ ENCODINGS: Final[Sequence[Encoding]] = ("base64", "float", None)
 class OpenAIProvider(ServerProvider):
     """A model of any server that implements OpenAI's embeddings API."""
 
-    may_cut_silently = True
-
     def __init__(
         self,
         *,
@@ -85,6 +83,10 @@ class OpenAIProvider(ServerProvider):
         self._encoding_format = encoding_format
         self._learnt: Encoding = None
         self._learnt_until = self.clock()
+
+    @property
+    def may_cut_silently(self) -> bool:
+        return True
 
     def remedy(self, status: int) -> str:
         remedy = super().remedy(status)

@@ -76,6 +76,7 @@ class Sift:
         self._suspected = suspected
         self._texts = Cuts(provider, texts)
         self._outcomes: dict[int, Embedded | ProviderError] = {}
+        self._cut_silently_before: set[int] = set()
         self._in_doubt: set[int] = set()
         """Sent but not embedded since the last success: one may have brought the provider down."""
         self._asked_plainly = False
@@ -135,7 +136,7 @@ class Sift:
         try:
             vectors, faults = self._provider.answer([self._texts[index] for index in group])
         except InputTooLong as error:
-            self._provider.context.refuses = True
+            self._provider.context.refused(error)
             return self._too_long(group, error)
         except InputRefused as error:
             return self._failed(group, error)
@@ -188,8 +189,16 @@ class Sift:
         """Return the texts that the server has cut without a word."""
         if not self._provider.may_cut_silently:
             return []
-        texts = [self._texts[index] for index in group]
-        return [group[at] for at in self._provider.context.cut(texts, vectors)]
+        # Those that were cut because the server had refused them are marked in any case.
+        asked = [
+            at
+            for at, index in enumerate(group)
+            if index in self._cut_silently_before or not self._texts.was_cut(index)
+        ]
+        texts = [self._texts[group[at]] for at in asked]
+        cut = [group[asked[at]] for at in self._provider.context.cut(texts, vectors[asked])]
+        self._cut_silently_before.update(cut)
+        return cut
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:

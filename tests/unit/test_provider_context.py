@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderUnavailable
-from pgembed_django.providers import plainly, probes
+from pgembed_django.providers import context, plainly, probes
 from pgembed_django.providers.base import Embedded
+from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
 from tests.played import Cutting
@@ -157,6 +158,62 @@ def test_a_text_that_kills_only_with_more_to_it_is_not_held_up(make_provider):
 
     assert isinstance(outcome, Embedded)
     assert plainly.ask(provider) is None
+
+
+def test_a_limit_in_characters_says_nothing_about_tokens(make_provider):
+    server = Cutting(limit=128, token=PIECE, kin="infinity", context=4000)
+    provider = make_provider(server)
+    texts = [text_of(100), text_of(200), text_of(2000)]
+
+    outcomes = provider.embed_each(texts)
+    later = provider.embed_each(texts)
+
+    assert [one.was_cut for one in [*outcomes, *later]] == [False, True, True] * 2
+
+
+def test_a_server_that_is_brought_down_by_our_own_words_is_believed_in_the_end(make_provider):
+    provider = make_provider(Cutting(limit=10**6, token=PIECE))
+    away = played.plain(502, "upstream closed the connection")
+    provider.played.poison = lambda text: away if "ship rain king" in text else None
+
+    for _ in range(context.MAX_OUTAGES):
+        with pytest.raises(ProviderUnavailable):
+            provider.embed_each([text_of(300)])
+
+    [outcome] = provider.embed_each([text_of(300)])
+    assert isinstance(outcome, Embedded)
+
+
+def test_a_smaller_context_is_noticed_within_an_hour(make_provider):
+    clock = played.Clock()
+    provider = make_provider(Cutting(limit=1000, token=PIECE), clock=clock)
+    text = text_of(300)
+    assert not provider.embed_each([text])[0].was_cut
+
+    provider.played.limit = 100
+    clock.now += context.RECHECK_SECONDS
+    assert_is_embedded(provider.embed_each([text])[0], text, provider.played)
+
+
+def test_a_server_with_one_vector_for_all_texts_cuts_none(make_provider):
+    provider = make_provider()
+    provider.played.vector_of = lambda text: played.vector_of("", 16)
+
+    assert not provider.embed_each([text_of(300)])[0].was_cut
+
+
+def test_an_old_ollama_cuts_too():
+    class Old(played.Ollama):
+        def embed(self, seen: played.Seen) -> played.Reply:
+            if seen.path == "/api/embeddings":
+                seen.payload["prompt"] = " ".join(seen.payload["prompt"].split()[:100])
+            return super().embed(seen)
+
+    for make in played.making(OllamaProvider, Old):
+        provider = make(Old(version="0.1.48"))
+        fits, longer = provider.embed_each([text_of(99, token=WORD), text_of(101, token=WORD)])
+
+        assert [fits.was_cut, longer.was_cut] == [False, True]
 
 
 def test_a_probe_tells_the_context(make_provider):
