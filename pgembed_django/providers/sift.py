@@ -13,7 +13,7 @@ the request failed by  several texts       one text
 InputTooLong           halves, by length   is cut and sent again, or else charged
 InputRefused           halves              is sent again twice, then charged
 BatchTooLarge          halves              as InputTooLong
-ProviderTimeout        halves              is sent once more, then charged
+ProviderTimeout        halves              is sent again twice, then charged
 ProviderError          halves              is sent again twice, then charged
 ProviderMisconfigured  as ProviderError if a plain word was embedded lately, or else an outage
 ProviderUnavailable    an outage, with the texts in doubt if such an outage is ``suspected``
@@ -224,7 +224,7 @@ class Sift:
         self._provider.token_pace.failed(weight + weight // 8)
         self._in_doubt.update(group)
         said = f"{error} Other texts are answered, so this one is too much for the server."
-        groups = self._failed(group, ProviderError(said), tries=2)
+        groups = self._failed(group, ProviderError(said))
         self._timeouts_left -= 1
         if groups and self._timeouts_left <= 0:
             self._give_up(error)
@@ -252,7 +252,7 @@ class Sift:
             self._give_up(error)
         return groups
 
-    def _failed(self, group: Group, error: ProviderError, *, tries: int = TRIES) -> list[Group]:
+    def _failed(self, group: Group, error: ProviderError) -> list[Group]:
         """Return the groups to send instead. Empty: it was one text, which is charged now."""
         if len(group) > 1:
             self._ask_plainly(again=False)
@@ -260,9 +260,9 @@ class Sift:
         [index] = group
         self._failed_alone[index] += 1
         times = self._failed_alone[index]
-        if times == 1 or times >= tries:
+        if times == 1 or times >= TRIES:
             self._ask_plainly(again=True)
-        if times < tries:
+        if times < TRIES:
             return [group]
         self._outcomes[index] = error
         return []

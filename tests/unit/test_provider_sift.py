@@ -167,6 +167,16 @@ def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make
     assert "too much for the server" in str(bad)
 
 
+def test_a_text_is_not_charged_while_every_second_answer_is_a_time_out(make_provider: Make):
+    provider = make_provider()
+    late = played.plain(504, "upstream request timeout")
+    provider.played.faults.extend([late, None, late, None, late, None])
+
+    [outcome] = provider.embed_each(["good"])
+
+    assert isinstance(outcome, Embedded)
+
+
 def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_provider: Make):
     provider = make_provider(timeout_seconds=1)
     provider.played.poison = lambda text: played.SILENT
