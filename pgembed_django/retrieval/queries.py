@@ -21,7 +21,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
-from pgembed_django.providers import raising
+from pgembed_django.providers import canary, deadlines, raising
 from pgembed_django.providers.base import Vector
 from pgembed_django.providers.canary import AnotherModel, Known
 from pgembed_django.text import clean
@@ -160,7 +160,9 @@ class QueryVectors:
         if fault:
             raise ProviderError(f"{provider} answered {fault} for the query.")
         if known is not None:
-            look = provider.canary.look([known], seconds=conf.current().canary_seconds)
+            # Each of its texts may take as long as the query.
+            with deadlines.within(seconds * len(canary.TEXTS)):
+                look = provider.canary.look([known], seconds=conf.current().canary_seconds)
             if known in look.strangers:
                 raise look.strangers[known]
         vector: Vector = unit[0]

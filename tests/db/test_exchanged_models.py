@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import wait
 from io import StringIO
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_a_search_asks_nobody_once_a_worker_has_noticed(server, run_jobs):
 
     assert (list(results), results.ranking) == ([note], "lexical")
     assert len(server.asked) == asked
+
+
+def test_a_comparison_that_drips_takes_no_query_thread_for_long(server, run_jobs, settings):
+    Note.objects.create(body="trout")
+    run_jobs()
+    settings.PGEMBED_QUERY_SECONDS = 0.1
+    server.exchange("")  # so that it is compared again
+    server.poison = lambda text: played.DRIP if text in canary.TEXTS else None
+
+    assert search(Note, "a trout").ranking == "lexical"
+
+    assert not wait([*queries.vectors._coming.values()], timeout=10).not_done
 
 
 def test_the_former_model_brings_all_back(server, run_jobs):
