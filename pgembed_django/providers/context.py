@@ -117,7 +117,7 @@ class Context:
 
     def refused(self, error: InputTooLong) -> None:
         """Note that it has refused a text. A limit in characters is not the model's context."""
-        self.refuses = self.refuses or not cutting.is_in_characters(str(error))
+        self.refuses = self.refuses or not cutting.unit_of(str(error))
 
     def refusal(self) -> InputTooLong:
         """Return what a server that cuts nothing would have answered."""

@@ -16,6 +16,7 @@ _NO_AMOUNT: Final = re.compile(
 _AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
 _LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
 _GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
+_UNIT: Final = re.compile(r"\d (?:[\w-]+ )?(characters|chars|bytes)\b")
 _SHARES: Final = (0.8, 0.6, 0.4, 0.25, 0.12)
 
 
@@ -85,9 +86,10 @@ def room(
     return max(1, min(int(len(text) * share), len(sent) * 3 // 4))
 
 
-def is_in_characters(message: str) -> bool:
-    """Return whether a refusal names a limit in characters, not in tokens."""
-    return re.search(r"\d (?:characters|chars)\b", message) is not None
+def unit_of(message: str) -> str:
+    """Return "characters" or "bytes" if a refusal names a limit of them. Empty: of tokens."""
+    found = _UNIT.search(message)
+    return {"byte": "bytes", "char": "characters"}[found[1][:4]] if found else ""
 
 
 def _told(message: str, sent: str, *, prefix: str) -> int:
@@ -100,9 +102,12 @@ def _told(message: str, sent: str, *, prefix: str) -> int:
     if not amounts or len(amounts) > 2:
         return 0
     limit = min(amounts)
-    if is_in_characters(reason):
+    unit = unit_of(reason)
+    if unit == "characters":
         return limit - len(prefix)
-    # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
-    extra_bytes = len(sent.encode()) - len(sent)
-    given = max(amounts) if len(amounts) == 2 else len(sent) // 4 + extra_bytes // 2
+    given = max(amounts)
+    if len(amounts) == 1:
+        # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
+        in_bytes = len(sent.encode())
+        given = in_bytes if unit == "bytes" else len(sent) // 4 + (in_bytes - len(sent)) // 2
     return int(len(sent) * 0.95 * limit / given) if limit < given else 0

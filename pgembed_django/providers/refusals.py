@@ -46,12 +46,14 @@ _BATCH_TOO_LARGE: Final = _any_of(
 _ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with 429, but waiting does not help
 _TOO_LONG: Final = _any_of(
     r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
-    r"must have less than \d+ tokens",  # TEI
     r"too large to process",  # llama.cpp
     r"(?:input|prompt|text)s? (?:is|are) (?:too long|too large|larger)",
     r"too many (?:input )?tokens",
     r"maximum (?:allowed )?(?:number of tokens|(?:input |sequence |model |token )?(?:length|size))",
-    r"at most \d+ characters",  # pydantic
+    # Pydantic, Mistral, Jina, but no limit on the tokens of a minute.
+    r"(?:exceed\w*|at most|maximum|limit\w*|(?:less|more|longer|larger) than)\b\D{0,40}"
+    r"\d[\d,]* (?:[\w-]+ )?(?:characters|chars|tokens|bytes)\b(?! per)",
+    r"input token count",  # Gemini
     r"expected maxlength",  # Bedrock
     r"range of input length",  # DashScope
     r"string[ _](?:is )?(?:too long|above_max_length)",
@@ -84,11 +86,12 @@ _MISCONFIGURED: Final = _any_of(
     r"unexpected endpoint",  # LM Studio
     r"no models? (?:is |are )?loaded",
     r"insufficient_quota|billing",
-    r"invalid[_ ]api[_ ]key",
+    r"(?:invalid|incorrect|missing|no)[_ ](?:\w+ )?api[_ ]key",
+    r"api[_ ]key (?:is )?(?:not|missing|invalid)",
     # LiteLLM, with 500, when it has no key for the server behind it.
     r"authentication ?error",
     r"api[_ ]key client option must be set",
-    r"missing (?:credentials|(?:\w+ )?api[_ ]key)",
+    r"missing credentials",
 )
 # Ollama, if its runner died during the request, and LiteLLM, if the server behind it did, or was
 # down before. A text may have killed it.
