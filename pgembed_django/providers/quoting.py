@@ -60,11 +60,15 @@ _USUAL: Final = frozenset(
 
 _SECRETS: Final = re.compile(
     r"""
-    (?P<name> \b (?: bearer | basic ) \s+
-            | (?: api[_-]?key | authorization | token | secret | password ) ["']? \s* [:=] \s* ["']?
-            | (?<= :// ) [^\s/:@]* : (?= [^\s/@]+ @ ) )
-    (?! tokens? \b | bearer \b ) [^\s"',;&@]{4,}
-    | \b (?: sk | pk | hf | gsk | xai ) [-_] [\w-]{8,}
+    (?P<name> \b (?: bearer | basic ) (?: \s | %20 )+
+            | (?: api[ _-]?key | (?: secret | access | auth )[_-]key | authorization | cookie
+                | token | secret | password | passwd | pwd )
+              ["'\\]* \s* (?: [:=] | %3D ) [\s"'\\]* (?: (?: bearer | basic | token ) \s+ )?
+            | (?<= [?&] ) key =
+            | (?<= :// ) (?: [^\s/:@]* : )? (?= [^\s/@]+ @ ) )
+    (?! tokens? \b | bearer \b ) [^\s"',;&@\\]{4,}
+    | \b (?: sk | pk | hf | gsk | xai | pa | jina | ghp ) [-_] [\w-]{8,}
+    | \b (?: AIza | AKIA | eyJ ) [\w.-]{12,}
     """,
     re.VERBOSE | re.IGNORECASE,
 )

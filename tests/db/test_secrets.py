@@ -25,6 +25,7 @@ from pgembed_django.checks import check_settings
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Space
 from pgembed_django.providers import quoting
+from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.testing import run_jobs
 from pgembed_django.tracing.spans import Spans
 from tests import played
@@ -36,7 +37,7 @@ OURS = [model._meta.db_table for model in apps.get_app_config("pgembed").get_mod
 BACKEND = "pgembed_django.providers.openai.OpenAIProvider"
 
 
-class Custom(providers.Provider):
+class Custom(DeterministicProvider):
     """A project's own provider, which takes what it likes."""
 
     def __init__(self, *, client: Any = None, **common: Any) -> None:
@@ -151,6 +152,8 @@ CUSTOM = {**OPENAI, "BACKEND": f"{__name__}.Custom"}
         {"default": {**CUSTOM, "OPTIONS": {"client": {"api_key": SECRET}}}},
         {"default": {**CUSTOM, "OPTIONS": {"client": {"password": SECRET}}}},
         {"default": {**CUSTOM, "OPTIONS": {"client": f"https://user:{SECRET}@host"}}},
+        {"default": {**CUSTOM, "OPTIONS": {"client": {"secret_key": SECRET}}}},
+        {"default": {**CUSTOM, "OPTIONS": {"client": f"https://{SECRET}@host"}}},
         {"default": {**CUSTOM, "OPTIONS": {"client": {SECRET}}}},
     ],
 )

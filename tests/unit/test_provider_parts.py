@@ -178,6 +178,17 @@ def test_the_reason_is_found_in_every_shape(body: bytes, said: str):
         "https://user:SECRETSECRET@host/v1",
         "the value OURSECRET is wrong",
         "for hf_SECRETSECRET",
+        "aws_secret_key=SECRETSECRET",
+        "X-Auth-Key: SECRETSECRET",
+        "Authorization: Token SECRETSECRET",
+        "Set-Cookie: SECRETSECRET",
+        "pwd=SECRETSECRET",
+        "https://SECRETSECRET@host/v1",
+        "/v1beta/models?key=SECRETSECRET",
+        '"{\\"api_key\\": \\"SECRETSECRET\\"}"',
+        "api_key%3DSECRETSECRET",
+        "bearer%20SECRETSECRET",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOjF9.SECRETSECRET",
     ],
 )
 def test_keys_are_hidden(words: str):
