@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterator[None]:
     """Convert other errors to ``ProviderError``: a project's own provider may raise anything.
 
-    Its messages quote none of the ``texts``, except very short ones.
+    Its messages quote none of the ``texts``.
     """
     try:
         yield
@@ -33,7 +33,6 @@ def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterato
             kind = next(k for k in type(error).__mro__ if k.__module__ == ProviderError.__module__)
             raise kind(f"{provider} raised {faults.name(error)}, which has no message.") from None
         if texts and not provider.quotes_no_text:
-            texts = [text for text in texts if len(text) >= quoting.RUN]
             error.args = (quoting.without(message[: quoting.READ], texts),)
         raise
     except BaseException as error:

@@ -297,13 +297,13 @@ class Echoing(DeterministicProvider):
 
     def embed_batch(self, texts):
         if any("diary" in text for text in texts):
-            raise InputRefused(f"cannot embed {texts[0][len(texts[0]) // 2 :]!r}")
+            raise InputRefused(f"cannot embed {texts[0][texts[0].index('diary') :]!r}")
         return super().embed_batch(texts)
 
 
-def test_an_error_of_a_provider_of_the_users_own_quotes_no_text_either():
+@pytest.mark.parametrize("text", ["my private diary of last summer", "diary"])
+def test_an_error_of_a_provider_of_the_users_own_quotes_no_text_either(text: str):
     provider = Echoing(alias="mine", model="m", dimensions=8, document_prefix="passage: ")
-    text = "my private diary of last summer"
 
     [outcome] = provider.embed_each([text])
     with pytest.raises(InputRefused) as raised:
