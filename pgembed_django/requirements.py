@@ -93,10 +93,12 @@ def _require_text(model: type[models.Model], name: object) -> None:
     if isinstance(method, (property, functools.cached_property)):
         refuse(model, f"text is {name!r}, which is a property. Make it a method.")
     if not callable(method):
+        methods = [one for one, _ in inspect.getmembers_static(model, inspect.isroutine)]
         refuse(
             model,
             f"text is {name!r}, and {model.__name__} has no such method. "
-            f"Define {name}(self) -> str, or leave text out to embed the fields.",
+            f"{did_you_mean(name, methods)}Define {name}(self) -> str, or leave text out to embed "
+            "the fields.",
         )
     if inspect.iscoroutinefunction(method):
         refuse(model, f"text is {name!r}, which is async. Name a method that is not.")

@@ -17,7 +17,10 @@ from pgembed_django import postgres
 
 Row = Literal["old", "new", "inserted"]
 
-UNWRITABLE = (FieldError, TypeError, ValueError, ValidationError, Error)
+UNWRITABLE = (
+    *(FieldError, ValidationError, Error),
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+)
 """What ``compiled`` raises if a constant cannot be written in SQL."""
 
 # Types whose values are equal only if their texts are equal. Other types are compared as text: a

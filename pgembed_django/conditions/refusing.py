@@ -14,6 +14,7 @@ from django.db.models import Field, GeneratedField, Model, Q
 from django.db.models.expressions import Combinable, CombinedExpression, F, NegatedExpression, Value
 from django.db.models.functions import Now
 from django.db.models.lookups import Lookup
+from django.utils.functional import Promise
 
 from pgembed_django.exceptions import did_you_mean
 
@@ -36,13 +37,15 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
     """
     if isinstance(when, Q):
         for child in when.children:
-            if isinstance(child, tuple):
-                lookup, value = child
-                yield from _path_refusals(lookup, model=model, is_lookup=True)
-                yield from _lookup_refusals(lookup.split("__")[-1], value)
-                yield from _constant_refusals(value, model=model)
-            else:
-                yield from refusals(child, model=model)
+            match child:
+                case (str() as lookup, value):
+                    yield from _path_refusals(lookup, model=model, is_lookup=True)
+                    yield from _lookup_refusals(lookup.split("__")[-1], value)
+                    yield from _constant_refusals(value, model=model)
+                case _ if hasattr(child, "resolve_expression"):
+                    yield from refusals(child, model=model)
+                case _:
+                    yield f"a {type(child).__name__} is no condition. Write Q(field=value)."
     elif type(when) is F:  # OuterRef and slices are subclasses
         path: str = when.name  # type: ignore[attr-defined]
         yield from _path_refusals(path, model=model, is_lookup=False)
@@ -61,7 +64,9 @@ def refusals(when: Any, *, model: type[Model]) -> Iterator[str]:
             "Now() is the clock, and time passing fires no trigger. Keep the outcome in a "
             "column of its own, and filter by time when you search."
         )
-    elif not isinstance(when, Value):
+    elif isinstance(when, Value):
+        yield from _constant_refusals(when.value, model=model)
+    else:
         yield (
             f"{type(when).__name__} is neither a column of the row nor a constant. Keep its "
             "outcome in a column, for instance a stored GeneratedField."
@@ -89,6 +94,8 @@ def _constant_refusals(value: Any, *, model: type[Model]) -> Iterator[str]:
             yield from _constant_refusals(item, model=model)
     elif hasattr(value, "resolve_expression"):
         yield from refusals(value, model=model)
+    elif isinstance(value, Promise):
+        yield "a lazy text is another one in each language. Give the text that is stored."
     elif callable(value) and not isinstance(value, type):
         yield f"{value!r} is a function. Give its result, if that is a constant."
     elif isinstance(value, Iterator):

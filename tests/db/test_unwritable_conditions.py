@@ -12,8 +12,11 @@ from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 pytestmark = pytest.mark.django_db
 
 
-def test_the_checks_of_a_database_leave_it_to_the_one_that_names_it():
-    embeddable(fields=["title"], when=Q(rank="many"))(make_model())
+@pytest.mark.parametrize(
+    "when", [Q(rank="many"), Q(rank=float("inf")), Q(rank__range=(1,)), Q(rank__contained_by=[])]
+)
+def test_the_checks_of_a_database_leave_it_to_the_one_that_names_it(when):
+    embeddable(fields=["title"], when=when)(make_model())
 
     found = run_checks(databases=["default"])
 

@@ -233,6 +233,10 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"fields": ["double"]}, "'double' is a virtual generated column, which triggers do not"),
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
+        (
+            {"text": "rendr"},
+            "text is 'rendr', and Thing has no such method. Did you mean 'render'? Define rendr(",
+        ),
         ({"text": "not_a_method"}, "text is 'not_a_method', and Thing has no such method."),
         ({"text": "shown"}, "text is 'shown', which is a property. Make it a method."),
         ({"text": 7}, "text is 7. Give the name of a method."),
@@ -302,6 +306,13 @@ def test_what_cannot_be_kept_fresh_is_refused_with_value_and_remedy(keywords, sa
         (Q(rank__in=[1, F("parent__rank")]), "'parent__rank' follows a relation"),
         (Q(rank__in=(n for n in [1, 2])), "a generator can be read once only. Give a list"),
         (Q(at__lte=timezone.now), "is a function. Give its result, if that is a constant."),
+        (Q(title=gettext_lazy("x")), "a lazy text is another one in each language"),
+        (Q(title__in=["x", gettext_lazy("x")]), "a lazy text is another one in each language"),
+        (Q(title=Value(gettext_lazy("x"))), "a lazy text is another one in each language"),
+        (Q(("title",)), "a tuple is no condition. Write Q(field=value)."),
+        (Q((1, 2)), "a tuple is no condition. Write Q(field=value)."),
+        (Q("title"), "a str is no condition. Write Q(field=value)."),
+        (Q(True), "a bool is no condition. Write Q(field=value)."),
     ],
 )
 def test_a_condition_that_a_trigger_cannot_see_is_refused(when, said):
