@@ -58,4 +58,6 @@ def _is_fresh(spec: specs.Spec) -> Q:
         space__spec=spec.key,
         space__state=Space.State.ACTIVE,
     )
+    if spec.stale == "hide":
+        chunks = chunks.exclude(text_digest=b"hidden")
     return Q(spaces.LookedUp(chunks))

@@ -12,6 +12,7 @@ from django.db import models
 from django.urls import reverse
 
 from pgembed_django import search, spaces, specs, status
+from pgembed_django.admin.vector_states import state_of
 from pgembed_django.metrics import exposition
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.retrieval import queries
@@ -152,6 +153,8 @@ def test_what_is_covered_is_what_a_search_returns(model, run_jobs):
 
         assert coverage(model).covered == coverage(model, is_exact=True).covered == found(model)
         assert coverage(model).rows == len(rows)
+        shown = model.objects.alias(vectors=state_of(model)).filter(vectors="fresh")
+        assert set(shown) <= set(search(model, "trout", mode="semantic", limit=1000))
         if specs.of(model)[0].stale == "hide" and state in STATES[:5]:
             assert found(model) == before - 1
 
