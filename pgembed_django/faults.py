@@ -12,6 +12,7 @@ import threading
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 import psycopg
 from django.apps import apps
@@ -100,11 +101,12 @@ def is_interruption(error: BaseException) -> bool:
 
     True for what the handler of a signal raises, such as Celery's soft time limit, and for what is
     no ``Exception`` and was not raised by the code, such as Ctrl-C and Dramatiq's time limit.
+    Its class may be a project's own, whose attributes raise: none is asked for in the usual way.
     """
     if isinstance(threading.current_thread(), OurThread):
         return False  # nobody else knows this thread
     trace = []
-    entry = error.__traceback__
+    entry: TracebackType | None = BaseException.__dict__["__traceback__"].__get__(error)
     while entry is not None:
         trace.append((entry.tb_frame.f_code, entry.tb_lasti))
         entry = entry.tb_next
@@ -113,7 +115,9 @@ def is_interruption(error: BaseException) -> bool:
     if any(code in codes for code, _ in trace):
         return True
     kind = type(error)
-    if issubclass(kind, (Exception, *BY_CODE)) or kind.__module__ == PANICS:
+    if issubclass(kind, (Exception, *BY_CODE)):
+        return False
+    if type.__getattribute__(kind, "__module__") == PANICS:
         return False
     # A statement of the code: what is thrown into it comes between two, or in a call.
     code, at = trace[-1]
@@ -123,7 +127,7 @@ def is_interruption(error: BaseException) -> bool:
 def is_at_a_limit(error: BaseException) -> bool:
     """Return whether this process can open no file or start no thread, so other rows fail too."""
     try:
-        if isinstance(error, OSError):
+        if issubclass(type(error), OSError):
             os.close(os.open(os.devnull, os.O_RDONLY))
         elif type(error) is RuntimeError:
             OurThread(target=int, daemon=True).start()
@@ -285,7 +289,7 @@ def _our_tables() -> frozenset[str]:
 
 
 def _is_of_a_value(error: BaseException) -> bool:
-    if isinstance(error, DatabaseError | InterfaceError):
+    if issubclass(type(error), DatabaseError | InterfaceError):
         cause = error.__cause__
         return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
-    return not isinstance(error, psycopg.Error)
+    return not issubclass(type(error), psycopg.Error)
