@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
@@ -28,10 +29,15 @@ HARMLESS = re.compile(
     r"""
     \s*
     (?: SELECT | INSERT | UPDATE | DELETE | MERGE | WITH | VALUES | EXPLAIN
-      | SAVEPOINT | RELEASE | ROLLBACK\ TO | SET\ (?: LOCAL | TRANSACTION | CONSTRAINTS )
+      | SAVEPOINT | RELEASE | ROLLBACK\ TO | SET\ (?: TRANSACTION | CONSTRAINTS )
     )\b
-    (?! .* (?: ; | set_config | advisory ) )
+    (?! .* (?: ; | set_config | advisory | INTO \s+ "? (?: TEMP (?: ORARY )? \b | pg_temp ) ) )
     """,
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+# What ends with the transaction that it is run in.
+LOCAL = re.compile(
+    r"\s* (?: SET\ LOCAL\b | SELECT\b .* \bset_config\b .* \btrue \s* \) ) (?! .* ; )",
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 
@@ -55,11 +61,23 @@ SESSION = """
     FROM pg_class
     WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'
 """
-ATTRIBUTES = ("autocommit", "isolation_level", "read_only", "deferrable", "prepare_threshold")
+ATTRIBUTES = (
+    "autocommit",
+    "isolation_level",
+    "read_only",
+    "deferrable",
+    "prepare_threshold",
+    "row_factory",
+    "cursor_factory",
+)
+
+MAX_LOSSES = 3
+"""After so many lost connections in the code of one row, one after another, the row has failed."""
 
 OPEN = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
 ASKABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
 
+LOST = "The database connection is lost whenever it runs."
 LEFT_OPEN = "It left a transaction open. Use transaction.atomic()."
 CHANGED = (
     "It changed the database session ({names}). "
@@ -89,6 +107,8 @@ class Progress(NamedTuple):
 
 
 _progress: dict[int, Progress] = {}
+_losses: Counter[Call] = Counter()
+"""How often the connection was lost in the code of a row that has not ended otherwise since."""
 
 
 def progress_of(thread: int) -> Progress:
@@ -118,7 +138,8 @@ class UserCode:
         """Watch the statements that the code runs."""
         wrappers = self._wrapper.execute_wrappers
         before = [*wrappers]
-        wrappers.append(self._note)
+        self._wrappers = [*before, self._note]
+        wrappers[:] = self._wrappers
         try:
             with locales.of_settings():
                 yield
@@ -157,7 +178,8 @@ class UserCode:
             DatabaseError: the connection was lost, or the server is out of room.
         """
         thread = threading.get_ident()
-        _progress[thread] = Progress(time.monotonic(), Call(spec, source_pk))
+        call = Call(spec, source_pk)
+        _progress[thread] = Progress(time.monotonic(), call)
         failure = ""
         try:
             try:
@@ -173,13 +195,14 @@ class UserCode:
             # Whatever the code raises is the error of its row.
             if faults.is_interruption(error) or faults.is_at_a_limit(error):
                 raise
-            if self._is_of_the_database(error):
+            if self._is_of_the_database(error, call):
                 raise
             failure = faults.described(error)
         finally:
             _progress[thread] = Progress(time.monotonic(), None)
         if not self._only_values:
-            self._put_right(failure)
+            self._put_right(failure, call)
+        _losses.pop(call, None)
         if failure:
             raise Failed(failure)
         return result
@@ -191,6 +214,7 @@ class UserCode:
             finally:
                 if os.getpid() != self._pid:
                     os._exit(1)  # The code has forked. There must be only one of this worker.
+                self._wrapper.execute_wrappers[:] = self._wrappers
             self._refuse_changes()
             return result
 
@@ -202,45 +226,55 @@ class UserCode:
         self._connection = self._wrapper.connection
         self._attributes = _attributes(self._connection)
         self._before: Session | None = None
+        self._is_local = False
 
     def _note(self, execute: Callable[..., T], statement: Any, *rest: Any) -> T:
         """Note what the session is like before the first statement that may change it."""
-        is_harmless = isinstance(statement, str) and HARMLESS.match(statement)
-        if not is_harmless and self._before is None:
+        text = statement if isinstance(statement, str) else ""
+        if LOCAL.match(text):
+            self._is_local = True
+        elif not HARMLESS.match(text) and self._before is None:
             self._before = _session(self._wrapper.connection)
         return execute(statement, *rest)
 
     def _refuse_changes(self) -> None:
         """Raise if the code has changed the session, so that its savepoint is rolled back."""
-        if self._has_savepoints and self._before is not None:
-            before, self._before = self._before, None
-            if changed := before ^ _session(self._wrapper.connection):
-                raise Failed(_told(changed))
+        if not self._has_savepoints:
+            return
+        before, is_local = self._before, self._is_local
+        self._before, self._is_local = None, False
+        if before is not None and (changed := before ^ _session(self._wrapper.connection)):
+            raise Failed(_told(changed))
+        if is_local:
+            # It would have ended with the transaction of the code, but that is part of ours.
+            transaction.set_rollback(True, using=self._using)
 
-    def _put_right(self, failure: str = "") -> None:
+    def _put_right(self, failure: str, call: Call | None = None) -> None:
         """Put right what the code has left behind. Raise if it must not, and has not failed."""
         locales.reset()
         connection = self._wrapper.connection
         status = connection.pgconn.transaction_status if connection is not None else None
-        if status == TransactionStatus.UNKNOWN and connection.broken:
-            # No row's fault, even if the code hides the error.
+        is_lost = connection is not None and connection.broken
+        if is_lost and not _is_its_own(call):
+            # Not yet the row's fault, even if the code hides the error.
             lost = psycopg.OperationalError("the connection is lost")
             raise OperationalError(str(lost)) from lost
         if self._is_inside:
-            self._before = None
+            self._before, self._is_local = None, False
             is_ours = connection is self._connection and status == TransactionStatus.INTRANS
             if not is_ours or len(self._wrapper.savepoint_ids) != self._depth:
                 raise faults.Harmed("A row's code has ended a transaction that it did not begin.")
             return
-        is_open = self._wrapper.in_atomic_block or status in OPEN
+        wrapper = self._wrapper
+        is_open = wrapper.in_atomic_block or wrapper.needs_rollback or status in OPEN
         is_closed = status == TransactionStatus.UNKNOWN
         is_same = connection is self._connection and _attributes(connection) == self._attributes
         if is_same and not (is_closed or is_open or self._before):
             return
-        left = LEFT_OPEN if is_open else self._changed()
+        left = LOST if is_lost else LEFT_OPEN if is_open else self._changed()
         if is_closed or left or self._before:
-            self._wrapper.close()
-            self._wrapper.connect()
+            wrapper.close()
+            wrapper.connect()
         self._learn()
         if left and not failure:
             raise Failed(left)
@@ -255,14 +289,26 @@ class UserCode:
             changed |= self._before ^ _session(connection)
         return _told(changed) if changed else ""
 
-    def _is_of_the_database(self, error: BaseException) -> bool:
+    def _is_of_the_database(self, error: BaseException, call: Call) -> bool:
         """Return whether the server is out of room, or our connection is lost."""
-        # That of another database, which the code has asked, may be lost, too.
         if not issubclass(type(error), (DatabaseError, InterfaceError)):
             return False
+        if faults.has_no_room(error):
+            return True
         connection = self._wrapper.connection
+        # That of another database, which the code has asked, may be lost, too.
         is_away = connection is None or connection.broken
-        return faults.has_no_room(error) or (faults.is_lost_connection(error) and is_away)
+        return faults.is_lost_connection(error) and is_away and not _is_its_own(call)
+
+
+def _is_its_own(call: Call | None) -> bool:
+    """Count a lost connection. Return whether it is lost whenever the code of this row runs.
+
+    In between, others have used a new one: so it is no outage.
+    """
+    if call is not None:
+        _losses[call] += 1
+    return call is not None and _losses[call] >= MAX_LOSSES
 
 
 def _attributes(connection: Any) -> Session:

@@ -8,15 +8,18 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.management import call_command
 from django.db import close_old_connections, connection, connections, models, transaction
 from django.db.models.signals import post_init
 from django.utils import timezone, translation
+from psycopg.rows import dict_row
 
-from pgembed_django import sources, specs
+from pgembed_django import faults, sources, specs
 from pgembed_django.chunkers import Chunk, Chunker
 from pgembed_django.maintenance import chores
 from pgembed_django.maintenance.backfill import Backfill
@@ -67,6 +70,11 @@ class Unnamed(Exception, metaclass=Nameless):
     pass
 
 
+class Sealed(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError("no attributes")
+
+
 def throw(error: BaseException) -> Callable[[], Any]:
     def act() -> None:
         raise error
@@ -101,6 +109,7 @@ RAISED: dict[str, tuple[Callable[[], Any], str]] = {
     "wordless": (throw(Wordless()), "Wordless: its message cannot be read"),
     "loud": (throw(Loud()), "Loud: loud"),
     "unnamed": (throw(Unnamed("here")), "Unnamed: here"),
+    "sealed": (throw(Sealed("shut")), "Sealed: shut"),
     "number": (lambda: 5, "TypeError: Product.pitch() returned int."),
     "bytes": (lambda: b"bytes", "TypeError: Product.pitch() returned bytes."),
     "lazy": (lambda: translation.gettext_lazy("Yes"), "TypeError: Product.pitch() returned"),
@@ -118,6 +127,7 @@ SESSION_CHANGED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two": (lambda: run("SELECT 1; SET work_mem = '65kB'"), "work_mem"),
     "table": (lambda: run("CREATE TEMP TABLE app_product (id int)"), "table app_product"),
+    "into": (lambda: run("SELECT 1 AS id INTO TEMP app_product"), "table app_product"),
 }
 OUTSIDE_A_TRANSACTION: dict[str, tuple[Callable[[], Any], str]] = {
     "prepare": (lambda: run("PREPARE one AS SELECT 1"), "prepared statement one"),
@@ -125,6 +135,7 @@ OUTSIDE_A_TRANSACTION: dict[str, tuple[Callable[[], Any], str]] = {
     "listen": (lambda: run("LISTEN news"), "LISTEN news"),
     "cursor": (lambda: run("DECLARE one CURSOR WITH HOLD FOR SELECT 1"), "cursor one"),
     "read_only": (lambda: setattr(connection.connection, "read_only", True), "read_only"),
+    "rows": (lambda: setattr(connection.connection, "row_factory", dict_row), "row_factory"),
 }
 
 
@@ -141,6 +152,7 @@ OPENED: dict[str, Callable[[], Any]] = {
     "autocommit": lambda: connection.set_autocommit(False),
     "atomic": lambda: transaction.atomic().__enter__(),
     "broken": leave_broken,
+    "marked": lambda: setattr(connection, "needs_rollback", True),
 }
 
 CLOSED: dict[str, Callable[[], Any]] = {
@@ -153,6 +165,9 @@ CLOSED: dict[str, Callable[[], Any]] = {
 HARMLESS: dict[str, Callable[[], Any]] = {
     "activate": lambda: (timezone.activate("Asia/Tokyo"), translation.activate("de")),
     "swallow": lambda: suppressed(lambda: run("SELECT 1 / 0")),
+    "local": lambda: within("SET LOCAL search_path = nowhere"),
+    "local config": lambda: within("SELECT set_config('search_path', 'nowhere', true)"),
+    "wrap": lambda: connection.execute_wrappers.append(throw(ValueError("wrapped"))),
     "undo": lambda: (run("SET work_mem = '65kB'"), run("RESET work_mem")),
     "fork": lambda: fork(),
     "write": lambda: Product.objects.filter(title="written").update(price=7),
@@ -164,6 +179,11 @@ def fork() -> None:
     pid = os.fork()
     if pid:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def within(statement: str) -> None:
+    with transaction.atomic():
+        run(statement)
 
 
 def suppressed(act: Callable[[], Any]) -> None:
@@ -268,6 +288,54 @@ def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_w
 
     assert planned[0] == 1
     assert ProductEmbedding.objects.filter(embedding__isnull=False).count() == 4
+
+
+def hidden(act: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        act()
+
+
+LOSING: dict[str, Callable[[], Any]] = {
+    "told": lambda: run(TERMINATE),
+    "hidden": lambda: hidden(lambda: run(TERMINATE)),
+}
+TERMINATE = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("act", LOSING.values(), ids=LOSING)
+def test_a_row_whose_code_loses_the_connection_each_time_fails_alone(monkeypatch, settings, act):
+    monkeypatch.setattr(faults, "FIRST_OUTAGE_SECONDS", 0.001)
+    settings.PGEMBED_MAX_ATTEMPTS = 1
+    lost = Product.objects.create(title="lost")
+    others = [Product.objects.create(title=title) for title in "ab"]
+    monkeypatch.setattr(
+        Product, "pitch", lambda row: row.title if row.title != "lost" else act() or row.title
+    )
+
+    call_command("embed_worker", "--drain", verbosity=0)
+
+    spec = "app.ProductEmbedding"
+    failed = Job.objects.filter(spec=spec, status="failed")
+    assert failed.values_list("source_pk", "crashes").get() == (str(lost.pk), 0)
+    embedded = ProductEmbedding.objects.exclude(embedding=None)
+    assert set(embedded.values_list("source_id", flat=True)) == {row.pk for row in others}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_connection_that_is_lost_now_and_then_is_no_rows_failure(monkeypatch, settings):
+    monkeypatch.setattr(faults, "FIRST_OUTAGE_SECONDS", 0.001)
+    settings.PGEMBED_MAX_ATTEMPTS = 1
+    Product.objects.create(title="lost twice")
+    times = iter([1, 2])
+    monkeypatch.setattr(
+        Product, "pitch", lambda row: run(TERMINATE) if next(times, 0) else row.title
+    )
+
+    call_command("embed_worker", "--drain", verbosity=0)
+
+    charged = Job.objects.filter(spec="app.ProductEmbedding").values_list(*CHARGED)
+    assert set(charged) == {("succeeded", 0, 0, "")}
 
 
 class Refusing(Chunker):
