@@ -206,12 +206,17 @@ class Pool:
     ) -> Outcomes:
         """Run in a thread: embed texts, then see whether the model is the one of their spaces."""
         outcomes = self.provider.embed_each(texts, ask_first=ask_first, suspected=suspected)
-        if sight is None or not any(isinstance(outcome, Embedded) for outcome in outcomes):
+        made = [
+            (text, outcome.vector)
+            for text, outcome in zip(texts, outcomes, strict=True)
+            if isinstance(outcome, Embedded)
+        ]
+        if sight is None or not made:
             return outcomes
         sight.vectors, strangers = self.provider.canary.look(
             {one for one in sight.known if one is not None},
             seconds=sight.seconds,
-            is_to_be_known=None in sight.known,
+            made=made[0] if None in sight.known else None,
         )
         return [
             strangers.get(one, outcome) if one is not None else outcome

@@ -6,7 +6,7 @@ with another model of the same width, only its vectors show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import plainly, raising
-from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.vectors import Vector, Vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -72,13 +72,17 @@ class Canary:
         """When the model was last seen to be that of all spaces that it was compared with."""
 
     def look(
-        self, known: Collection[Known], *, seconds: float, is_to_be_known: bool = False
+        self,
+        known: Collection[Known],
+        *,
+        seconds: float,
+        made: tuple[str, Vector] | None = None,
     ) -> Look:
         """Compare the model that last answered this thread with those of some spaces.
 
         Asks the server only if it may be another one than when it was last asked: over a new
-        connection, or after ``seconds``. Zero: in any case. ``is_to_be_known``: also ask what it
-        tells about its model.
+        connection, or after ``seconds``. Zero: in any case. ``made``: a text and its vector, by a
+        model that is to be known. Also ask what the server tells about it.
 
         Raises:
             ProviderUnavailable: it cannot be asked now.
@@ -90,10 +94,12 @@ class Canary:
         if not all(is_alike(one, vectors) for one in known):
             vectors = self._ask()  # a single odd answer is no other model
         strange = [one for one in known if not is_alike(one, vectors)]
-        if strange or is_to_be_known:
+        if strange or made:
             self.facts = self._facts()
-        if is_to_be_known and self._provider.connection is not here:
-            raise ProviderUnavailable("The server was restarted before its model was known.")
+        if made and self._provider.connection is not here:
+            text, vector = made
+            if float(self._ask([text])[0] @ vector) < LEAST_COSINE:
+                raise ProviderUnavailable("The server's model was exchanged before it was known.")
         if before is None and not strange:
             self.recognized_at = began
             if (here := self._provider.connection) is not None:
@@ -105,10 +111,10 @@ class Canary:
         at, vectors = self._seen.get(here, (0.0, None)) if here is not None else (0.0, None)
         return vectors if self._provider.clock() - at < seconds else None
 
-    def _ask(self) -> Vectors:
+    def _ask(self, texts: Sequence[str] = TEXTS) -> Vectors:
         try:
             with raising.provider_errors(self._provider):
-                return self._provider.embed_documents(TEXTS)
+                return self._provider.embed_documents(texts)
         except ProviderUnavailable as error:
             # Of no text of the caller's: none of them may have brought the server down.
             raise plainly.as_kind(ProviderUnavailable, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -295,6 +296,17 @@ def test_a_connection_is_compared_once(server, make_worker, clock):
         run(worker)
 
     assert server.asked == [["trout"], list(canary.TEXTS), ["salmon"], ["perch"]]
+
+
+def test_a_server_that_closes_each_connection_is_recognized_too(server, make_worker, monkeypatch):
+    embed = server.embed
+    monkeypatch.setattr(server, "embed", lambda seen: replace(embed(seen), how="last"))
+    Note.objects.create(body="trout")
+
+    run(make_worker())
+
+    assert NoteEmbedding.objects.exclude(embedding=None).count() == 1
+    assert server.asked == [["trout"], list(canary.TEXTS), ["trout"]]
 
 
 @pytest.mark.parametrize("text", [2, 7], ids=["before it is asked", "at the next batch"])

@@ -12,13 +12,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Reply:
-    """``how``: whole; cut (half of the body, then the end); hang up (nothing at all); silent
-    (nothing until the test is over); drip (a byte now and then until the test is over)."""
+    """``how``: whole; last (whole, then the end, without saying so); cut (half of the body, then
+    the end); hang up (nothing at all); silent (nothing until the test is over); drip (a byte now
+    and then until the test is over)."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
-    how: Literal["whole", "cut", "hang up", "silent", "drip"] = "whole"
+    how: Literal["whole", "last", "cut", "hang up", "silent", "drip"] = "whole"
 
 
 @dataclass(frozen=True)
