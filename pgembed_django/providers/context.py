@@ -5,12 +5,12 @@ A text that is longer than the model's context has the same vector whatever its 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final
 
-from pgembed_django.chunkers import estimate_tokens
 from pgembed_django.exceptions import (
     InputTooLong,
     ProviderError,
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # Of words that are one token each in any vocabulary that knows English.
 PLAIN: Final = "the man in this house has one book and we see how it is when you go there"
 STRANGE: Final = "ice law red dog gold ship rain king sugar bank snow iron fish army silk road"
+
+PLAIN_WORD: Final = re.compile(r"(?<!\w)[A-Za-z\u00c0-\u024f][a-z\u00df-\u024f]*(?!\w)")
+SINGLE_SPACE: Final = re.compile(r"(?<!\s)\s(?!\s)")
 
 SHORT: Final = 40
 """Any model takes as many tokens, so that short texts cost no request."""
@@ -163,9 +166,14 @@ def _with_another_end(text: str, tokens: int) -> str:
 
 
 def most_tokens(text: str) -> int:
-    """Return how many tokens a text may have in a vocabulary that hardly knows its language."""
-    foreign = len(text.encode()) - len(text)
-    return estimate_tokens(text) * 5 // 4 + foreign * 2 // 5
+    """Return how many tokens a text may have in a vocabulary that hardly knows its language.
+
+    Of anything but plain words, such as hexadecimal digits, each byte may be one.
+    """
+    plain = PLAIN_WORD.findall(text)
+    known = sum(-(-len(word) // 4) * 5 + 2 * (len(word.encode()) - len(word)) for word in plain)
+    others = SINGLE_SPACE.sub("", PLAIN_WORD.sub("", text))
+    return -(-known // 4) + len(others.encode())
 
 
 def words(text: str, count: int) -> str:

@@ -28,6 +28,7 @@ LANGUAGES = {
     "German": "Der Hafenmeister notierte, welche der {} Schiffe vor dem Sturm eingelaufen waren. ",
     "Russian": "Начальник порта записал, какие из {} судов вошли в гавань до начала шторма. ",
     "Chinese": "港务长记下了暴风雨来临之前哪{}艘船只已经驶入港口。",
+    "hexadecimal digits": "5f0{0:02x}3a91be77{0:04x}c2d04d",
     "code": "if (x[i] != y->next) {{ z += f(&x, 0x{:04x}); }}\n",
 }
 
@@ -59,7 +60,7 @@ def assert_is_embedded(outcome: Embedded | ProviderError, text: str, server: Cut
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("limit", [128, 256, 512, 2048])
+@pytest.mark.parametrize("limit", [128, 512])
 def test_what_does_not_fit_is_cut_here_and_marked(make_provider, limit, language):
     provider = make_provider(Cutting(limit=limit, token=PIECE))
     lengths = [3, limit // 2, limit * 9 // 10, limit * 11 // 10, limit * 2, limit * 12]
@@ -71,6 +72,14 @@ def test_what_does_not_fit_is_cut_here_and_marked(make_provider, limit, language
     asked = len(provider.played.asked)
     provider.embed_each([text_of(limit // 3, language=language)] * 32)
     assert len(provider.played.asked) - asked <= 2  # the limit is known by now
+
+
+def test_a_vocabulary_may_know_no_part_of_what_is_no_word(make_provider):
+    provider = make_provider(Cutting(limit=300, token=LETTER))
+    texts = [text_of(n, token=LETTER, language="hexadecimal digits") for n in (200, 330, 600)]
+
+    for text, outcome in zip(texts, provider.embed_each(texts), strict=True):
+        assert_is_embedded(outcome, text, provider.played)
 
 
 @pytest.mark.parametrize("token", [WORD, LETTER, CHARACTER])
