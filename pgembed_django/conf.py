@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections
 
@@ -145,12 +146,23 @@ class Settings:
     worker_database: str | None = None
     """The database alias for workers, if the application's goes through a pooler."""
 
+    @property
+    def declared(self) -> dict[str, Mapping[str, Any]]:
+        """The providers that are dicts: a web process may run without the check of the others."""
+        given: object = self.providers
+        aliases = given.items() if isinstance(given, Mapping) else ()
+        return {
+            alias: one
+            for alias, one in aliases
+            if isinstance(alias, str) and isinstance(one, Mapping)
+        }
+
     def provider_name(self, alias: str, model: str, dimensions: int) -> str:
         """Return a provider's name to show to people: its alias.
 
         What the alias no longer declares is added: these may be two servers.
         """
-        declared = self.providers.get(alias, {})
+        declared = self.declared.get(alias, {})
         if declared.get("MODEL") != model:
             return f"{alias} ({model})"
         return alias if declared.get("DIMENSIONS") == dimensions else f"{alias} ({dimensions})"
@@ -183,6 +195,18 @@ def current() -> Settings:
         if hasattr(django_settings, name)
     }
     return Settings(**{**given, **_instead})
+
+
+def usable(name: str) -> Any:
+    """Return a setting that searches read: web processes may run without the checks.
+
+    Raises:
+        ImproperlyConfigured: the check would report it.
+    """
+    value = getattr(current(), name)
+    if remedy := _remedy(name, str(Settings.__dataclass_fields__[name].type), value):
+        raise ImproperlyConfigured(f"{PREFIX}{name.upper()} is {value!r}. {remedy}")
+    return value
 
 
 @contextmanager

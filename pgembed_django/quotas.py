@@ -95,7 +95,7 @@ class QuotaLimits:
 
 def limits(provider: str) -> QuotaLimits | None:
     """Return the limits of the provider with this alias, or None if it has none."""
-    config = conf.current().providers.get(provider, {})
+    config = conf.current().declared.get(provider, {})
     requests, tokens = config.get("REQUESTS_PER_MINUTE"), config.get("TOKENS_PER_MINUTE")
     return QuotaLimits(requests, tokens) if requests or tokens else None
 

@@ -73,7 +73,7 @@ def _resume(request: HttpRequest, name: str) -> Said:
 
 
 def _probe(request: HttpRequest, name: str) -> Said:
-    if name not in conf.current().providers:
+    if name not in conf.current().declared:
         raise Http404
     try:
         provider = providers.get(name)
@@ -131,7 +131,7 @@ def _what(request: HttpRequest, name: str) -> str:
     what = request.POST.get("what")
     if what == Pause.What.SPEC and specs.get(name):
         return Pause.What.SPEC
-    if what == Pause.What.PROVIDER and name in conf.current().providers:
+    if what == Pause.What.PROVIDER and name in conf.current().declared:
         return Pause.What.PROVIDER
     raise Http404
 

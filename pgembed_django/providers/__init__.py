@@ -102,7 +102,7 @@ def _imported(backend: object) -> type[Provider]:
         raise ImproperlyConfigured(f"BACKEND is {backend!r}. {takes}, as a string.")
     try:
         provider_class = import_string(backend)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # ValueError: the path begins with a dot
         raise ImproperlyConfigured(
             f"BACKEND is {backend!r}, which cannot be imported: {error}. {takes}."
         ) from error

@@ -91,7 +91,7 @@ class QueryVectors:
 
     def ask(self, space: Space, text: str) -> Pending:
         """Ask a space's provider for the vector of a query, unless it is cached."""
-        seconds = conf.current().query_seconds
+        seconds: float = conf.usable("query_seconds")
         return Pending(space, self._answer(space, text, seconds), time.monotonic() + seconds)
 
     def _answer(self, space: Space, text: str, seconds: float) -> Future[Vector]:
@@ -162,7 +162,7 @@ class QueryVectors:
         if known is not None:
             # Each of its texts may take as long as the query.
             with deadlines.within(seconds * len(canary.TEXTS)):
-                look = provider.canary.look([known], seconds=conf.current().canary_seconds)
+                look = provider.canary.look([known], seconds=conf.usable("canary_seconds"))
             if known in look.strangers:
                 raise look.strangers[known]
         vector: Vector = unit[0]

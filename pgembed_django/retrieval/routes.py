@@ -44,7 +44,8 @@ def estimate(using: str, keys: Statement) -> int:
 
 def candidates(taken: int) -> int:
     """Return the ``hnsw.ef_search`` with which the index returns that many chunks."""
-    return min(max(taken, conf.current().hnsw_ef_search), MOST_CANDIDATES)
+    least: int = conf.usable("hnsw_ef_search")
+    return min(max(taken, least), MOST_CANDIDATES)
 
 
 @contextmanager

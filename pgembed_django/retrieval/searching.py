@@ -61,7 +61,7 @@ def search(
 
     Raises:
         SearchError: the text, limit, offset, mode or queryset cannot be used.
-        ImproperlyConfigured: the model is not embeddable.
+        ImproperlyConfigured: the model is not embeddable, or a setting is wrong.
     """
     targets.check_page(limit, offset)
     if mode not in get_args(Mode):

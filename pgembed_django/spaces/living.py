@@ -168,13 +168,13 @@ def _may_be_declared(space: Space) -> bool:
 
     If it declares another model, building it might raise an error that is not about this space.
     """
-    declared = conf.current().providers.get(space.provider, {})
+    declared = conf.current().declared.get(space.provider, {})
     wanted = declared.get("MODEL"), declared.get("DIMENSIONS")
     if wanted != (space.model, space.dimensions):
         return False
     try:
         backend = import_string(declared.get("BACKEND", ""))
-    except ImportError:
+    except (AttributeError, ImportError, ValueError):
         return False
     is_provider = isinstance(backend, type) and issubclass(backend, Provider)
     return is_provider and backend.backend_path() == space.backend

@@ -62,7 +62,7 @@ def providers(
     live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], paused: jobs.Paused
 ) -> dict[str, ProviderStatus]:
     """Return the declared providers and those of the live spaces, by name."""
-    settings = conf.current().providers
+    settings = conf.current().declared
     models = {alias: (alias, str(one.get("MODEL", ""))) for alias, one in settings.items()}
     needed_by: defaultdict[str, set[str]] = defaultdict(set)
     declared = set(settings)

@@ -464,6 +464,7 @@ def test_rows_can_be_chosen_and_what_is_no_field_is_refused(run_jobs):
     ("where", "said"),
     [
         ("title__regex=[", "--where on Article: invalid regular expression"),
+        ("published_time__year=" + "9" * 20, "--where on Article: Python int too large"),
         ("title=\0", "--where on Article: PostgreSQL text fields cannot contain NUL"),
         ("title__range=abc", "'title__range=abc': a range is two values with a comma"),
         ("category__isnull=perhaps", "'category__isnull=perhaps': 'perhaps' is not true or false"),

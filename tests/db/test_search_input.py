@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
-from pgembed_django.retrieval import answering, queries
+from pgembed_django.retrieval import answering, queries, routes
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider
 from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
@@ -435,6 +435,40 @@ def test_what_is_no_row_has_no_similar_ones(instance):
 def test_a_row_is_compared_with_rows_of_its_own_spec_only(trout):
     with pytest.raises(SearchError, match=r"Cannot compare rows of .* are of different spaces"):
         similar_to(trout, among=Page.objects.all())
+
+
+# A web process, in which no system check has run
+
+
+@pytest.mark.parametrize("name", ["QUERY_SECONDS", "CANARY_SECONDS", "HNSW_EF_SEARCH"])
+@pytest.mark.parametrize("value", ["300", -1, float("nan")])
+def test_a_setting_that_no_search_can_use_is_named(make_article, run_jobs, settings, name, value):
+    settings.PGEMBED_CANARY_SECONDS = 300
+    make_article()
+    run_jobs()
+    setattr(settings, f"PGEMBED_{name}", value)
+
+    with pytest.raises(ImproperlyConfigured, match=f"PGEMBED_{name} is {value!r}. Set it to a "):
+        assert all([search(Article, "trout"), routes.candidates(10)])
+
+
+OTHER = {"MODEL": "bag-of-words", "DIMENSIONS": 64}
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        *(None, ["default"], {"default": None}, {1: {}}),
+        *({"default": {**OTHER, "BACKEND": backend}} for backend in (None, ".x", "x", 5)),
+    ],
+)
+def test_a_space_needs_no_declaration_that_can_be_used(trout, settings, admin_client, declared):
+    settings.PGEMBED_PROVIDERS = declared
+
+    results = search(Article, "trout")
+
+    assert (list(results), results.ranking) == ([trout], "hybrid")
+    assert admin_client.get("/admin/pgembed/").status_code == 200
 
 
 # The transaction around

@@ -72,6 +72,7 @@ def test_an_unknown_alias_lists_the_known_ones():
         ({"BACKEND": "nowhere.Provider"}, r"'nowhere.Provider', which cannot be imported"),
         ({"BACKEND": "pgembed_django.conf.Settings"}, "not a subclass"),
         ({"BACKEND": "Provider"}, "cannot be imported"),
+        ({"BACKEND": ".Provider"}, "cannot be imported"),
         (
             {"DIMENSION": 8},
             "an unknown key 'DIMENSION'. Did you mean 'DIMENSIONS'",

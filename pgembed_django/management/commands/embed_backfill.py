@@ -35,6 +35,17 @@ TOGETHER = (
 )
 
 
+UNUSABLE = (
+    FieldError,
+    ValidationError,
+    ValueError,
+    OverflowError,
+    DataError,
+    ProgrammingError,
+)
+"""What a condition raises that no row can be compared with."""
+
+
 class Command(EmbedCommand):
     stopped = (
         "Stopped. What is queued is embedded by the workers that run, or the next one; the same "
@@ -137,7 +148,7 @@ class Command(EmbedCommand):
         backfill = Backfill(spec, using=self.using, where=where, force=force)
         try:
             backfill.rows.exists()
-        except (FieldError, ValidationError, ValueError, DataError, ProgrammingError) as error:
+        except UNUSABLE as error:
             reason = " ".join(getattr(error, "messages", [faults.said(error)]))
             raise CommandError(
                 f"--where on {spec.model.__name__}: {reason}", returncode=CANNOT_START
