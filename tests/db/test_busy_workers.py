@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import connections
+from django.db.models.functions import Now
 
 from pgembed_django import status
 from pgembed_django.models import Worker
@@ -20,7 +22,8 @@ from tests.played.provider import PlayedProvider
 
 pytestmark = pytest.mark.django_db(transaction=True)  # the worker has connections of its own
 
-LONG_AGO = "2026-01-01T00:00Z"
+LONG_AGO = Now() - timedelta(seconds=100)
+"""Long enough to be believed dead, and not yet to be forgotten."""
 
 
 class Gate:
