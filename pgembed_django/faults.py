@@ -31,6 +31,8 @@ LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
 SERIALIZATION_FAILURE = "40001"
 UNIQUE_VIOLATION = "23505"
+NOT_NULL_VIOLATION = "23502"
+"""What is written fills all columns that are declared: the table must have another."""
 INTERNAL_ERROR = "XX000"
 NOT_SUPPORTED = "0A000"
 UNKNOWN_STATEMENT = "26000"
@@ -175,7 +177,7 @@ def of(error: Exception) -> Fault:
         return Fault.PASSING
     if isinstance(error, ManagerFailed):
         return Fault.SCHEMA
-    if state.startswith(("3F", "42")):
+    if state.startswith(("3F", "42")) or state == NOT_NULL_VIOLATION:
         return Fault.OURS if _is_about_ours(error) else Fault.SCHEMA
     if state.startswith(("22", "XX")) or state == LIMIT_EXCEEDED or isinstance(error, Harmed):
         return Fault.VALUE

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError
 from pgvector import Vector
 
-from pgembed_django import conf, database, faults
+from pgembed_django import conf, database, faults, postgres
 from pgembed_django.database import arrays
 from pgembed_django.faults import Fault
 from pgembed_django.models import StagedVector
@@ -199,19 +199,26 @@ def is_fit(spec: Spec, *, using: str) -> bool:
     If it fits, an error was the fault of a row.
     """
     of_spec = statements.of(spec, using)
+    model = spec.embedding_model
     try:
         with database.giving_way(using):
             _replace(spec, [], using, reuse=True)
             _keep(spec, [], using)
             send(using, of_spec.drop_without_vector, source_pks=[], space_ids=[])
             send(using, of_spec.forget, source_pks=[])
+            demanded = database.rows(
+                using,
+                statements.DEMANDED,
+                table=postgres.quoted_table(model),
+                declared=[field.column for field in model._meta.concrete_fields],
+            )
     except database.Busy:
         return False
     except DatabaseError as error:
         if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
             raise
         return False
-    return True
+    return not demanded
 
 
 def _replace(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool) -> None:

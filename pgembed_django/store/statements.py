@@ -212,6 +212,19 @@ TAKE_BACK = """
     RETURNING id
 """
 
+# Columns that must be filled, and that nobody declares.
+DEMANDED = """
+    SELECT attname
+    FROM pg_attribute
+    WHERE attrelid = to_regclass(%(table)s)
+      AND attnum > 0
+      AND attnotnull
+      AND NOT attisdropped
+      AND NOT atthasdef
+      AND attidentity = ''
+      AND attname <> ALL(%(declared)s)
+"""
+
 
 class Statements(NamedTuple):
     """The statements on one spec's generated table."""

@@ -37,6 +37,7 @@ FAULTS = {
     "3F000": Fault.SCHEMA,
     "P0001": Fault.OTHER,
     "23505": Fault.OTHER,
+    "23502": Fault.SCHEMA,
 }
 
 
