@@ -113,11 +113,16 @@ def is_found(spec: Spec, space: Space) -> Q:
 
 
 def is_empty(spec: Spec, spaces: Sequence[Space]) -> Q:
-    """Return the condition that the outer row's text is empty: there is nothing to find."""
+    """Return the condition that the outer row's text is empty: there is nothing to find.
+
+    Not if one of the spaces still has vectors of a former text: they are found.
+    """
     chunks = spec.embedding_model._base_manager.filter(
-        FOUND, source_id=OuterRef("pk"), space__in=spaces, embedding=None
+        FOUND, source_id=OuterRef("pk"), space__in=spaces
     )
-    return Q(LookedUp(chunks)) & _is_unchanged(spec)
+    is_empty = Q(LookedUp(chunks.filter(embedding=None)))
+    is_empty &= ~Q(LookedUp(chunks.filter(embedding__isnull=False)))
+    return is_empty & _is_unchanged(spec)
 
 
 def of_other_language(spec: Spec, space: Space) -> QuerySet[Model]:

@@ -175,6 +175,24 @@ def test_a_row_without_a_text_is_nothing_to_find(model, run_jobs):
     assert coverage(model) == status.Coverage(rows=2, covered=1)
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_a_row_that_is_empty_in_a_new_space_only_is_still_found(model, run_jobs, settings):
+    rows = [make(model, "trout") for _ in range(2)] if model is Note else [make(model, "trout")]
+    run_jobs()
+    [spec] = specs.of(model)
+    settings.PGEMBED_PROVIDERS = {
+        "default": {**settings.PGEMBED_PROVIDERS["default"], "MODEL": "another"}
+    }
+    _, building = spaces.ensure(spec, using="default")
+    # The former model could not be reached when the text was emptied.
+    chunk = chunks(rows[0]).get()
+    chunk.pk, chunk.space, chunk.embedding, chunk.end_offset = None, building, None, 0
+    chunk.save()
+
+    assert coverage(model) == status.Coverage(rows=len(rows), covered=len(rows))
+    assert found(model) == len(rows)
+
+
 def test_a_row_that_has_left_the_condition_is_not_counted(run_jobs):
     rows = [Archived.objects.create(body="trout", is_public=True) for _ in range(3)]
     run_jobs()
