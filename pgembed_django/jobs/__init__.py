@@ -3,7 +3,7 @@
 The same goes for attempts that ended in an error, and for pauses by hand.
 """
 
-from pgembed_django.jobs.claims import Lease, claim, claim_on, next_due_seconds
+from pgembed_django.jobs.claims import Lease, claim, claim_on, next_due_seconds, recall
 from pgembed_django.jobs.endings import complete, reap, reap_one, release, retry
 from pgembed_django.jobs.entries import enqueue
 from pgembed_django.jobs.fencing import Claim
@@ -64,6 +64,7 @@ __all__ = [
     "reap",
     "reap_held",
     "reap_one",
+    "recall",
     "release",
     "rename",
     "resume",

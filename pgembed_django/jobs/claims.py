@@ -100,6 +100,45 @@ UNTIL_DUE = """
 """
 NEXT_DUE = EVERY_LANE + UNTIL_DUE
 
+# Jobs of the future: the server's clock was put back. SKIP LOCKED: whoever has one comes later.
+FUTURE = """,
+    unclaimed AS (
+        UPDATE pgembed_job
+        SET run_at = statement_timestamp(), created_at = statement_timestamp()
+        WHERE id = ANY(ARRAY(
+            SELECT future.id
+            FROM lane
+            CROSS JOIN LATERAL (
+                SELECT id
+                FROM pgembed_job AS job
+                WHERE status = 'pending'
+                  AND id > 0
+                  AND job.spec = lane.spec
+                  AND job.priority = lane.priority
+                  AND run_at > statement_timestamp()
+                  AND created_at > statement_timestamp()
+                FOR UPDATE SKIP LOCKED
+            ) AS future
+        ))
+        RETURNING id
+    ),
+    -- Whoever lives renews these in time.
+    claimed AS (
+        UPDATE pgembed_job
+        SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
+        WHERE id = ANY(ARRAY(
+            SELECT id
+            FROM pgembed_job
+            WHERE status = 'running'
+              AND started_at > statement_timestamp()
+              AND lease_expires_at > statement_timestamp() + %(lease)s * interval '1 second'
+            FOR UPDATE SKIP LOCKED
+        ))
+    )
+    SELECT count(*) FROM unclaimed
+"""
+RECALL = EVERY_LANE + FUTURE
+
 
 class Lease(NamedTuple):
     """Which worker claims, and how many seconds its claims last without a heartbeat."""
@@ -141,6 +180,15 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
     """Return the seconds until the next job is due: zero or less if one is, None without jobs."""
     [[seconds]] = database.by_kept_plan(using, NEXT_DUE, specs=list(specs))
     return None if seconds is None else float(seconds)
+
+
+def recall(specs: Sequence[str], *, lease_seconds: float, using: str) -> int:
+    """Let the jobs be due that were written before the server's clock was put back.
+
+    Also ends the leases taken before that when they should. Returns how many are due.
+    """
+    [[recalled]] = database.rows(using, RECALL, specs=list(specs), lease=lease_seconds)
+    return int(recalled)
 
 
 def _claim(

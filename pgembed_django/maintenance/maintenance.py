@@ -24,6 +24,9 @@ OPEN_SECONDS = 60.0
 BUILD_SECONDS = 5.0
 FILL_SECONDS = 1.0
 
+PUT_BACK_SECONDS = 1.0
+"""The server's clock is never this much behind its former self, unless somebody put it back."""
+
 NOW = "SELECT extract(epoch FROM statement_timestamp())::float8"
 
 QUIET_SECONDS = 0.2
@@ -51,6 +54,8 @@ class Maintenance:
         self._clock = clock
         self._ahead = math.inf
         """By how much the server's clock was ahead of ours. Infinite: not known yet."""
+        self._was_put_back = False
+        """Whether the server's clock was, or may have been before we looked at it first."""
         self._reaps_from = clock()
         self._own = jobs.Lease(worker_id, settings.lease_seconds) if worker_id else None
         self.using = using
@@ -125,9 +130,15 @@ class Maintenance:
         return ready
 
     def reap(self) -> int:
-        """Take back jobs whose lease has expired. Return how many are pending again."""
+        """Take back jobs whose lease has expired. Return how many are due again."""
         if self._leases_ran_out_at_once():
             return 0
+        recalled = 0
+        if self._was_put_back:
+            recalled = jobs.recall(
+                list(self.specs), lease_seconds=self.settings.lease_seconds, using=self.using
+            )
+            self._was_put_back = False
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using, own=self._own)
         tally = rollups.Tally()
         for claim, ending in reaped:
@@ -144,7 +155,7 @@ class Maintenance:
                 result=ending,
             )
         tally.flush(using=self.using)
-        return sum(ending is Ending.REQUEUED for _, ending in reaped)
+        return recalled + sum(ending is Ending.REQUEUED for _, ending in reaped)
 
     def reconcile(self) -> int:
         """Enqueue rows without vectors and vectors without rows. Fail old jobs of unknown specs."""
@@ -247,6 +258,7 @@ class Maintenance:
         """Return whether the server's clock was put forward, and workers have yet to renew.
 
         It is as if we had not run for a while: everything was asleep, and the others may be back.
+        Also notes whether the clock was put back.
         """
         before = self._clock()
         [[now]] = database.rows(self.using, NOW)
@@ -254,6 +266,7 @@ class Maintenance:
         if now - after > self._ahead + self.settings.lease_seconds / 3:
             # Within a third of their lease all have renewed it.
             self._reaps_from = after + self.settings.lease_seconds / 2
+        self._was_put_back |= now - before < self._ahead - PUT_BACK_SECONDS
         self._ahead = now - before
         return after < self._reaps_from
 

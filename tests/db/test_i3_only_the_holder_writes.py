@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 
-from pgembed_django import conf, jobs
+from pgembed_django import conf, jobs, specs
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Attempt, Job, StagedVector
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
@@ -17,6 +19,14 @@ from tests.db.conftest import backend_pid, claim, expire_leases, reap
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
 RENEW = "UPDATE pgembed_job SET lease_expires_at = now() + interval '1 minute' WHERE id = %s"
+PUT_BACK = """
+    UPDATE pgembed_job
+    SET
+        run_at = run_at + interval '1 day',
+        created_at = created_at + interval '1 day',
+        started_at = started_at + interval '1 day',
+        lease_expires_at = lease_expires_at + interval '1 day'
+"""
 
 
 def rename(title: str, article: Article) -> None:
@@ -141,6 +151,31 @@ def test_leases_that_a_jump_of_the_servers_clock_ended_are_renewed_first(
     clock.now += settings.lease_seconds / 2
 
     assert maintenance.reap() == (0 if is_alive else 1)
+
+
+def test_what_was_written_or_claimed_before_the_servers_clock_was_put_back_is_due(
+    make_article, clock
+):
+    spec = "app.ArticleEmbedding"
+    maintenance = Maintenance(
+        {spec: specs.get(spec)},
+        using="default",
+        settings=conf.current(),
+        wake=lambda: None,
+        clock=clock,
+    )
+    maintenance.reap()
+    make_article()
+    [held] = claim()
+    make_article()
+    with connection.cursor() as cursor:
+        cursor.execute(PUT_BACK)
+    clock.now += 86_400  # a day has passed here, none on the server
+
+    assert maintenance.reap() == 1
+    [due] = claim()
+    assert due.source_pk != held.source_pk
+    assert not Job.objects.filter(lease_expires_at__gt=Now() + timedelta(hours=1)).exists()
 
 
 def test_an_expired_lease_that_nobody_took_is_still_held(make_article, make_worker):

@@ -259,6 +259,13 @@ def test_reap(explain):
     assert_bounded(nodes, 1000)
 
 
+def test_recall(explain):
+    # Once after the server's clock was put back: what is not due yet, and what runs.
+    nodes = explain(lambda: jobs.recall([SPEC], lease_seconds=60, using="default"))
+
+    assert_bounded(nodes, 50_001)
+
+
 @pytest.mark.parametrize("sweep", [Lap.Sweep.MISSING, Lap.Sweep.STALE])
 def test_a_page_of_the_reconciler(explain, sweep):
     spec = specs.get(SPEC)
