@@ -162,7 +162,7 @@ def message(error: BaseException) -> str | None:
         return None
 
 
-def of(error: Exception) -> Fault:
+def of(error: BaseException) -> Fault:
     """Return whose fault a database error is.
 
     A transaction time-out also ends the session, but counts as ``TOO_SLOW``, not ``OUTAGE``.
@@ -200,7 +200,12 @@ def is_nobodys(error: Exception) -> bool:
     return of(error) is Fault.PASSING or sqlstate(error) == UNIQUE_VIOLATION
 
 
-def is_of_the_server(error: Exception) -> bool:
+def is_in_the_way(error: BaseException) -> bool:
+    """Return whether others on the database got in the way of a statement."""
+    return of(error) is Fault.PASSING or sqlstate(error) == LOCK_NOT_AVAILABLE
+
+
+def is_of_the_server(error: BaseException) -> bool:
     """Return whether the server as a whole has a problem, so that other rows would fail too.
 
     Its disk or memory is full or failing, or it is read-only for a while.
@@ -247,7 +252,7 @@ def _is_internal(error: BaseException, message: re.Pattern[str]) -> bool:
     return sqlstate(error) == INTERNAL_ERROR and message.match(str(error)) is not None
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """Return the server's message, without the lines that show the statement."""
     return str(error).partition("\n")[0]
 
@@ -273,7 +278,7 @@ def reading() -> Iterator[None]:
         raise
 
 
-def _is_about_ours(error: Exception) -> bool:
+def _is_about_ours(error: BaseException) -> bool:
     """Return whether an error is about one of our tables or functions, not one named similarly."""
     for quoted, word in NAME.findall(said(error)):
         before, _, last = (quoted or word).rpartition(".")

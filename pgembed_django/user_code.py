@@ -90,6 +90,11 @@ Session = set[tuple[str, object]]
 class Failed(Exception):
     """A project's code has failed for a row. The message is for people."""
 
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+        """Whether others on the database got in its way."""
+
 
 class Call(NamedTuple):
     """The row for which a project's code is called."""
@@ -180,7 +185,7 @@ class UserCode:
         thread = threading.get_ident()
         call = Call(spec, source_pk)
         _progress[thread] = Progress(time.monotonic(), call)
-        failure = ""
+        failure, may_pass = "", False
         try:
             try:
                 result = self._run(function)
@@ -198,13 +203,14 @@ class UserCode:
             if self._is_of_the_database(error, call):
                 raise
             failure = faults.described(error)
+            may_pass = issubclass(type(error), DatabaseError) and faults.is_in_the_way(error)
         finally:
             _progress[thread] = Progress(time.monotonic(), None)
         if not self._only_values:
             self._put_right(failure, call)
         _losses.pop(call, None)
         if failure:
-            raise Failed(failure)
+            raise Failed(failure, may_pass=may_pass)
         return result
 
     def _run(self, function: Callable[[], T]) -> T:

@@ -161,7 +161,9 @@ class Planning:
             if source_pk in loaded.left:
                 continue
             unit.is_planned = True
-            if source_pk in errors:
+            if source_pk in loaded.hindered:
+                self.holding.put_off(unit, errors[source_pk])
+            elif source_pk in errors:
                 self.holding.retry(unit, errors[source_pk])
             elif source_pk not in chunks:
                 unit.is_gone = True

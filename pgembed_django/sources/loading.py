@@ -29,6 +29,8 @@ class Loaded:
     texts: dict[str, str] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
+    hindered: set[str] = field(default_factory=set)
+    """Those with an error for which others on the database are to blame."""
 
 
 def load(spec: Spec, source_pks: Sequence[str], *, using: str) -> Loaded:
@@ -92,7 +94,9 @@ def made(
     loaded = Loaded(errors=dict(errors))
     for source_pk, text, error in _each(spec, found, using=using):
         if error:
-            loaded.errors[source_pk] = error
+            loaded.errors[source_pk] = str(error)
+            if error.may_pass:
+                loaded.hindered.add(source_pk)
         else:
             loaded.texts[source_pk] = text
         if time.monotonic() >= until:
@@ -101,8 +105,8 @@ def made(
     return loaded
 
 
-def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, str]]:
-    """Empty a list of rows, and yield each one's source_pk, text and error (empty: none)."""
+def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, Failed | None]]:
+    """Empty a list of rows, and yield each one's source_pk, text and error."""
     code = UserCode(using=using, only_values=not spec.needs_instances)
     found.reverse()
     with code.watching():
@@ -113,6 +117,6 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
             try:
                 text = code.call(partial(of_row, row), spec=spec.key, source_pk=source_pk)
             except Failed as error:
-                yield source_pk, "", str(error)
+                yield source_pk, "", error
             else:
-                yield source_pk, text, ""
+                yield source_pk, text, None

@@ -248,24 +248,36 @@ def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("state", ["40P01", "40001", "57014", "55P03"])
-def test_nor_where_a_text_method_meets_it(make_worker, monkeypatch, state):
+@pytest.mark.parametrize(
+    ("state", "times"), [("40P01", 6), ("40001", 6), ("55P03", 6), ("55006", 6), ("57014", 1)]
+)
+def test_nor_where_a_text_method_meets_it(monkeypatch, work, state, times):
     product = Product.objects.create(title="a product")
     calls = []
 
     def pitch(row: Product) -> str:
         calls.append(row)
-        if len(calls) == 1:
+        if len(calls) <= times:
             run(f"DO $$ BEGIN RAISE 'not now' USING ERRCODE = '{state}'; END $$")
         return row.title
 
     monkeypatch.setattr(Product, "pitch", pitch)
-    worker = make_worker(max_attempts=1)
-    while worker.step():
-        pass
+    work()
 
     assert ProductEmbedding.objects.exclude(embedding=None).get().source_id == product.pk
     assert_that_nobody_was_charged()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_a_text_method_always_meets_ends_its_job(monkeypatch, work):
+    product = Product.objects.create(title="a product")
+    raise_it = "DO $$ BEGIN RAISE 'not now' USING ERRCODE = '55P03'; END $$"
+    monkeypatch.setattr(Product, "pitch", lambda _: run(raise_it))
+    work()
+
+    job = Job.objects.get(spec="app.ProductEmbedding", source_pk=str(product.pk))
+    assert (job.status, job.attempts) == ("failed", 3)
+    assert "not now" in job.last_error
 
 
 @pytest.mark.django_db
