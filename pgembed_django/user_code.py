@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -220,12 +220,21 @@ class UserCode:
             finally:
                 if os.getpid() != self._pid:
                     os._exit(1)  # The code has forked. There must be only one of this worker.
-                self._wrapper.execute_wrappers[:] = self._wrappers
             self._refuse_changes()
             return result
 
-    def _apart(self) -> AbstractContextManager[None]:
-        return transaction.atomic(using=self._using) if self._has_savepoints else nullcontext()
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        wrapper: Any = self._wrapper
+        known = len(wrapper.run_on_commit)
+        with transaction.atomic(using=self._using) if self._has_savepoints else nullcontext():
+            try:
+                yield
+            finally:
+                wrapper.execute_wrappers[:] = self._wrappers
+                # What the code has put off until the commit, which is ours, must not fail that.
+                put_off = wrapper.run_on_commit[known:]
+                wrapper.run_on_commit[known:] = [(sids, run, True) for sids, run, _ in put_off]
 
     def _learn(self) -> None:
         """Note what the connection is like."""

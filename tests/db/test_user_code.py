@@ -449,11 +449,12 @@ def test_a_row_that_ends_the_reconcilers_transaction(run_jobs, monkeypatch):
     """The other rows of its page are compared all the same, in smaller pages."""
     acts: dict[str, Callable[[], Any]] = {}
     monkeypatch.setattr(Product, "pitch", lambda one: acts.get(one.title, str)() or one.title)
-    for title in ("a", "close", "commit", "b"):
+    for title in ("a", "close", "commit", "later", "b"):
         Product.objects.create(title=title)
     run_jobs()
     ProductEmbedding.objects.filter(passage="b").update(text_digest=b"stale")
     acts |= {"close": connection.close, "commit": lambda: connection.connection.commit()}
+    acts["later"] = lambda: transaction.on_commit(throw(ValueError("after the commit")))
     spec = "app.ProductEmbedding"
 
     rounds = 0
