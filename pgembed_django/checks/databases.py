@@ -10,7 +10,7 @@ from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf, database, postgres, sql
+from pgembed_django import conf, database, language, postgres, sql
 from pgembed_django.checks.conditions import check_conditions
 from pgembed_django.checks.tables import check_tables
 from pgembed_django.checks.triggers import check_triggers
@@ -42,12 +42,6 @@ UNSEEN_IN = """
     WHERE extname = 'vector'
       AND to_regtype('vector') IS NULL
 """
-TEXT_SEARCH_CONFIGS = """
-    SELECT cfgname, nspname || '.' || cfgname
-    FROM pg_ts_config
-    JOIN pg_namespace ON pg_namespace.oid = cfgnamespace
-    ORDER BY cfgname
-"""
 
 
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
@@ -77,7 +71,7 @@ def _database(alias: str) -> Iterator[CheckMessage]:
             yield from check_tables(connection)
             yield from _functions(connection)
             yield from check_triggers(connection)
-            yield from _text_search(cursor)
+            yield from _text_search(connection)
     except OperationalError as error:
         yield Error(
             f"The database {alias!r} cannot be reached: {error}".strip(),
@@ -167,13 +161,11 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
         )
 
 
-def _text_search(cursor: Any) -> Iterator[CheckMessage]:
+def _text_search(connection: Any) -> Iterator[CheckMessage]:
     name = conf.current().text_search_config
-    cursor.execute(TEXT_SEARCH_CONFIGS)
-    known = cursor.fetchall()
-    if not any(name in names for names in known):
+    if known := language.others(connection.alias, name):
         yield Error(
             f"PGEMBED_TEXT_SEARCH_CONFIG is {name!r}, which the database does not have.",
-            hint=f"It has: {', '.join(short for short, _ in known)}.",
+            hint=f"It has: {', '.join(known)}.",
             id="pgembed.E015",
         )

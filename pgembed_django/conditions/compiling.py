@@ -18,8 +18,14 @@ from pgembed_django import postgres
 Row = Literal["old", "new", "inserted"]
 
 UNWRITABLE = (
-    *(FieldError, ValidationError, Error),
-    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+    FieldError,
+    ValidationError,
+    Error,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
 )
 """What ``compiled`` raises if a constant cannot be written in SQL."""
 

@@ -37,10 +37,6 @@ SHORT: Final = 40
 LONG: Final = 2**15
 """Look no further. Longer texts are each asked about."""
 
-ENDING: Final = 8
-"""The end that is appended has an eighth of a text's tokens, to be noticed where vectors are means.
-"""
-
 SAME: Final = 0.9999
 """The cosine from which on two vectors are the same but for rounding."""
 
@@ -106,7 +102,7 @@ class Context:
         todo = [index for index, most in enumerate(needed) if most > self.tokens]
         found = []
         while todo and not self.refuses:
-            others = [_with_another_end(texts[index], needed[index]) for index in todo]
+            others = [texts[index][:-1] + ending(needed[index]) for index in todo]
             fitting = fitting_one_request(self._provider, others)
             answers = self._answers(others[:fitting])
             found += [
@@ -139,7 +135,7 @@ class Context:
         [one] = self._answers([text])
         if one is None:
             return False
-        [other] = self._answers([f"{text} {words(STRANGE, 8 + tokens // ENDING)}"])
+        [other] = self._answers([text + ending(tokens)])
         return other is not None and float(one @ other) > SAME
 
     def _answers(self, texts: Sequence[str]) -> list[Vector | None]:
@@ -161,10 +157,6 @@ class Context:
         return [None if fault else one for one, fault in zip(vectors, faults, strict=True)]
 
 
-def _with_another_end(text: str, tokens: int) -> str:
-    return f"{text[:-1]} {words(STRANGE, 8 + tokens // ENDING)}"
-
-
 def most_tokens(text: str) -> int:
     """Return how many tokens a text may have in a vocabulary that hardly knows its language.
 
@@ -174,6 +166,14 @@ def most_tokens(text: str) -> int:
     known = sum(-(-len(word) // 4) * 5 + 2 * (len(word.encode()) - len(word)) for word in plain)
     others = SINGLE_SPACE.sub("", PLAIN_WORD.sub("", text))
     return -(-known // 4) + len(others.encode())
+
+
+def ending(tokens: int) -> str:
+    """Return another end for a text of that many tokens.
+
+    An eighth of them, and a few, so that it is noticed where a vector is the mean of all tokens.
+    """
+    return " " + words(STRANGE, 8 + tokens // 8)
 
 
 def words(text: str, count: int) -> str:

@@ -77,6 +77,7 @@ class Sift:
         self._texts = Cuts(provider, texts)
         self._outcomes: dict[int, Embedded | ProviderError] = {}
         self._cut_silently_before: set[int] = set()
+        """Whether less of them is also too much is asked, unlike for what the server refuses."""
         self._in_doubt: set[int] = set()
         """Sent but not embedded since the last success: one may have brought the provider down."""
         self._asked_plainly = False

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import database, postgres
+from pgembed_django import database, language, postgres
 from pgembed_django import text as texts
 from pgembed_django.models import Space
-from pgembed_django.retrieval import language, statistics
+from pgembed_django.retrieval import statistics
 from pgembed_django.retrieval import words as words_of
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.retrieval.words import Words

@@ -62,6 +62,14 @@ def is_of(server: played.OpenAI, chunk: NoteEmbedding) -> bool:
     return float(np.dot(chunk.embedding, server.vector_of(chunk.passage))) > 0.999
 
 
+def embed_around_an_exchange(worker: Any, server: played.OpenAI) -> None:
+    Note.objects.create(body="trout")
+    run(worker)
+    server.exchange("other weights")
+    Note.objects.create(body="salmon")
+    run(worker)
+
+
 def test_a_model_that_is_exchanged_in_mid_run_stores_nothing(server, make_worker):
     worker = make_worker()
     Note.objects.create(body="trout")
@@ -215,11 +223,7 @@ def test_a_status_says_that_the_model_was_exchanged(server, run_jobs):
 
 def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_worker, clock):
     worker = make_worker()
-    Note.objects.create(body="trout")
-    run(worker)
-    server.exchange("other weights")
-    Note.objects.create(body="salmon")
-    run(worker)
+    embed_around_an_exchange(worker, server)
     presence = Presence([NOTE], using="default")
 
     call_command("embed_spaces", "renew", verbosity=0)
@@ -248,11 +252,7 @@ def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_work
 
 def test_a_model_that_is_lost_alone_is_its_provider(server, make_worker):
     worker = make_worker()
-    Note.objects.create(body="trout")
-    run(worker)
-    server.exchange("other weights")
-    Note.objects.create(body="salmon")
-    run(worker)
+    embed_around_an_exchange(worker, server)
     Presence([NOTE], using="default").report(worker)
 
     [provider] = status.overview(using="default", specs=[specs.get(NOTE)]).providers

@@ -1,4 +1,4 @@
-"""Refuse a full-text configuration that the database does not have, before a search uses it."""
+"""Whether a database has the full-text configuration of the settings."""
 
 from __future__ import annotations
 
@@ -34,12 +34,18 @@ def of(using: str) -> str:
 @lru_cache(maxsize=100)
 def _require(using: str, language: str) -> None:
     """Ask the database once for each configuration. What is raised is not cached."""
+    if known := others(using, language):
+        raise ImproperlyConfigured(
+            f"PGEMBED_TEXT_SEARCH_CONFIG is {language!r}, which the database {using!r} does not "
+            f"have. {did_you_mean(language, known)}It has: {', '.join(known)}."
+        )
+
+
+def others(using: str, language: str) -> list[str]:
+    """Return the configurations that a database has instead of this one. Empty: it has it."""
     try:
         with transaction.atomic(using=using):
             database.rows(using, KNOWN, language=language)
     except (ProgrammingError, DataError, NotSupportedError):
-        known = [name for [name] in database.rows(using, ALL)]
-        raise ImproperlyConfigured(
-            f"PGEMBED_TEXT_SEARCH_CONFIG is {language!r}, which the database {using!r} does not "
-            f"have. {did_you_mean(language, known)}It has: {', '.join(known)}."
-        ) from None
+        return [name for [name] in database.rows(using, ALL)]
+    return []
