@@ -29,8 +29,8 @@ UNCOUNTED = {Provider.plain_text, *canary.TEXTS}
 """By these a provider finds out whether the server is at fault, or has another model."""
 
 
-BATCH_SECONDS = 5.0
-"""How long a batch may take, by halves and retries, before the model is asked for."""
+BATCH_SECONDS = 10.0
+"""How long a batch may take before the model is asked for: four time-outs, halves and retries."""
 
 
 class Repeats(NamedTuple):

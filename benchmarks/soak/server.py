@@ -151,7 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         started = time.monotonic()
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
-        if not self._answer(texts, started) and texts == list(canary.TEXTS):
+        # A worker sends them one by one while its requests must be small.
+        if not self._answer(texts, started) and set(texts) <= set(canary.TEXTS):
             worker = self.headers.get(WORKER_HEADER, "")
             self.state.unanswered.append(Unanswered(time.monotonic(), worker))
 
