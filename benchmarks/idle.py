@@ -64,7 +64,7 @@ def drain(url: str, count: int) -> float:
     """Claim and complete ``count`` jobs. Return the mean seconds per claim."""
     from django.db import transaction
 
-    from pgembed_django import jobs
+    from pgembed_django.queue import jobs
 
     with psycopg.connect(url, autocommit=True) as own:
         own.execute("TRUNCATE pgembed_job")

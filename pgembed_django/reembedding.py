@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pgembed_django import database, jobs, store
+from pgembed_django import database, store
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec
 
 AT_ONCE = 50

@@ -17,10 +17,11 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django import conf, jobs, reembedding, specs
+from pgembed_django import conf, reembedding, specs
 from pgembed_django.models import Job
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.models.shown import shown_database
+from pgembed_django.queue import jobs
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise

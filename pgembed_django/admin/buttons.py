@@ -18,11 +18,12 @@ from django.http import (
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from pgembed_django import conf, jobs, providers, specs
+from pgembed_django import conf, providers, specs
 from pgembed_django.admin import acts, filters
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Pause
 from pgembed_django.providers import Probe
+from pgembed_django.queue import jobs
 from pgembed_django.threads import Threads
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pgembed_django import conf, database, events, jobs, rollups, spaces, specs
+from pgembed_django import conf, database, events, rollups, spaces, specs
 from pgembed_django.maintenance import backfill, laps, recognizing, reconcile, renaming, retired
 from pgembed_django.maintenance.chores import Chore, Chores, apart, attempt
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Ending, Lap, Space
+from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec
 
 LAPS_SECONDS = 1.0

@@ -10,9 +10,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pgembed_django import events
-from pgembed_django.jobs import Claim
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
+from pgembed_django.queue.jobs import Claim
 
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pgembed_django import jobs
-from pgembed_django.jobs import Claim, Lane
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Claim, Lane
 from pgembed_django.specs import Spec
 
 

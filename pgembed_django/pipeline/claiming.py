@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pgembed_django import events, jobs
-from pgembed_django.jobs import Claim, Lease
+from pgembed_django import events
 from pgembed_django.pipeline.aside import Aside
 from pgembed_django.pipeline.bookmarks import Bookmarks
 from pgembed_django.pipeline.embedding import Embedding
@@ -16,6 +15,8 @@ from pgembed_django.pipeline.patience import Patience
 from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.storing import Storing
 from pgembed_django.pipeline.units import Unit
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Claim, Lease
 
 LOWEST_LANE_EVERY = 8
 """One claim in this many begins with the lowest lane, or a swap under load would never end."""

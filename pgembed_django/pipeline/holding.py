@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from pgembed_django import conf, events, jobs, rollups, signature, text
-from pgembed_django.jobs import Claim
+from pgembed_django import conf, events, rollups, signature, text
 from pgembed_django.models import Ending
 from pgembed_django.pipeline.units import Part, Unit, by_spec
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Claim
 from pgembed_django.specs import Spec
 
 MAX_BACKOFF_SECONDS = 3600

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from pgembed_django import jobs, spaces
-from pgembed_django.jobs import Paused
+from pgembed_django import spaces
 from pgembed_django.models import Space
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Paused
 from pgembed_django.specs import Spec
 
 READ_SECONDS = 5.0

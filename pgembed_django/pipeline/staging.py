@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import database, faults, jobs, spaces, store
+from pgembed_django import database, faults, spaces, store
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import Aside
@@ -20,6 +20,7 @@ from pgembed_django.pipeline.holding import Holding
 from pgembed_django.pipeline.locked import Locked
 from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.units import Part, Unit
+from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError
 
-from pgembed_django import conf, database, faults, jobs, spaces, store
+from pgembed_django import conf, database, faults, spaces, store
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline.units import Unit, by_spec
+from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec
 
 

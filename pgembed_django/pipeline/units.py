@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from pgembed_django.chunkers import Chunk
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.jobs import Claim
 from pgembed_django.models import Space
 from pgembed_django.plan import Plan
 from pgembed_django.pool import Outcomes, Pool, Sight
 from pgembed_django.providers.base import Embedded
+from pgembed_django.queue.jobs import Claim
 from pgembed_django.spaces import LiveState
 from pgembed_django.specs import Spec
 from pgembed_django.store import Change

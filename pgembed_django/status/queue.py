@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pgembed_django import database
-from pgembed_django.jobs.lanes import EVERY_LANE
 from pgembed_django.models.job import CHANGES
+from pgembed_django.queue.jobs.lanes import EVERY_LANE
 from pgembed_django.status.failures import FAILING
 from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 

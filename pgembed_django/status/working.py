@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain
 
-from pgembed_django import conf, jobs
+from pgembed_django import conf
 from pgembed_django.models import Space, Worker
 from pgembed_django.moments import seconds_between
+from pgembed_django.queue import jobs
 from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import ProviderStatus, WorkerStatus
 

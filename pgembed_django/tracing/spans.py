@@ -16,10 +16,10 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pgembed_django import __version__, events
-from pgembed_django.jobs import Claim
 from pgembed_django.models import Ending
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
+from pgembed_django.queue.jobs import Claim
 
 MAX_LINKS = 128
 """How many links per span the SDK keeps by default."""

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from pgembed_django.database import interrupting
-from pgembed_django.listener import MAY_BE_IDLE
+from pgembed_django.queue.listener import MAY_BE_IDLE
 
 # A worker that freezes in the middle of a transaction would block writers until it wakes.
 FROZEN_AFTER = "10s"

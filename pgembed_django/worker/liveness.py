@@ -21,7 +21,7 @@ from pgembed_django.worker.rest import Rest
 from pgembed_django.worker.sessions import Sessions
 
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
-LISTENER = "pgembed_django.listener"  # its waits have a time-out
+LISTENER = "pgembed_django.queue.listener"  # its waits have a time-out
 LOOK_SECONDS = 5.0
 EXPLAINED_SECONDS = 10.0
 """How long at most a stuck worker still tells a probe why, before it gives up."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from pgembed_django import conf, rollups
-from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.listener import Listener
 from pgembed_django.worker import configuring
 from pgembed_django.worker.outage import Outage
 from pgembed_django.worker.presence import Presence

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pgembed_django import conf
-from pgembed_django.listener import Listener
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.listener import Listener
 
 FIRST_LOOK_SECONDS = 0.001
 LAST_LOOK_SECONDS = 0.008

@@ -15,9 +15,9 @@ from django.db import DatabaseError, InterfaceError, connections
 from pgembed_django import conf, events, faults, spaces
 from pgembed_django.database import interrupting
 from pgembed_django.faults import Fault
-from pgembed_django.listener import Listener
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.listener import Listener
 from pgembed_django.specs import Spec
 from pgembed_django.worker import configuring, preparing
 from pgembed_django.worker.limits import Limits

@@ -16,10 +16,11 @@ from django.contrib.auth.models import Permission, User
 from django.db import OperationalError, connection
 from django.test import Client
 
-from pgembed_django import conf, jobs, spaces, specs
+from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from tests import played
 from tests.app.models import Note
 from tests.conftest import wait_until

@@ -21,9 +21,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
-from pgembed_django import jobs, specs
+from pgembed_django import specs
 from pgembed_django.admin import JobAdmin, read_only, scopes
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.queue import jobs
 from tests.app.models import Article, Page
 from tests.conftest import embedded_text
 from tests.db.conftest import Writer, backend_pid

@@ -19,10 +19,11 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from pgembed_django import jobs, specs
+from pgembed_django import specs
 from pgembed_django.admin import buttons, drawing, overview
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from tests.app.models import Article, Page
 from tests.conftest import no_more_threads
 from tests.db.conftest import claim

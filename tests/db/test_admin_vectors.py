@@ -15,9 +15,10 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
-from pgembed_django import jobs, specs
+from pgembed_django import specs
 from pgembed_django.admin import VectorsMixin, mixin, vector_states
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleEmbedding, Note, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pgembed_django import jobs
-from pgembed_django.jobs import suspicion
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import suspicion
 
 pytestmark = pytest.mark.django_db
 

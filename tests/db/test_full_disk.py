@@ -16,10 +16,11 @@ from django.db import DatabaseError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import events, faults, jobs, specs
+from pgembed_django import events, faults, specs
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.pipeline import Pipeline, early_text
+from pgembed_django.queue import jobs
 from tests.app.models import (
     Article,
     ArticleComment,

@@ -14,10 +14,11 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Q
 
-from pgembed_django import database, jobs, spaces, specs
+from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Ending, Job, Space
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from pgembed_django.worker import configuring
 from tests.app.models import Article
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pgembed_django import conf, jobs, search, spaces, specs, store
+from pgembed_django import conf, search, spaces, specs, store
 from pgembed_django.maintenance import Maintenance, reconcile, retired
 from pgembed_django.models import Job, Space, StagedVector
+from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
 from tests.app.models import (
     Article,

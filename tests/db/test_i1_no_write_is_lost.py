@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pgembed_django import jobs
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
 from tests.app.models import Article
 from tests.conftest import embedded_text
 from tests.db.conftest import backend_pid, claim, expire_leases, make_due, reap

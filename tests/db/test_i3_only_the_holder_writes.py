@@ -9,9 +9,10 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from pgembed_django import conf, jobs, specs
+from pgembed_django import conf, specs
 from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Attempt, Job, StagedVector
+from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import backend_pid, claim, expire_leases, reap

@@ -10,9 +10,9 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
-from pgembed_django import jobs
-from pgembed_django.jobs import Dismissed, Retried
 from pgembed_django.models import Job, Worker
+from pgembed_django.queue import jobs
+from pgembed_django.queue.jobs import Dismissed, Retried
 from tests.db.conftest import LEASE_SECONDS, expire_leases, make_due, reap
 from tests.db.conftest import claim as claim_all
 

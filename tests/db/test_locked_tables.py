@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from pgembed_django import jobs
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.locked import LOCKED_SECONDS
+from pgembed_django.queue import jobs
 from tests.app.models import (
     Article,
     ArticleComment,

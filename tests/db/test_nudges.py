@@ -12,9 +12,10 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import jobs, spaces, specs
-from pgembed_django.listener import KEYS
+from pgembed_django import spaces, specs
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
+from pgembed_django.queue.listener import KEYS
 from pgembed_django.reembedding import reembed
 from tests import postgres
 from tests.app.models import Article

@@ -9,10 +9,11 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from pgembed_django import conf, jobs, specs
+from pgembed_django import conf, specs
 from pgembed_django.checks import check_databases
 from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from pgembed_django.retrieval import surveying, targets
 from pgembed_django.worker.presence import Presence
 from tests.app.models import Article

@@ -17,10 +17,11 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import jobs, spaces, specs
+from pgembed_django import spaces, specs
 from pgembed_django.admin import vector_states
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
+from pgembed_django.queue import jobs
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db

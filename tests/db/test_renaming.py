@@ -6,9 +6,10 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import conf, jobs, search, spaces, specs
+from pgembed_django import conf, search, spaces, specs
 from pgembed_django.maintenance import Maintenance, renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
+from pgembed_django.queue import jobs
 from pgembed_django.worker import preparing
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text

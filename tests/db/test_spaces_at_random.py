@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import conf, jobs, spaces, specs, store
+from pgembed_django import conf, spaces, specs, store
 from pgembed_django.exceptions import (
     InputRefused,
     ProviderError,
@@ -31,6 +31,7 @@ from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline, chunking
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
+from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
 from pgembed_django.specs import Spec
 from tests import played

@@ -9,11 +9,12 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, jobs, spaces, specs
+from pgembed_django import conf, database, spaces, specs
 from pgembed_django.database import locks
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from pgembed_django.spaces import switching
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, Note, NoteEmbedding
 from tests.providers import Moody

@@ -10,10 +10,11 @@ import pytest
 from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from pgembed_django import conf, jobs, rollups, spaces, specs, status
+from pgembed_django import conf, rollups, spaces, specs, status
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
 from pgembed_django.status import covering
 from pgembed_django.worker.presence import Presence

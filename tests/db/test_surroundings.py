@@ -23,11 +23,12 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from pgembed_django import jobs, sources, specs
-from pgembed_django.listener import Listener
+from pgembed_django import sources, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job
+from pgembed_django.queue import jobs
+from pgembed_django.queue.listener import Listener
 from pgembed_django.worker import Worker, configuring
 from pgembed_django.worker.presence import aside
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra

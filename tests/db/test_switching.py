@@ -8,11 +8,12 @@ from contextlib import suppress
 import pytest
 from django.db import Error, connections
 
-from pgembed_django import conf, database, jobs, spaces, specs
+from pgembed_django import conf, database, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until

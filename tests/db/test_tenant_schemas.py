@@ -17,9 +17,9 @@ from django.test.utils import override_settings
 
 from pgembed_django import search, specs, sql
 from pgembed_django.checks import check_databases
-from pgembed_django.listener import KEYS
 from pgembed_django.maintenance import renaming
 from pgembed_django.models import Job, Space
+from pgembed_django.queue.listener import KEYS
 from pgembed_django.retrieval import statistics, words
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_fresh, run_jobs

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 from django.db import IntegrityError, connection
 
-from pgembed_django import jobs, spaces, specs
+from pgembed_django import spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Worker
 from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding, Page, Product
 from tests.conftest import embedded_text

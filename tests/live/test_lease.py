@@ -10,8 +10,8 @@ from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
 
-from pgembed_django import jobs
 from pgembed_django.models import Job, Worker
+from pgembed_django.queue import jobs
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 from tests.live.conftest import providers, wait_for_log

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from django.db import connection
 
-from pgembed_django import jobs
 from pgembed_django.models import Worker
+from pgembed_django.queue import jobs
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 from tests.live.conftest import is_asleep, providers

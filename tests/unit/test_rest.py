@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgembed_django import conf
-from pgembed_django.listener import Listener
+from pgembed_django.queue.listener import Listener
 from pgembed_django.worker.rest import Rest
 
 HOUR = 3600.0

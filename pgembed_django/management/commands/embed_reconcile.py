@@ -8,11 +8,12 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from pgembed_django import faults, jobs, spaces, specs
+from pgembed_django import faults, spaces, specs
 from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.management.command import EmbedCommand
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django.queue import jobs
 
 TRIES = 100
 LOOK_SECONDS = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgembed_django import jobs
 from pgembed_django.management.triage_command import TriageCommand
+from pgembed_django.queue import jobs
 
 
 class Command(TriageCommand):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.db import IntegrityError
 
 from pgembed_django import database
-from pgembed_django.jobs.open_failures import SETTLE
+from pgembed_django.queue.jobs.open_failures import SETTLE
 
 # ARRAY, not IN, which Postgres may plan as a join that runs the LIMIT again for each row.
 PRUNE = """

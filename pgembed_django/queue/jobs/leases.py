@@ -12,7 +12,7 @@ from django.db import transaction
 
 from pgembed_django import database
 from pgembed_django.database import arrays
-from pgembed_django.jobs.fencing import Claim
+from pgembed_django.queue.jobs.fencing import Claim
 
 # OFFSET 0 makes the plan, which is kept, look each job up by its id. A job with a lease is running;
 # asking for the status instead would let Postgres walk the index of all running jobs.

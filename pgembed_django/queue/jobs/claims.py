@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgembed_django import database
-from pgembed_django.jobs.fencing import Claim, filled
-from pgembed_django.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
+from pgembed_django.queue.jobs.fencing import Claim, filled
+from pgembed_django.queue.jobs.lanes import EVERY_LANE, GIVEN_LANES, Lane, parameters
 
 # How every claim begins. Each adds which jobs it takes.
 START = """

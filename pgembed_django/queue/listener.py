@@ -18,7 +18,8 @@ import psycopg
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import events, jobs
+from pgembed_django import events
+from pgembed_django.queue import jobs
 
 CONNECT_SECONDS = 10
 ECHO_SECONDS = 2.0

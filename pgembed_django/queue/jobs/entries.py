@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgembed_django import database
-from pgembed_django.jobs.lanes import priority_of
+from pgembed_django.queue.jobs.lanes import priority_of
 
 MAX_BUSY = 20
 """How many brief waits for open writers ``enqueue`` makes before it leaves the rest.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgembed_django import database
-from pgembed_django.jobs.fencing import OURS, Claim, filled
 from pgembed_django.models import Ending
+from pgembed_django.queue.jobs.fencing import OURS, Claim, filled
 
 NO_NEWER = """
     NOT EXISTS (

@@ -14,12 +14,12 @@ from django.db import IntegrityError
 
 from pgembed_django import database
 from pgembed_django.database import arrays
-from pgembed_django.jobs import history
-from pgembed_django.jobs.claims import Lease
-from pgembed_django.jobs.fencing import Claim, Expired, claims, filled
-from pgembed_django.jobs.open_failures import bounded, fail
-from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
+from pgembed_django.queue.jobs import history
+from pgembed_django.queue.jobs.claims import Lease
+from pgembed_django.queue.jobs.fencing import Claim, Expired, claims, filled
+from pgembed_django.queue.jobs.open_failures import bounded, fail
+from pgembed_django.queue.jobs.superseding import supersede, unless_superseded
 
 WORKER_LOST = "worker lost"
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from pgembed_django import database, specs
-from pgembed_django.jobs.endings import reap_one
-from pgembed_django.jobs.fencing import claims, filled
-from pgembed_django.jobs.lanes import priority_of
-from pgembed_django.jobs.nudges import nudge
-from pgembed_django.jobs.open_failures import MAX_PARKING_SECONDS
 from pgembed_django.models import Ending, Job
+from pgembed_django.queue.jobs.endings import reap_one
+from pgembed_django.queue.jobs.fencing import claims, filled
+from pgembed_django.queue.jobs.lanes import priority_of
+from pgembed_django.queue.jobs.nudges import nudge
+from pgembed_django.queue.jobs.open_failures import MAX_PARKING_SECONDS
 
 # A pending job comes forward and starts afresh. It keeps its last error, for people to read. What
 # was only a gap until now becomes what the person asked for: its row may have been written.

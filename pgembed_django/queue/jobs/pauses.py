@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pgembed_django import database
-from pgembed_django.jobs.nudges import nudge
 from pgembed_django.models import Pause
+from pgembed_django.queue.jobs.nudges import nudge
 
 PAUSE = """
     INSERT INTO pgembed_pause (what, name, by)

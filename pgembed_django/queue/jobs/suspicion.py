@@ -13,8 +13,8 @@ from typing import NamedTuple
 from django.db import transaction
 
 from pgembed_django import database
-from pgembed_django.jobs.claims import START, STARTED, Lease
-from pgembed_django.jobs.fencing import Claim, claims
+from pgembed_django.queue.jobs.claims import START, STARTED, Lease
+from pgembed_django.queue.jobs.fencing import Claim, claims
 
 SUSPECT = """
     WHERE id = (

@@ -6,10 +6,10 @@ from django.db import IntegrityError
 from django.utils.text import Truncator
 
 from pgembed_django import database, postgres, signature, text
-from pgembed_django.jobs import history
-from pgembed_django.jobs.fencing import Claim, filled
-from pgembed_django.jobs.superseding import supersede, unless_superseded
 from pgembed_django.models import Attempt, Ending
+from pgembed_django.queue.jobs import history
+from pgembed_django.queue.jobs.fencing import Claim, filled
+from pgembed_django.queue.jobs.superseding import supersede, unless_superseded
 
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pgembed_django import database
-from pgembed_django.jobs.fencing import Claim, filled
 from pgembed_django.models import Attempt
+from pgembed_django.queue.jobs.fencing import Claim, filled
 
 KEEP_SECONDS = 7 * 86400
 

@@ -1,0 +1,76 @@
+"""The verbs of the job table, and its only Python writers. Times are the database's.
+
+The same goes for attempts that ended in an error, and for pauses by hand.
+"""
+
+from pgembed_django.queue.jobs.claims import Lease, claim, claim_on, next_due_seconds, recall
+from pgembed_django.queue.jobs.endings import complete, reap, reap_one, release, retry
+from pgembed_django.queue.jobs.entries import enqueue
+from pgembed_django.queue.jobs.fencing import Claim
+from pgembed_django.queue.jobs.history import prune_attempts
+from pgembed_django.queue.jobs.lanes import Lane, priorities, priority_of
+from pgembed_django.queue.jobs.leases import Held, absolve, heartbeat, hold
+from pgembed_django.queue.jobs.nudges import CHANNEL, NUDGE, nudge
+from pgembed_django.queue.jobs.open_failures import fail
+from pgembed_django.queue.jobs.pauses import Paused, pause, paused, resume
+from pgembed_django.queue.jobs.pruning import fail_unknown, forget_dead_workers, prune
+from pgembed_django.queue.jobs.superseding import supersede_running
+from pgembed_django.queue.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
+from pgembed_django.queue.jobs.triage import (
+    Dismissed,
+    Reaped,
+    Retried,
+    dismiss,
+    enqueue_again,
+    reap_held,
+    retry_failed,
+)
+from pgembed_django.queue.jobs.whole_specs import forget, rename, share
+
+__all__ = [
+    "CHANNEL",
+    "NUDGE",
+    "Claim",
+    "Dismissed",
+    "Held",
+    "Lane",
+    "Lease",
+    "Paused",
+    "Reaped",
+    "Retried",
+    "absolve",
+    "claim",
+    "claim_doubtful",
+    "claim_on",
+    "claim_suspect",
+    "complete",
+    "dismiss",
+    "enqueue",
+    "enqueue_again",
+    "fail",
+    "fail_unknown",
+    "forget",
+    "forget_dead_workers",
+    "heartbeat",
+    "hold",
+    "next_due_seconds",
+    "nudge",
+    "pause",
+    "paused",
+    "priorities",
+    "priority_of",
+    "prune",
+    "prune_attempts",
+    "reap",
+    "reap_held",
+    "reap_one",
+    "recall",
+    "release",
+    "rename",
+    "resume",
+    "retry",
+    "retry_failed",
+    "share",
+    "supersede_running",
+    "suspicious_due",
+]
