@@ -65,7 +65,13 @@ def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, wait: str) ->
             # Enqueue first, in the order of a delete: it locks the pending jobs, so that no worker
             # starts one meanwhile.
             # As a gap: nobody has written the rows, so stale="hide" must not hide them meanwhile.
-            jobs.enqueue_again(spec, source_pks, kind=Job.Kind.BACKFILL, using=using)
+            jobs.enqueue_again(
+                spec.key,
+                source_pks,
+                kind=Job.Kind.BACKFILL,
+                priority=spec.priority,
+                using=using,
+            )
             # Who is at work on a unit counts on the vectors that are there.
             jobs.supersede_running(spec.key, source_pks, using=using)
             store.outdate(spec, source_pks, using=using)

@@ -200,6 +200,11 @@ def all() -> list[Spec]:  # noqa: A001 - read as specs.all()
     return [_registry[key] for key in sorted(_registry)]
 
 
+def priorities() -> dict[str, int]:
+    """Return the priority of each declaration by its key."""
+    return {spec.key: spec.priority for spec in all()}
+
+
 def on(using: str) -> list[Spec]:
     """Return the declarations whose rows are in a database.
 

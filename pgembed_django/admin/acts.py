@@ -69,7 +69,7 @@ def using() -> str:
 
 def retry(ids: Sequence[int], *, using: str) -> Counts:
     """Retry failed units, and return how many jobs had which result."""
-    return asdict(jobs.retry_failed(ids, using=using))
+    return asdict(jobs.retry_failed(ids, using=using, priorities=specs.priorities()))
 
 
 def _retry(ids: Sequence[int]) -> Counts:

@@ -156,7 +156,7 @@ def test_a_retry_keeps_the_specs_own_priority(
     [held] = [held for held in claim() if held.spec == spec.key]
     jobs.fail(held, "too bad", using="default")
 
-    jobs.retry_failed([held.id], using="default")
+    jobs.retry_failed([held.id], using="default", priorities=specs.priorities())
 
     [pending] = Job.objects.filter(status="pending", spec=spec.key)
     assert (pending.kind, pending.priority) == ("manual_retry", priority)

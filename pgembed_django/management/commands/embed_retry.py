@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pgembed_django import specs
 from pgembed_django.management.triage_command import TriageCommand
 from pgembed_django.queue import jobs
 
@@ -21,7 +22,7 @@ class Command(TriageCommand):
     )
 
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
-        done = jobs.retry_failed(job_ids, using=using)
+        done = jobs.retry_failed(job_ids, using=using, priorities=specs.priorities())
         return {
             "retried": done.retried,
             "superseded by newer work": done.superseded,

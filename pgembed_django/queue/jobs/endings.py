@@ -14,7 +14,8 @@ from django.db import IntegrityError
 
 from pgembed_django import database
 from pgembed_django.database import arrays
-from pgembed_django.models import Attempt, Ending
+from pgembed_django.models.attempt import Attempt
+from pgembed_django.models.job import Ending
 from pgembed_django.queue.jobs import history
 from pgembed_django.queue.jobs.claims import Lease
 from pgembed_django.queue.jobs.fencing import Claim, Expired, claims, filled

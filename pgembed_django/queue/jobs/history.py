@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgembed_django import database
-from pgembed_django.models import Attempt
+from pgembed_django.models.attempt import Attempt
 from pgembed_django.queue.jobs.fencing import Claim, filled
 
 KEEP_SECONDS = 7 * 86400

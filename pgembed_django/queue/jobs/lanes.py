@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pgembed_django.database import arrays
-from pgembed_django.models import Job
+from pgembed_django.models.job import Job
 
 # Writes and requests of people come first. The spec's own priority, -100 to 100, is added.
 KIND_PRIORITIES = {

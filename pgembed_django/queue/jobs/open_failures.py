@@ -6,7 +6,8 @@ from django.db import IntegrityError
 from django.utils.text import Truncator
 
 from pgembed_django import database, postgres, signature, text
-from pgembed_django.models import Attempt, Ending
+from pgembed_django.models.attempt import Attempt
+from pgembed_django.models.job import Ending
 from pgembed_django.queue.jobs import history
 from pgembed_django.queue.jobs.fencing import Claim, filled
 from pgembed_django.queue.jobs.superseding import supersede, unless_superseded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pgembed_django import database
-from pgembed_django.models import Pause
+from pgembed_django.models.operations import Pause
 from pgembed_django.queue.jobs.nudges import nudge
 
 PAUSE = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgembed_django import database
-from pgembed_django.models import Ending
+from pgembed_django.models.job import Ending
 from pgembed_django.queue.jobs.fencing import OURS, Claim, filled
 
 NO_NEWER = """

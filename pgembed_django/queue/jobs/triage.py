@@ -6,12 +6,12 @@ waits, for as long as the transaction that it is called in allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from pgembed_django import database, specs
-from pgembed_django.models import Ending, Job
+from pgembed_django import database
+from pgembed_django.models.job import Ending, Job
 from pgembed_django.queue.jobs.endings import reap_one
 from pgembed_django.queue.jobs.fencing import claims, filled
 from pgembed_django.queue.jobs.lanes import priority_of
@@ -153,12 +153,18 @@ class Reaped:
     busy: int = 0
 
 
-def retry_failed(job_ids: Iterable[int], *, using: str) -> Retried:
-    """Retry failed and dismissed units from the start, and make jobs in backoff due now."""
-    known = specs.all()
+def retry_failed(
+    job_ids: Iterable[int], *, using: str, priorities: Mapping[str, int] | None = None
+) -> Retried:
+    """Retry failed and dismissed units from the start, and make jobs in backoff due now.
+
+    ``priorities``: those of the specs that have one, by key.
+    """
     lanes = {
-        "specs": [spec.key for spec in known],
-        "priorities": [priority_of(Job.Kind.MANUAL_RETRY, spec.priority) for spec in known],
+        "specs": list(priorities or ()),
+        "priorities": [
+            priority_of(Job.Kind.MANUAL_RETRY, of_spec) for of_spec in (priorities or {}).values()
+        ],
     }
     counts = Retried()
     for job_id in job_ids:
@@ -189,15 +195,17 @@ def dismiss(job_ids: Iterable[int], *, using: str) -> Dismissed:
     return Dismissed(dismissed, gone=len(wanted) - dismissed - busy, busy=busy)
 
 
-def enqueue_again(spec: specs.Spec, source_pks: Sequence[str], *, using: str, kind: str) -> None:
+def enqueue_again(
+    spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str
+) -> None:
     """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
     database.execute(
         using,
         ENQUEUE_AGAIN,
-        spec=spec.key,
+        spec=spec,
         source_pks=list(source_pks),
         kind=kind,
-        priority=priority_of(kind, spec.priority),
+        priority=priority_of(kind, priority),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pgembed_django import database
-from pgembed_django.models import Attempt, Job, Pause
+from pgembed_django.models.attempt import Attempt
+from pgembed_django.models.job import Job
+from pgembed_django.models.operations import Pause
 
 BATCH = 5000
 """How many jobs of a spec that is gone are deleted in one transaction."""
