@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.models.job import CHANGES
-from pgembed_django.queue.jobs.lanes import EVERY_LANE
+from pgembed_django.queue.jobs.claims import EVERY_LANE
 from pgembed_django.status.failures import FAILING
 from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 

@@ -13,7 +13,7 @@ from pgembed_django import conf, database, faults, spaces, specs
 from pgembed_django.maintenance import Maintenance, reconcile
 from pgembed_django.models import Ending, Job, Lap
 from pgembed_django.queue import jobs
-from pgembed_django.queue.jobs.entries import MAX_BUSY
+from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
 from pgembed_django.reembedding import reembed
 from pgembed_django.worker import configuring
 from tests.app.models import Article, ArticleEmbedding

@@ -391,7 +391,7 @@ def test_a_job_with_the_number_of_one_that_was_reset_is_neither_ended_nor_renewe
         case "heartbeat":
             result = jobs.heartbeat([lost], lease_seconds=60, using="default")
         case "reap":
-            result = jobs.endings.reap_one(lost, max_crashes=3, using="default")
+            result = jobs.settling.reap_one(lost, max_crashes=3, using="default")
 
     assert result == (
         jobs.Held(*map(frozenset, ([], [], [lost.id]))) if ending == "heartbeat" else "lost"

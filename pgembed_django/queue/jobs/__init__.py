@@ -3,18 +3,26 @@
 The same goes for attempts that ended in an error, and for pauses by hand.
 """
 
-from pgembed_django.queue.jobs.claims import Lease, claim, claim_on, next_due_seconds, recall
-from pgembed_django.queue.jobs.endings import complete, reap, reap_one, release, retry
-from pgembed_django.queue.jobs.entries import enqueue
-from pgembed_django.queue.jobs.fencing import Claim
-from pgembed_django.queue.jobs.history import prune_attempts
-from pgembed_django.queue.jobs.lanes import Lane, priorities, priority_of
-from pgembed_django.queue.jobs.leases import Held, absolve, heartbeat, hold
-from pgembed_django.queue.jobs.nudges import CHANNEL, NUDGE, nudge
-from pgembed_django.queue.jobs.open_failures import fail
-from pgembed_django.queue.jobs.pauses import Paused, pause, paused, resume
-from pgembed_django.queue.jobs.pruning import fail_unknown, forget_dead_workers, prune
-from pgembed_django.queue.jobs.superseding import supersede_running
+from pgembed_django.queue.jobs.claims import (
+    Lane,
+    Lease,
+    claim,
+    claim_on,
+    next_due_seconds,
+    priorities,
+    priority_of,
+    recall,
+)
+from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, nudge
+from pgembed_django.queue.jobs.failing import fail, supersede_running
+from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold
+from pgembed_django.queue.jobs.pruning import (
+    fail_unknown,
+    forget_dead_workers,
+    prune,
+    prune_attempts,
+)
+from pgembed_django.queue.jobs.settling import complete, reap, reap_one, release, retry
 from pgembed_django.queue.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
 from pgembed_django.queue.jobs.triage import (
     Dismissed,
@@ -25,7 +33,15 @@ from pgembed_django.queue.jobs.triage import (
     reap_held,
     retry_failed,
 )
-from pgembed_django.queue.jobs.whole_specs import forget, rename, share
+from pgembed_django.queue.jobs.whole_specs import (
+    Paused,
+    forget,
+    pause,
+    paused,
+    rename,
+    resume,
+    share,
+)
 
 __all__ = [
     "CHANNEL",

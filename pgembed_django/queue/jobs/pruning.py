@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from django.db import IntegrityError
 
 from pgembed_django import database
-from pgembed_django.queue.jobs.open_failures import SETTLE
+from pgembed_django.queue.jobs.failing import SETTLE
+
+KEEP_ATTEMPTS_SECONDS = 7 * 86400
 
 # ARRAY, not IN, which Postgres may plan as a join that runs the LIMIT again for each row.
 PRUNE = """
@@ -70,6 +72,27 @@ FAIL_UNKNOWN = """
       AND status = 'pending'
 """
 
+PRUNE_ATTEMPTS = """
+    DELETE FROM pgembed_attempt
+    WHERE id = ANY(ARRAY(
+        SELECT id
+        FROM pgembed_attempt AS attempt
+        WHERE ended_at < statement_timestamp() - %(keep)s * interval '1 second'
+          -- A failure that nobody has looked at yet keeps its history.
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = attempt.spec
+                AND job.source_pk = attempt.source_pk
+                AND job.status = 'failed'
+                AND job.settled_at IS NULL
+          )
+        ORDER BY ended_at
+        LIMIT %(limit)s
+        FOR UPDATE SKIP LOCKED
+    ))
+"""
+
 FORGET_DEAD_WORKERS = """
     DELETE FROM pgembed_worker
     WHERE last_seen_at < statement_timestamp() - %(silent)s * interval '1 second'
@@ -97,3 +120,8 @@ def fail_unknown(known_specs: Sequence[str], *, using: str) -> int:
 def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
     """Delete the rows of workers that have not reported for this long."""
     return database.execute(using, FORGET_DEAD_WORKERS, silent=silent_seconds)
+
+
+def prune_attempts(*, using: str, limit: int = 5000) -> int:
+    """Delete a batch of the history older than a week, but not that of open failures."""
+    return database.execute(using, PRUNE_ATTEMPTS, keep=KEEP_ATTEMPTS_SECONDS, limit=limit)

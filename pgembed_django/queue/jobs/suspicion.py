@@ -14,7 +14,7 @@ from django.db import transaction
 
 from pgembed_django import database
 from pgembed_django.queue.jobs.claims import START, STARTED, Lease
-from pgembed_django.queue.jobs.fencing import Claim, claims
+from pgembed_django.queue.jobs.leases import Claim, claims
 
 SUSPECT = """
     WHERE id = (

@@ -12,11 +12,11 @@ from typing import assert_never
 
 from pgembed_django import database
 from pgembed_django.models.job import Ending, Job
-from pgembed_django.queue.jobs.endings import reap_one
-from pgembed_django.queue.jobs.fencing import claims, filled
-from pgembed_django.queue.jobs.lanes import priority_of
-from pgembed_django.queue.jobs.nudges import nudge
-from pgembed_django.queue.jobs.open_failures import MAX_PARKING_SECONDS
+from pgembed_django.queue.jobs.claims import priority_of
+from pgembed_django.queue.jobs.enqueueing import nudge
+from pgembed_django.queue.jobs.failing import MAX_PARKING_SECONDS
+from pgembed_django.queue.jobs.leases import claims, filled
+from pgembed_django.queue.jobs.settling import reap_one
 
 # A pending job comes forward and starts afresh. It keeps its last error, for people to read. What
 # was only a gap until now becomes what the person asked for: its row may have been written.

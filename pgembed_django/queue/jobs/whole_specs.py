@@ -1,11 +1,63 @@
-"""All jobs of a spec, with their history and its pause: renamed with it, or deleted with it."""
+"""All jobs of a spec, with their history: paused, renamed or deleted together.
+
+Workers read what a person has paused every few seconds, and claim only other jobs.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Job
 from pgembed_django.models.operations import Pause
+from pgembed_django.queue.jobs.enqueueing import nudge
+
+PAUSE = """
+    INSERT INTO pgembed_pause (what, name, by)
+    VALUES (%(what)s, %(name)s, %(by)s)
+    ON CONFLICT (what, name) DO NOTHING
+"""
+
+RESUME = """
+    DELETE FROM pgembed_pause
+    WHERE what = %(what)s
+      AND name = %(name)s
+"""
+
+PAUSED = """
+    SELECT what, name, by
+    FROM pgembed_pause
+"""
+
+
+class Paused(NamedTuple):
+    """The paused specs, by key, and providers, by alias, each with the name of who paused it."""
+
+    specs: dict[str, str]
+    providers: dict[str, str]
+
+
+def pause(what: str, name: str, *, by: str, using: str) -> bool:
+    """Pause a spec or a provider. Returns False if it was paused already."""
+    return database.execute(using, PAUSE, what=Pause.What(what), name=name, by=by) > 0
+
+
+def resume(what: str, name: str, *, using: str) -> bool:
+    """End the pause of a spec or a provider. Returns False if it was not paused."""
+    is_resumed = database.execute(using, RESUME, what=Pause.What(what), name=name) > 0
+    if is_resumed:
+        nudge(using=using)  # a worker that is awake looks within seconds
+    return is_resumed
+
+
+def paused(*, using: str) -> Paused:
+    """Return what is paused now."""
+    found = Paused({}, {})
+    for what, name, by in database.rows(using, PAUSED):
+        (found.specs if what == Pause.What.SPEC else found.providers)[name] = by
+    return found
+
 
 BATCH = 5000
 """How many jobs of a spec that is gone are deleted in one transaction."""

@@ -1,6 +1,6 @@
-"""How a running job ends: complete, retry, release, reap. How it fails is in ``open_failures``.
+"""How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
 
-``complete`` relies on ``leases.hold``, called before it in the same transaction. Each of the others
+``complete`` relies on ``hold``, called before it in the same transaction. Each of the others
 is a compare-and-set on (id, running, claim token and time). A move back to pending may conflict
 with a writer's pending job in the unique index: that newer work supersedes it. Each such move is a
 transaction of its own and waits for nobody, so that no writer can become the victim of a deadlock.
@@ -16,11 +16,15 @@ from pgembed_django import database
 from pgembed_django.database import arrays
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Ending
-from pgembed_django.queue.jobs import history
 from pgembed_django.queue.jobs.claims import Lease
-from pgembed_django.queue.jobs.fencing import Claim, Expired, claims, filled
-from pgembed_django.queue.jobs.open_failures import bounded, fail
-from pgembed_django.queue.jobs.superseding import supersede, unless_superseded
+from pgembed_django.queue.jobs.failing import (
+    bounded,
+    fail,
+    note_attempt,
+    supersede,
+    unless_superseded,
+)
+from pgembed_django.queue.jobs.leases import Claim, Expired, claims, filled
 
 WORKER_LOST = "worker lost"
 
@@ -207,7 +211,7 @@ def _requeue(
         try:
             with database.giving_way(using, wait=wait):
                 if attempts or crashes or outages:
-                    history.note(claim, _outcome(attempts, crashes), error or "", using=using)
+                    note_attempt(claim, _outcome(attempts, crashes), error or "", using=using)
                 if database.rows(using, REQUEUE, **change, **claim.fence):
                     return Ending.REQUEUED
                 # Nothing moved: newer work is pending, or the job is no longer ours.

@@ -1,11 +1,28 @@
-"""Add jobs for gaps, for the reconciler and backfills. Requests of people are in ``triage``."""
+"""Add jobs for gaps, and wake sleeping workers. The triggers do the same in SQL.
+
+What people ask for is in ``triage``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pgembed_django import database
-from pgembed_django.queue.jobs.lanes import priority_of
+from pgembed_django.queue.jobs.claims import priority_of
+
+CHANNEL = "pgembed"
+
+# As in the triggers: a transaction that notifies while the cluster's queue is full cannot commit.
+NUDGE = """
+    SELECT pg_notify(%(channel)s, '')
+    WHERE pg_notification_queue_usage() < 0.5
+"""
+
+
+def nudge(*, using: str) -> None:
+    """Let workers look for jobs now rather than at their next poll."""
+    database.rows(using, NUDGE, channel=CHANNEL)
+
 
 MAX_BUSY = 20
 """How many brief waits for open writers ``enqueue`` makes before it leaves the rest.
