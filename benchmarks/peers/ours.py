@@ -46,17 +46,15 @@ def fill(url: str, count: int) -> None:
 def drain(url: str, handler: Handler) -> None:
     """Handle all jobs."""
     spec = _set_up()
-    from benchmarks.queue.stub import HandlingPipeline
+    from benchmarks.queue.stub import StubHandler
     from pgembed_django.management.commands import embed_worker
-    from pgembed_django.worker import worker
+    from pgembed_django.queue.worker import Worker
 
     # Like the command embed_worker.
     gc.collect()
     gc.freeze()
     gc.set_threshold(embed_worker.GARBAGE_THRESHOLD)
-    HandlingPipeline.handler = handler
-    worker.Pipeline = HandlingPipeline
-    worker.Worker({spec.key: spec}, using="default").run()
+    Worker([StubHandler(spec.key, handler)], using="default").run()
 
 
 def _set_up() -> Spec:

@@ -1,72 +1,67 @@
-"""Our worker's own loop, with handlers in place of reading and embedding texts."""
+"""The benchmark's handler in our worker, written against the protocol alone."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
 
-from benchmarks.queue.handler import AT_ONCE, BATCH, Handler
-from pgembed_django.pipeline import Pipeline
-from pgembed_django.pipeline.units import Unit
+from benchmarks.queue.handler import AT_ONCE, BATCH
+from benchmarks.queue.handler import Handler as Call
+from pgembed_django.queue.handler import Handler, Setting
+from pgembed_django.queue.jobs import Claim
 
 HAND_IN_SECONDS = 0.01
 """How long a finished job waits at most, so that others can be completed with it."""
 
 
-class HandlingPipeline(Pipeline):
-    """Claims, holds, fences and completes jobs like a real pipeline, by the storing thread."""
+class StubHandler(Handler):
+    """Calls a function for each job, in threads. There is nothing to write."""
 
-    handler: Handler
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._wake = options["wake"]
-        self._todo: SimpleQueue[Unit] = SimpleQueue()
-        self._done: deque[Unit] = deque()
+    def __init__(self, spec: str, call: Call) -> None:
+        self.specs = {spec: 0}
+        self._call = call
+        self._todo: SimpleQueue[Claim] = SimpleQueue()
+        self._done: deque[Claim] = deque()
         self._handed_in_at = 0.0
+
+    def begin(self, setting: Setting) -> None:
+        super().begin(setting)
+        self._wake = setting.wake
         for _ in range(AT_ONCE):
             Thread(target=self._work, daemon=True).start()
 
-    def step(self, *, claim: bool = True) -> bool:
-        """Settle the jobs that have been handled, and claim the next ones."""
-        self._hand_in()
-        moved = self.storing.step()
-        self.holding.end_jobs()  # none: all that is handled completes
-        if claim and self._todo.qsize() < BATCH:
-            self.live.read_if_old()
-            claims = self.claiming.claim_up_to(BATCH)
-            self.claiming.has_more = len(claims) >= BATCH
-            now = time.monotonic()
-            units = [Unit(one, self.live.specs[one.spec], now) for one in claims]
-            self.holding.add(units)
-            # A handler that does nothing is called directly, as in the bare loop.
-            take_on = self._todo.put if self.handler.sleeps else self._handle
-            for unit in units:
-                take_on(unit)
-            moved |= bool(units)
-        return moved
+    @property
+    def room(self) -> int:
+        return BATCH if self._todo.qsize() < BATCH else 0
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        # A function that does nothing is called directly, as in the bare loop.
+        take_on = self._todo.put if self._call.sleeps else self._handle
+        for claim in claims:
+            take_on(claim)
+
+    def collect(self) -> bool:
+        waited = time.monotonic() - self._handed_in_at
+        if not self._done or (len(self._done) < BATCH and waited < HAND_IN_SECONDS):
+            return False
+        self._handed_in_at = time.monotonic()
+        for _ in range(len(self._done)):
+            self.held.finish(self._done.popleft())
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self.held.jobs)
 
     def _work(self) -> None:
         while True:
             self._handle(self._todo.get())
-            if len(self._done) >= BATCH or len(self._done) == len(self.holding.units):
+            if len(self._done) >= BATCH or len(self._done) == len(self.held.jobs):
                 self._wake()
 
-    def _handle(self, unit: Unit) -> None:
-        self.handler(unit.claim.source_pk)
-        self._done.append(unit)
-
-    def _hand_in(self) -> None:
-        """Hand the jobs over to be completed. They have nothing to store."""
-        waited = time.monotonic() - self._handed_in_at
-        if not self._done or (len(self._done) < BATCH and waited < HAND_IN_SECONDS):
-            return
-        self._handed_in_at = time.monotonic()
-        for _ in range(len(self._done)):
-            unit = self._done.popleft()
-            unit.is_planned = True
-            unit.plan_for(self.live.of(unit.spec))
-            self.holding.look_at(unit)
+    def _handle(self, claim: Claim) -> None:
+        self._call(claim.source_pk)
+        self._done.append(claim)

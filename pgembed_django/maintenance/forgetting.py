@@ -8,10 +8,10 @@ from typing import Any
 
 from django.db.models import Count
 
-from pgembed_django import rollups, spaces, specs, store
+from pgembed_django import spaces, specs, store
 from pgembed_django.maintenance import laps
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
-from pgembed_django.queue import jobs
+from pgembed_django.queue import jobs, rollups
 
 HOLDS: Mapping[str, Any] = {
     "jobs": Job,

@@ -13,9 +13,10 @@ from django.db import DatabaseError, connections
 
 from pgembed_django import conf
 from pgembed_django.exceptions import PgembedError
+from pgembed_django.pipeline.handler import EmbeddingHandler
+from pgembed_django.queue.liveness import Watchdog
+from pgembed_django.queue.worker import Worker
 from pgembed_django.specs import Spec
-from pgembed_django.worker import Worker
-from pgembed_django.worker.liveness import Watchdog
 
 
 @contextmanager
@@ -38,7 +39,8 @@ def working(chosen: dict[str, Spec], *, using: str) -> Iterator[list[str]]:
     Yields a list. If the worker dies, its error is added to it.
     """
     settings = dataclasses.replace(conf.current(), reconcile_seconds=0)
-    worker = Worker(chosen, using=using, settings=settings)
+    handler = EmbeddingHandler(chosen, using=using, settings=settings)
+    worker = Worker([handler], using=using, settings=settings)
     died: list[str] = []
 
     def run() -> None:

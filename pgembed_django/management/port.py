@@ -12,9 +12,9 @@ from django.db import connections
 
 from pgembed_django import metrics
 from pgembed_django.management.stoppable import CANNOT_START
-from pgembed_django.worker import Worker
-from pgembed_django.worker.readiness import Readiness
-from pgembed_django.worker.serving import Answer, Page, Server
+from pgembed_django.queue.readiness import Readiness
+from pgembed_django.queue.serving import Answer, Page, Server
+from pgembed_django.queue.worker import Worker
 
 MAX_PORT = 65_535
 

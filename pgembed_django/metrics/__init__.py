@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from pgembed_django.metrics.exposition import Exposition
-    from pgembed_django.worker import Worker
+    from pgembed_django.queue.worker import Worker
 
 __all__ = ["queue_collector", "view"]
 

@@ -10,8 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pgembed_django import events
-from pgembed_django.pipeline.transactions import Completion
-from pgembed_django.pipeline.units import Batch
+from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
 
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -87,7 +86,7 @@ class Counters:
         _add(self._claimed, about)
         self._claim_seconds.observe(fields["milliseconds"] / 1000)
 
-    def _on_completed(self, about: Completion, fields: dict[str, Any], **_: object) -> None:
+    def _on_completed(self, about: Stored, fields: dict[str, Any], **_: object) -> None:
         by_spec = defaultdict(list)
         for unit in about.units:
             by_spec[unit.claim.spec].append(unit)

@@ -15,7 +15,7 @@ from pgembed_django.metrics.gauges import QueueCollector
 from pgembed_django.metrics.state import StateCollector
 
 if TYPE_CHECKING:
-    from pgembed_django.worker import Worker
+    from pgembed_django.queue.worker import Worker
 
 
 class Exposition:

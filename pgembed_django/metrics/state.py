@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from pgembed_django import __version__
 
 if TYPE_CHECKING:
-    from pgembed_django.worker import Worker
+    from pgembed_django.queue.worker import Worker
 
 
 class StateCollector(Collector):

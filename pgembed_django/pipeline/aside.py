@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pgembed_django import events, faults
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
@@ -19,7 +19,7 @@ class Aside:
     The other specs go on. A spec is taken up again once its tables fit.
     """
 
-    def __init__(self, *, holding: Holding) -> None:
+    def __init__(self, *, holding: Units) -> None:
         self.reasons: dict[Spec, str] = {}
         self._holding = holding
 

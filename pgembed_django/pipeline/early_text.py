@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice, takewhile
 
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.locked import Locked
 from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.units import Unit
@@ -21,7 +21,7 @@ is written twice."""
 class EarlyText:
     """Watches how long units wait for their vectors, and stores the text of late ones."""
 
-    def __init__(self, *, holding: Holding, staging: Staging, clock: Callable[[], float]) -> None:
+    def __init__(self, *, holding: Units, staging: Staging, clock: Callable[[], float]) -> None:
         self.holding = holding
         self._staging = staging
         self._clock = clock

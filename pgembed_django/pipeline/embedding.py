@@ -11,7 +11,7 @@ from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.pipeline import batches
 from pgembed_django.pipeline.failing import Failing
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
@@ -33,7 +33,7 @@ class Embedding:
     def __init__(
         self,
         *,
-        holding: Holding,
+        holding: Units,
         wake: Callable[[], None],
         inline: bool,
         clock: Callable[[], float] = time.monotonic,

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from pgembed_django import spaces
 from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.units import Failure, Part, Unit
 
 
 class Failing:
     """Failures, kept until nothing of their units is awaited, and stranded parts."""
 
-    def __init__(self, *, holding: Holding) -> None:
+    def __init__(self, *, holding: Units) -> None:
         self.holding = holding
         self._failures: list[Failure] = []
         # In the order they came. A unit may be stranded with two providers at once.

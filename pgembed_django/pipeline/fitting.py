@@ -10,7 +10,7 @@ from django.db import DatabaseError
 from pgembed_django import database, faults, lengths, sources
 from pgembed_django.faults import Fault
 from pgembed_django.pipeline.aside import Aside
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
@@ -24,7 +24,7 @@ class Fitting:
     Lengths are asked for only if the last texts were too long to be read at once.
     """
 
-    def __init__(self, *, holding: Holding, aside: Aside) -> None:
+    def __init__(self, *, holding: Units, aside: Aside) -> None:
         self.holding = holding
         self.aside = aside
         self._asks_lengths = False

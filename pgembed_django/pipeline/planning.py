@@ -18,10 +18,10 @@ from pgembed_django.pipeline import chunking
 from pgembed_django.pipeline.aside import RELEASED_SECONDS, Aside
 from pgembed_django.pipeline.embedding import Embedding
 from pgembed_django.pipeline.fitting import Fitting
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.live import Live
-from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.units import Part, Unit, Wanted
+from pgembed_django.queue.portion import Portion
 from pgembed_django.specs import Spec
 
 HELD_CHARACTERS = 2 * lengths.READ_BYTES
@@ -31,7 +31,7 @@ HELD_CHARACTERS = 2 * lengths.READ_BYTES
 class Planning:
     """Plans what claimed units need, and queues new chunks to be embedded."""
 
-    def __init__(self, *, holding: Holding, aside: Aside, live: Live, embedding: Embedding) -> None:
+    def __init__(self, *, holding: Units, aside: Aside, live: Live, embedding: Embedding) -> None:
         self.holding = holding
         self.aside = aside
         self.live = live
@@ -104,7 +104,7 @@ class Planning:
                 self.aside.take_up(spec)
 
     def _held(self) -> int:
-        return _characters(self.holding.units.values())
+        return _characters(self.holding.by_id.values())
 
     def _plan_by_spec(self, units: Sequence[Unit], *, room: float) -> None:
         """Plan units whose texts fit into ``room`` together.

@@ -16,11 +16,11 @@ from pgembed_django import database, faults, spaces, store
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline.aside import Aside
-from pgembed_django.pipeline.holding import Holding
+from pgembed_django.pipeline.holding import Units
 from pgembed_django.pipeline.locked import Locked
-from pgembed_django.pipeline.portion import Portion
 from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.queue import jobs
+from pgembed_django.queue.portion import Portion
 from pgembed_django.specs import Spec
 
 Parts = list[tuple[Unit, Part]]
@@ -50,7 +50,7 @@ class Staging:
     next time: fewer at once, if they took too long.
     """
 
-    def __init__(self, *, holding: Holding, aside: Aside, clock: Callable[[], float]) -> None:
+    def __init__(self, *, holding: Units, aside: Aside, clock: Callable[[], float]) -> None:
         self.holding = holding
         self.aside = aside
         self._locked = Locked(clock=clock)

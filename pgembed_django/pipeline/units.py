@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -68,10 +68,6 @@ class Unit:
     is_gone: bool = False
     """The source row is gone, or no longer matches the condition: its stored chunks go too."""
     has_staged: bool = False
-    is_being_stored: bool = False
-    is_blocked: bool = False
-    """The last try could not store it: an open writer has locked its job or table."""
-
     is_stored: bool = False
     """What it had is stored, whether its job is completed or given back."""
     is_set_aside: bool = False
@@ -111,6 +107,14 @@ class Unit:
         return Change(
             self.claim.source_pk, part.space.pk, part.plan, part.vectors, part.has_waiting_text
         )
+
+
+class Stored(NamedTuple):
+    """Units whose vectors were stored in one transaction, for metrics and traces."""
+
+    units: Sequence[Unit]
+    waited: Mapping[int, float]
+    """How long each write among them waited for its vectors, in seconds, by job id."""
 
 
 def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 from django.db.models.functions import Now
 
-from pgembed_django import rollups
 from pgembed_django.models import Rollup
+from pgembed_django.queue import rollups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from itertools import islice
 
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import providers, rollups
+from pgembed_django import providers
 from pgembed_django import specs as declared
 from pgembed_django.models import Space
 from pgembed_django.models.job import CHANGES
-from pgembed_django.queue import jobs
+from pgembed_django.queue import jobs, rollups
 from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
 from pgembed_django.status import charts, covering, queue, verdicts, working

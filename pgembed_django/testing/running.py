@@ -9,13 +9,14 @@ from django.db import DEFAULT_DB_ALIAS
 
 from pgembed_django import conf, postgres, spaces, specs
 from pgembed_django.maintenance import recognizing
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.handler import EmbeddingHandler
+from pgembed_django.queue.work import Work
 
 
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     """Embed everything that is due, in this process. Returns how many units were stored.
 
-    This runs the worker's own pipeline, without threads or a second connection, so it works
+    This runs the worker's own rounds, without threads or a second connection, so it works
     inside ``TestCase``, where nothing ever commits. If a provider's quota is used up, it waits
     for a few seconds. If that is not enough, it puts the jobs off.
 
@@ -28,8 +29,9 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     for spec in known.values():
         spaces.ensure(spec, using=using)
         recognizing.recognize(spec, using=using, only_exchanged=True)
-    pipeline = Pipeline(known, using=using, worker_id=0, settings=conf.current(), inline=True)
-    while pipeline.step() or pipeline.embedding.wait_seconds:
-        time.sleep(pipeline.embedding.wait_seconds)
-    pipeline.release()
-    return pipeline.completed
+    handler = EmbeddingHandler(known, using=using)
+    work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)
+    while work.step() or handler.embedding.wait_seconds:
+        time.sleep(handler.embedding.wait_seconds)
+    work.release()
+    return work.completed

@@ -17,8 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pgembed_django import __version__, events
 from pgembed_django.models import Ending
-from pgembed_django.pipeline.transactions import Completion
-from pgembed_django.pipeline.units import Batch
+from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
 
 MAX_LINKS = 128
@@ -84,7 +83,7 @@ class Spans:
             span.set_status(Status(StatusCode.ERROR, sender.name))
         span.end()
 
-    def _on_completed(self, about: Completion, fields: dict[str, Any], **_: object) -> None:
+    def _on_completed(self, about: Stored, fields: dict[str, Any], **_: object) -> None:
         claims = [unit.claim for unit in about.units]
         values = {key: fields[key] for key in ("embedded", "reused")}
         values["jobs"] = fields["count"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +20,11 @@ from django.test import Client
 from pgembed_django import conf, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import jobs
+from pgembed_django.queue import maintenance as queue_maintenance
+from pgembed_django.queue.work import Work
+from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Note
 from tests.conftest import wait_until
@@ -37,7 +41,7 @@ def clock() -> played.Clock:
 
 
 @pytest.fixture
-def make_worker(clock: played.Clock) -> Callable[..., Pipeline]:
+def make_worker(clock: played.Clock) -> Callable[..., Work]:
     """Make workers that move only when told.
 
     The first ``step`` claims, reads and embeds; the next one stores. Between the two the
@@ -45,20 +49,39 @@ def make_worker(clock: played.Clock) -> Callable[..., Pipeline]:
     """
     numbers = itertools.count(1)
 
-    def make(*, worker_id: int | None = None, using: str = "default", **settings: Any) -> Pipeline:
+    def make(*, worker_id: int | None = None, using: str = "default", **settings: Any) -> Work:
         known = {spec.key: spec for spec in specs.all()}
         for spec in known.values():
             spaces.ensure(spec, using=using)
-        return Pipeline(
-            known,
+        chosen = dataclasses.replace(conf.current(), **settings)
+        return Work(
+            EmbeddingHandler(known, using=using, settings=chosen),
             using=using,
             worker_id=next(numbers) if worker_id is None else worker_id,
-            settings=dataclasses.replace(conf.current(), **settings),
+            settings=chosen,
             inline=True,
             clock=clock,
         )
 
     return make
+
+
+class Maintenance(queue_maintenance.Maintenance):
+    """The chores of a worker that embeds some specs, to be done one by one."""
+
+    def __init__(
+        self,
+        known: Mapping[str, Spec],
+        *,
+        settings: conf.Settings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        settings = settings or conf.current()
+        handler = EmbeddingHandler(known, using="default", settings=settings)
+        super().__init__(
+            [handler], using="default", settings=settings, wake=lambda: None, clock=clock
+        )
+        self.upkeep = handler.upkeep
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from django.urls import reverse
 from pgembed_django import specs
 from pgembed_django.admin import buttons, drawing, overview
 from pgembed_django.models import Job, Pause, Worker
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from tests.app.models import Article, Page
 from tests.conftest import no_more_threads
 from tests.db.conftest import claim
@@ -168,13 +168,13 @@ def test_a_viewer_sees_no_button_and_an_operator_does(viewer: Client, operator: 
 
 
 def test_the_charts_show_the_last_hour_or_day_in_words_too(
-    viewer: Client, make_article: Callable[..., Article], make_worker: Callable[..., Pipeline]
+    viewer: Client, make_article: Callable[..., Article], make_worker: Callable[..., Work]
 ) -> None:
     make_article()
     worker = make_worker()
     while worker.step():
         pass
-    worker.holding.tally.flush(using="default")
+    worker.held.tally.flush(using="default")
 
     assert "1 row in the last hour, at most 1 in a minute" in text(viewer)
     assert "bag-of-words, 64 dimensions" in text(viewer)

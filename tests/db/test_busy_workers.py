@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from pgembed_django import status
 from pgembed_django.models import Worker
-from pgembed_django.worker import liveness, presence
+from pgembed_django.queue import liveness, presence
 from tests.app.models import Product
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider

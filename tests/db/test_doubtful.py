@@ -69,9 +69,9 @@ def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
     make_article()
     worker = make_worker()
 
-    worker.claim()
+    worker.claiming.claim()
 
-    [unit] = worker.holding.units.values()
+    [unit] = worker.handler.units.by_id.values()
     assert unit.is_doubtful
 
 

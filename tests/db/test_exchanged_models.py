@@ -16,10 +16,10 @@ from django.core.management import call_command
 from pgembed_django import search, spaces, specs, status
 from pgembed_django.maintenance import recognizing
 from pgembed_django.models import Job, Space, Worker
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers import canary
+from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
-from pgembed_django.worker.presence import Presence
 from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import make_due
@@ -47,8 +47,8 @@ def server(settings: Any) -> Iterator[played.OpenAI]:
         queries.vectors.clear()
 
 
-def run(worker: Pipeline) -> None:
-    worker.live.outdate()
+def run(worker: Work) -> None:
+    worker.handler.live.outdate()
     while worker.step():
         pass
 
@@ -232,7 +232,7 @@ def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_work
     make_due()
     clock.now += 60
     run(worker)
-    presence.report(worker)
+    presence.report([worker])
 
     found = status.overview(using="default", specs=[specs.get(NOTE)])
     [shown] = found.specs
@@ -253,7 +253,7 @@ def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_work
 def test_a_model_that_is_lost_alone_is_its_provider(server, make_worker):
     worker = make_worker()
     embed_around_an_exchange(worker, server)
-    Presence([NOTE], using="default").report(worker)
+    Presence([NOTE], using="default").report([worker])
 
     [provider] = status.overview(using="default", specs=[specs.get(NOTE)]).providers
 

@@ -15,7 +15,7 @@ from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.queue import jobs
-from pgembed_django.worker.presence import Presence
+from pgembed_django.queue.presence import Presence
 from tests import played
 from tests.app.models import Article, Product
 
@@ -104,7 +104,7 @@ def test_what_a_server_is_down_with_is_stored_and_reported(
     with caplog.at_level(logging.DEBUG, logger="pgembed_django"):
         while worker.step():
             pass
-        presence.report(worker)
+        presence.report([worker])
 
     assert QUOTED in Job.objects.get().last_error
     [reason] = Worker.objects.get().paused.values()
@@ -138,7 +138,7 @@ def test_what_a_users_own_provider_is_down_with_is_stored_and_reported(
         presence = Presence([], using="default")
         while worker.step():
             pass
-        presence.report(worker)
+        presence.report([worker])
 
     assert STORED in Job.objects.get().last_error
     [reason] = Worker.objects.get().paused.values()

@@ -11,9 +11,9 @@ from django.core.management import CommandError
 from django.db import connection
 from django.utils import timezone
 
-from pgembed_django import rollups, spaces, specs
+from pgembed_django import spaces, specs
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector, Worker
-from pgembed_django.queue import jobs
+from pgembed_django.queue import jobs, rollups
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.test_operator_commands import exit_status, run
 from tests.db.test_status import make_failures

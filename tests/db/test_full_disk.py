@@ -17,10 +17,11 @@ from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import events, faults, specs
-from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Attempt, Job, StagedVector
-from pgembed_django.pipeline import Pipeline, early_text
+from pgembed_django.pipeline import early_text
 from pgembed_django.queue import jobs
+from pgembed_django.queue.chores import Chore, Chores
+from pgembed_django.queue.work import Work
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -96,9 +97,9 @@ def assert_that_nobody_is_charged() -> None:
     assert set(Job.objects.values_list("last_error", flat=True)) == {""}
 
 
-def finish(worker: Pipeline) -> None:
+def finish(worker: Work) -> None:
     for _ in range(20):
-        if not worker.step() and worker.holding.is_empty:
+        if not worker.step() and worker.held.is_empty:
             return
     raise AssertionError("It does not come to an end.")
 
@@ -109,7 +110,7 @@ def test_rows_that_the_disk_has_no_room_for_are_held_and_stored_later(notes, mak
 
     with full("app_noteembedding"):
         assert_that_it_waits(lambda: worker.step(claim=False))
-        assert len(worker.holding.units) == len(notes)
+        assert len(worker.handler.units.by_id) == len(notes)
         assert_that_nobody_is_charged()
 
     finish(worker)
@@ -170,7 +171,7 @@ def test_jobs_that_cannot_be_given_back_for_lack_of_room_are_held(
     worker.step()
     with full("pgembed_job", on="UPDATE", when="NEW.status = 'pending'"):
         assert_that_it_waits(worker.step)
-        assert not worker.holding.is_empty
+        assert not worker.held.is_empty
 
     finish(worker)
     assert set(Job.objects.values_list("status", "attempts", "crashes")) == {("pending", 0, 0)}
@@ -180,7 +181,7 @@ def test_rows_that_there_is_no_memory_to_read_are_held(notes, make_worker):
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     condition = Q(RawSQL("out_of_memory()", [], BooleanField()))
-    worker.live.specs = {spec.key: dataclasses.replace(spec, when=condition)}
+    worker.handler.worked_on = {spec.key: dataclasses.replace(spec, when=condition)}
     run(OUT_OF_MEMORY)
     try:
         assert_that_it_waits(worker.step)
@@ -257,7 +258,7 @@ def test_an_outage_longer_than_the_lease_is_no_crash(notes, told, full, connect)
 
 
 @pytest.fixture
-def lost(notes: list[Note], make_worker: Callable[..., Pipeline]) -> Pipeline:
+def lost(notes: list[Note], make_worker: Callable[..., Work]) -> Work:
     """A worker whose jobs were reaped meanwhile."""
     worker = make_worker()
     worker.step()
@@ -273,7 +274,7 @@ def crashes() -> set[int]:
 def test_its_crash_is_taken_back_though_another_worker_is_at_the_row(lost):
     assert claim_suspect()
 
-    lost.holding.heartbeat(after_outage=True)
+    lost.held.heartbeat(after_outage=True)
 
     assert crashes() == {0}
 
@@ -285,7 +286,7 @@ def test_the_crash_of_another_worker_is_not(lost, notes):
     reap()
 
     for _ in range(2):
-        lost.holding.heartbeat(after_outage=True)
+        lost.held.heartbeat(after_outage=True)
 
     assert crashes() == {1}
     assert Attempt.objects.count() == len(notes)
@@ -293,7 +294,7 @@ def test_the_crash_of_another_worker_is_not(lost, notes):
 
 def test_nor_is_one_without_an_outage(lost):
     """The worker was frozen, and a text may have been the reason."""
-    lost.holding.heartbeat()
+    lost.held.heartbeat()
 
     assert crashes() == {1}
 
@@ -302,7 +303,7 @@ def test_an_open_writer_is_not_waited_for(lost, notes, connect):
     writer = connect()
     writer.execute("SELECT FROM pgembed_job WHERE source_pk = %s FOR UPDATE", [str(notes[0].pk)])
 
-    lost.holding.heartbeat(after_outage=True)
+    lost.held.heartbeat(after_outage=True)
 
     assert Job.objects.filter(crashes=0).count() == len(notes) - 1
 

@@ -17,9 +17,8 @@ from django.db.models import Q
 from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Ending, Job, Space
-from pgembed_django.pipeline import Pipeline
-from pgembed_django.queue import jobs
-from pgembed_django.worker import configuring
+from pgembed_django.queue import configuring, jobs
+from pgembed_django.queue.work import Work
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -156,7 +155,7 @@ def rewrite(articles: Sequence[Article]) -> None:
         article.save()
 
 
-def work(worker: Pipeline) -> None:
+def work(worker: Work) -> None:
     """Do what a worker does all day, to the end."""
     while worker.step():
         pass

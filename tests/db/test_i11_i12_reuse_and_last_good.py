@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pgembed_django import conf, search, spaces, specs, store
-from pgembed_django.maintenance import Maintenance, reconcile, retired
+from pgembed_django import search, spaces, specs, store
+from pgembed_django.maintenance import reconcile, retired
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
@@ -23,7 +23,7 @@ from tests.app.models import (
     PageExtraEmbedding,
 )
 from tests.conftest import embedded_text
-from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply
+from tests.db.conftest import Maintenance, claim, expire_leases, make_due, reap, reconcile_deeply
 from tests.providers import Moody
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
@@ -150,7 +150,7 @@ def test_progress_is_kept_when_the_provider_goes_down_in_the_middle(
     provider.is_down = True
     while worker.step():
         pass
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     [job] = Job.objects.filter(status="pending")
     assert job.attempts == 0
     provider.is_down = False
@@ -424,7 +424,7 @@ def test_search_hides_a_text_that_a_former_model_refuses_once_it_is_searched_aga
     spec = specs.get("app.PageExtraEmbedding")
     former = spaces.active(spec, using="default")
     maintenance = Maintenance(
-        {spec.key: spec}, using="default", settings=conf.current(), wake=lambda: None
+        {spec.key: spec},
     )
     fill(maintenance, spec, run_jobs)
     assert spaces.active(spec, using="default") != former
@@ -488,7 +488,7 @@ def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
     declared = settings.PGEMBED_PROVIDERS
     settings.PGEMBED_PROVIDERS = {"default": {**declared["default"], "MODEL": "another"}}
     maintenance = Maintenance(
-        {spec.key: spec}, using="default", settings=conf.current(), wake=lambda: None
+        {spec.key: spec},
     )
     fill(maintenance, spec, run_jobs)
     assert spaces.active(spec, using="default") != former

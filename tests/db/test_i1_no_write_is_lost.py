@@ -92,7 +92,7 @@ def test_a_row_is_never_at_two_workers_at_once(make_article, make_worker):
     rename("new", article)
 
     second.step()
-    assert second.holding.is_empty
+    assert second.held.is_empty
     first.step(claim=False)
     second.step()
     second.step()

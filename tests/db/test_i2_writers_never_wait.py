@@ -9,16 +9,16 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from psycopg import sql
 
-from pgembed_django import conf, database, faults, spaces, specs
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django import database, faults, spaces, specs
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Ending, Job, Lap
-from pgembed_django.queue import jobs
+from pgembed_django.queue import configuring, jobs
 from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
 from pgembed_django.reembedding import reembed
-from pgembed_django.worker import configuring
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import PUBLISHED, embedded_text, wait_until
 from tests.db.conftest import (
+    Maintenance,
     backend_pid,
     claim,
     expire_leases,
@@ -153,13 +153,13 @@ def test_an_open_deleter_costs_no_other_row_its_vectors(writer, make_worker):
 
     worker.step(claim=False)
     assert embedded_text(other)
-    assert [unit.claim.source_pk for unit in worker.holding.units.values()] == [str(gone.pk)]
-    assert worker.holding.is_blocked  # so the worker looks again soon
+    assert [unit.claim.source_pk for unit in worker.handler.units.by_id.values()] == [str(gone.pk)]
+    assert worker.held.is_blocked  # so the worker looks again soon
     writer.connection.rollback()
     worker.step(claim=False)
 
     assert embedded_text(gone)
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
 
 
 def test_an_open_deleter_costs_no_other_job_its_release_when_the_worker_stops(writer, make_worker):
@@ -199,7 +199,7 @@ def test_a_person_with_an_open_request_costs_the_other_rows_nothing(
     worker.step(claim=False)
 
     assert embedded_text(failed).startswith("again")
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
 
 
 @pytest.mark.parametrize("statement", ["DELETE FROM app_article", TOUCH_ALL])
@@ -222,7 +222,7 @@ def test_a_lease_that_a_writer_keeps_from_the_reaper_is_told_once(make_article, 
     expire_leases()
     writer.connection.execute(TOUCH, [article.pk])
     maintenance = Maintenance(
-        {spec().key: spec()}, using="default", settings=conf.current(), wake=lambda: None
+        {spec().key: spec()},
     )
 
     def told() -> list[str]:
@@ -260,7 +260,7 @@ def test_a_writer_never_waits_longer_than_a_short_transaction(connect, make_work
     with hot:
         for _ in range(40):
             worker.step()
-            worker.holding.heartbeat()
+            worker.held.heartbeat()
             expire_leases()
             reap()
             make_due()
@@ -443,7 +443,7 @@ class TestOtherIsolationLevels:
         if meanwhile == "store":
             worker.step(claim=False)
         elif meanwhile == "heartbeat":
-            worker.holding.heartbeat()
+            worker.held.heartbeat()
         elif meanwhile == "release":
             worker.release()
 
@@ -480,7 +480,7 @@ class TestOtherIsolationLevels:
         if meanwhile in ("store", "complete"):
             worker.step(claim=False)
         elif meanwhile == "heartbeat":
-            worker.holding.heartbeat()
+            worker.held.heartbeat()
 
         if fails:
             with pytest.raises(psycopg.errors.SerializationFailure):
@@ -518,7 +518,7 @@ def test_a_worker_is_not_held_up_by_a_table_that_is_locked(writer, make_worker):
     while worker.step():
         pass
 
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     [job] = Job.objects.all()
     assert (job.status, job.attempts) == ("pending", 0)
     writer.connection.rollback()

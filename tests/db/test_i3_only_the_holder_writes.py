@@ -10,12 +10,11 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from pgembed_django import conf, specs
-from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding
 from tests.conftest import embedded_text
-from tests.db.conftest import backend_pid, claim, expire_leases, reap
+from tests.db.conftest import Maintenance, backend_pid, claim, expire_leases, reap
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -50,7 +49,7 @@ def test_a_worker_frozen_past_its_lease_stores_nothing_over_newer_vectors(
     frozen.step(claim=False)
 
     assert embedded_text(article).startswith("new")
-    assert frozen.holding.is_empty
+    assert frozen.held.is_empty
     assert frozen.completed == 0
 
 
@@ -139,16 +138,14 @@ def test_leases_that_a_jump_of_the_servers_clock_ended_are_renewed_first(
     worker = make_worker()
     worker.step()
     settings = conf.current()
-    maintenance = Maintenance(
-        {}, using="default", settings=settings, wake=lambda: None, clock=clock
-    )
+    maintenance = Maintenance({}, settings=settings, clock=clock)
     maintenance.reap()
     clock.now -= 3600  # an hour has passed on the server, none here
     expire_leases()
 
     assert maintenance.reap() == 0
     if is_alive:
-        worker.holding.heartbeat()
+        worker.held.heartbeat()
     clock.now += settings.lease_seconds / 2
 
     assert maintenance.reap() == (0 if is_alive else 1)
@@ -160,9 +157,6 @@ def test_what_was_written_or_claimed_before_the_servers_clock_was_put_back_is_du
     spec = "app.ArticleEmbedding"
     maintenance = Maintenance(
         {spec: specs.get(spec)},
-        using="default",
-        settings=conf.current(),
-        wake=lambda: None,
         clock=clock,
     )
     maintenance.reap()
@@ -224,16 +218,16 @@ def test_a_worker_stops_spending_requests_on_what_it_lost(
     frozen = make_worker(concurrency=1)
     frozen.step()
     asked = len(provider.embedded)
-    assert frozen.embedding.queued > 0  # more to ask
+    assert frozen.handler.embedding.queued > 0  # more to ask
     expire_leases()
     reap()
 
-    frozen.holding.heartbeat()
+    frozen.held.heartbeat()
     while frozen.step(claim=False):
         pass
 
     assert len(provider.embedded) == asked
-    assert frozen.holding.is_empty
+    assert frozen.held.is_empty
     assert not ArticleEmbedding.objects.exclude(embedding=None).exists()
 
 
@@ -246,7 +240,7 @@ def test_a_worker_that_was_frozen_stages_and_stores_no_text_early(make_worker, p
     expire_leases()
     reap()
 
-    for unit in frozen.holding.units.values():
+    for unit in frozen.handler.units.by_id.values():
         unit.started = -60.0  # long ago: its text would be stored before its vectors
     frozen.step(claim=False)
 
@@ -260,17 +254,17 @@ def test_a_completion_whose_reply_was_lost_is_settled_by_the_fence(
     article = make_article(title="old")
     worker = make_worker()
     worker.step()
-    [unit] = worker.holding.units.values()
+    [unit] = worker.handler.units.by_id.values()
     worker.step(claim=False)
     rename("new", article)
     run_jobs()
 
     # As a worker does that cannot know whether its commit arrived.
-    worker.holding.add([unit])
-    worker.holding.look_at(unit)
+    worker.handler.units.add([unit])
+    worker.handler.units.look_at(unit)
     worker.step(claim=False)
 
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     assert embedded_text(article).startswith("new")
     assert not Job.objects.exclude(status="succeeded").exists()
 
@@ -341,7 +335,7 @@ def test_a_job_with_the_number_of_one_that_was_reset_is_not_taken_for_it(
 
     slow.step(claim=False)
 
-    assert slow.holding.is_empty
+    assert slow.held.is_empty
     assert embedded_text(article) is None
     other.step(claim=False)
     assert embedded_text(article).startswith("SECOND")
@@ -363,7 +357,7 @@ def test_a_claim_that_a_crash_of_the_server_has_taken_back_stores_nothing(
 
     slow.step(claim=False)
 
-    assert slow.holding.is_empty
+    assert slow.held.is_empty
     assert embedded_text(article) is None
     other.step(claim=False)
     assert embedded_text(article).startswith("NEW")

@@ -78,7 +78,7 @@ def test_the_row_goes_before_the_worker_stores(
 
     worker.step(claim=False)
     assert stored_of(article.pk) == 0
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     run_jobs()
 
     assert_clean(article.pk)
@@ -114,7 +114,7 @@ def test_the_row_goes_while_it_is_open_and_the_worker_stores(
     second_connection.commit()
     worker.step(claim=False)
 
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     run_jobs()
     assert_clean(article.pk)
 
@@ -159,7 +159,7 @@ def test_a_job_that_is_claimed_while_the_row_goes_brings_nothing_back(
     worker = make_worker()
 
     worker.step()
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     second_connection.commit()
     worker.step()
     worker.step()

@@ -111,15 +111,18 @@ def test_a_unit_whose_two_providers_go_down_at_once_is_given_back(
         "default": {**settings.PGEMBED_PROVIDERS["default"], "MODEL": "another"}
     }
     spaces.ensure(spec, using="default")  # built beside the one that is searched
-    worker.live.outdate()
+    worker.handler.live.outdate()
     make_article()
     provider.is_down = True
 
     while worker.step():
         pass
 
-    assert [pool.provider.model for pool in worker.embedding.pools] == ["bag-of-words", "another"]
-    assert worker.holding.is_empty
+    assert [pool.provider.model for pool in worker.handler.embedding.pools] == [
+        "bag-of-words",
+        "another",
+    ]
+    assert worker.held.is_empty
     [job] = Job.objects.filter(spec=spec.key)
     assert job.status == "pending"
     assert job.attempts == 0
@@ -143,7 +146,7 @@ def test_while_a_provider_is_paused_a_job_is_claimed_for_its_text_alone_and_once
 
     provider.is_down = False
     clock.now += 4000
-    while not worker.holding.units:
+    while not worker.handler.units.by_id:
         worker.step()
     assert Job.objects.filter(claims=2).count() == 2  # one batch, until one has succeeded
     while worker.step():

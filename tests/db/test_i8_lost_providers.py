@@ -13,7 +13,7 @@ import pytest
 
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.models import Job
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.work import Work
 from tests import played
 from tests.app.models import ArticleEmbedding
 from tests.conftest import embedded_text
@@ -63,19 +63,19 @@ def server(settings: Any) -> Iterator[Crashing]:
 
 
 @pytest.fixture
-def make_worker(server: Crashing, clock: played.Clock) -> Callable[[], Pipeline]:
-    def make() -> Pipeline:
+def make_worker(server: Crashing, clock: played.Clock) -> Callable[[], Work]:
+    def make() -> Work:
         known = {spec.key: spec for spec in specs.all()}
         for spec in known.values():
             spaces.ensure(spec, using="default")
-        return Pipeline(
+        return Work(
             known, using="default", worker_id=1, settings=conf.current(), inline=True, clock=clock
         )
 
     return make
 
 
-def run(worker: Pipeline, clock: played.Clock, *, rounds: int = 60) -> None:
+def run(worker: Work, clock: played.Clock, *, rounds: int = 60) -> None:
     """Let a worker run on, its pauses and its jobs' delays passing at once."""
     for _ in range(rounds):
         while worker.step():

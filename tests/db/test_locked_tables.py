@@ -8,9 +8,9 @@ import pytest
 from django.db import connection
 
 from pgembed_django.models import Job, StagedVector
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.pipeline.locked import LOCKED_SECONDS
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -40,19 +40,19 @@ def comments(provider, settings) -> list[ArticleComment]:
 
 
 @pytest.fixture
-def slow(comments, make_worker: Callable[..., Pipeline]) -> Pipeline:
+def slow(comments, make_worker: Callable[..., Work]) -> Work:
     """A worker whose units have waited so long that their text is to be stored early."""
     worker = make_worker(concurrency=1, max_attempts=1)
     worker.step()
-    for unit in worker.holding.units.values():
+    for unit in worker.handler.units.by_id.values():
         unit.started = -60.0
     return worker
 
 
-def until_done(worker: Pipeline) -> None:
+def until_done(worker: Work) -> None:
     for _ in range(10 * CHUNKS):
         worker.step()
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
 
 
 def assert_that_nobody_was_charged(comments: list[ArticleComment]) -> None:
@@ -82,10 +82,10 @@ def test_text_is_stored_early_later_where_its_table_is_locked(comments, slow, co
 
     slow.step(claim=False)
 
-    assert len(slow.holding.units) == len(comments)
+    assert len(slow.handler.units.by_id) == len(comments)
     assert Job.objects.filter(status="running").count() == len(comments)
     # Not with each step: each try is a wait.
-    due = slow.early_text.due_seconds()
+    due = slow.handler.early_text.due_seconds()
     assert due > 0
     other.rollback()
     slow.step(claim=False)
@@ -103,13 +103,13 @@ def test_a_locked_table_keeps_no_other_from_its_text(comments, make_article, mak
     worker = make_worker(concurrency=1)
     worker.step()
     connect().execute(INDEX)
-    for unit in worker.holding.units.values():
+    for unit in worker.handler.units.by_id.values():
         unit.started = -60.0
 
     worker.step(claim=False)
 
     assert ArticleEmbedding.objects.exists()
-    assert len(worker.holding.units) == 2
+    assert len(worker.handler.units.by_id) == 2
 
 
 def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, connect, clock):
@@ -119,7 +119,7 @@ def test_vectors_are_staged_later_where_the_table_is_locked(comments, slow, conn
     slow.step(claim=False)
     slow.step(claim=False)
 
-    assert len(slow.holding.units) == len(comments)
+    assert len(slow.handler.units.by_id) == len(comments)
     other.rollback()
     clock.now += 10.0
     slow.step(claim=False)
@@ -158,11 +158,13 @@ def test_vectors_that_come_due_while_others_are_staged_are_kept(
     other = connect()
     other.execute("LOCK TABLE pgembed_staging IN SHARE MODE")
     worker.step(claim=False)
-    [(first, part)] = worker.holding.to_stage
+    [(first, part)] = worker.handler.units.to_stage
     other.rollback()
-    [second, *_] = [one for one in worker.holding.units.values() if one.spec is not first.spec]
+    [second, *_] = [
+        one for one in worker.handler.units.by_id.values() if one.spec is not first.spec
+    ]
     second.parts[0].vectors = {min(second.parts[0].waiting): next(iter(part.vectors.values()))}
-    worker.holding.to_stage.append((second, second.parts[0]))
+    worker.handler.units.to_stage.append((second, second.parts[0]))
 
     def slow(execute, *rest):
         clock.now += LOCKED_SECONDS / 2
@@ -170,9 +172,9 @@ def test_vectors_that_come_due_while_others_are_staged_are_kept(
 
     clock.now += 0.9 * LOCKED_SECONDS
     with connection.execute_wrapper(slow):
-        worker.staging.stage()
+        worker.handler.staging.stage()
     assert {one.spec for one in StagedVector.objects.all()} == {second.spec.key}
-    worker.staging.stage()
+    worker.handler.staging.stage()
 
     assert {one.spec for one in StagedVector.objects.all()} == {first.spec.key, second.spec.key}
 
@@ -195,7 +197,7 @@ def test_a_locked_table_keeps_no_others_vectors_from_being_stored(make_worker, c
     other.rollback()
     worker.step(claim=False)
     assert NoteEmbedding.objects.filter(embedding__isnull=False).count() == 40
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
 
 
 def test_a_failure_that_a_person_is_at_keeps_no_others_vectors_from_being_stored(
@@ -215,8 +217,8 @@ def test_a_failure_that_a_person_is_at_keeps_no_others_vectors_from_being_stored
 
     worker.step(claim=False)
 
-    [unit] = worker.holding.units.values()
+    [unit] = worker.handler.units.by_id.values()
     assert unit.claim.source_pk == str(notes[7].pk)
     person.rollback()
     worker.step(claim=False)
-    assert worker.holding.is_empty
+    assert worker.held.is_empty

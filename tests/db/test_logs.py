@@ -9,7 +9,7 @@ import pytest
 from django.core.management import call_command
 
 from pgembed_django import events
-from pgembed_django.worker import loop
+from pgembed_django.queue import worker as loop
 
 pytestmark = pytest.mark.django_db
 

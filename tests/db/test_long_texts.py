@@ -17,9 +17,10 @@ from pgembed_django.chunkers import Chunker
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap
-from pgembed_django.pipeline import Pipeline, fitting, planning
+from pgembed_django.pipeline import fitting, planning
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
+from pgembed_django.queue.work import Work
 from pgembed_django.specs import Spec
 from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding
 
@@ -115,11 +116,11 @@ def test_an_estimate_holds_few_long_texts(long_notes, spec):
 
 def test_a_worker_plans_few_long_texts_at_once(long_notes, spec, make_worker):
     worker = make_worker()
-    worker.live.specs = {spec.key: spec}
+    worker.handler.worked_on = {spec.key: spec}
 
     worker.step()
 
-    assert len(worker.holding.units) == 14
+    assert len(worker.handler.units.by_id) == 14
     assert 0 < held(worker) <= 16 * MB
 
 
@@ -129,11 +130,11 @@ def test_texts_of_a_method_are_few_until_it_is_known_how_long_they_are(make_work
     monkeypatch.setattr(Product, "pitch", lambda row: row.title + " from a file" * 100_000)
     pitched = specs.get("app.ProductEmbedding")
     worker = make_worker()
-    worker.live.specs = {pitched.key: dataclasses.replace(pitched, chunker=WHOLE)}
+    worker.handler.worked_on = {pitched.key: dataclasses.replace(pitched, chunker=WHOLE)}
 
     worker.step()
 
-    assert len(worker.holding.units) == 60
+    assert len(worker.handler.units.by_id) == 60
     assert 0 < held(worker) <= 32 * MB
 
 
@@ -162,7 +163,7 @@ def test_the_texts_of_two_specs_share_what_is_read_at_once(make_worker, monkeypa
 
     worker.step()
 
-    assert len(worker.holding.units) == 6
+    assert len(worker.handler.units.by_id) == 6
     assert 600 < held(worker) <= 1000
 
 
@@ -181,11 +182,11 @@ def test_rows_that_are_gone_when_they_are_read_are_not_taken_for_long_ones(run_j
     assert not Job.objects.exclude(status="succeeded").exists()
 
 
-def held(worker: Pipeline) -> int:
+def held(worker: Work) -> int:
     """Return how many characters of texts a worker holds."""
     return sum(
         len(chunk.text)
-        for unit in worker.holding.units.values()
+        for unit in worker.handler.units.by_id.values()
         for part in unit.parts
         for chunk in part.plan.insert
     )

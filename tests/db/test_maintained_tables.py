@@ -14,11 +14,11 @@ from psycopg.types import TypeInfo
 
 from pgembed_django import faults
 from pgembed_django.faults import Fault
-from pgembed_django.maintenance.chores import attempt
 from pgembed_django.models import Job
-from pgembed_django.pipeline import Pipeline
-from pgembed_django.worker import configuring
-from pgembed_django.worker.configuring import PREPARE_AFTER
+from pgembed_django.queue import configuring
+from pgembed_django.queue.chores import attempt
+from pgembed_django.queue.configuring import PREPARE_AFTER
+from pgembed_django.queue.work import Work
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -203,7 +203,7 @@ def refuse(db: None) -> Callable[..., None]:
 
 
 @pytest.fixture
-def work(make_worker: Callable[..., Pipeline], clock: Any) -> Callable[[], None]:
+def work(make_worker: Callable[..., Work], clock: Any) -> Callable[[], None]:
     """Let a worker go on, over all backoffs."""
 
     def work() -> None:
@@ -211,7 +211,7 @@ def work(make_worker: Callable[..., Pipeline], clock: Any) -> Callable[[], None]
         for _ in range(60):
             clock.now += 10
             make_due()
-            worker.live.outdate()
+            worker.handler.live.outdate()
             worker.step()
 
     return work
@@ -237,11 +237,11 @@ def test_what_passes_when_a_row_is_stored_costs_no_attempt(
 def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state, message, times):
     Note.objects.create(body="note")
     worker = make_worker(max_attempts=1)
-    worker.claim()
-    worker.planning.step()
+    worker.claiming.claim()
+    worker.handler.planning.step()
     refuse(state, message, times)
 
-    worker.staging.store_text(list(worker.holding.units.values()))
+    worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
     worker.release()
 
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}
@@ -385,13 +385,13 @@ def test_tables_are_rewritten_altered_and_exchanged_under_prepared_statements(
     operator = connect(autocommit=True)
     statements = REWRITES.split(";")
     for number in range(PREPARE_AFTER + len(statements)):
-        worker.claim()
+        worker.claiming.claim()
         if number >= PREPARE_AFTER:
             operator.execute(statements[number - PREPARE_AFTER])
         note.body = f"note {number}"
         note.save()
 
-        while not worker.holding.is_empty or worker.claim():
+        while not worker.held.is_empty or worker.claiming.claim():
             try:
                 worker.step()
             except DatabaseError as error:

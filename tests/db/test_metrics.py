@@ -15,14 +15,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pgembed_django import events, metrics, rollups, specs, status
+from pgembed_django import events, metrics, specs, status
 from pgembed_django.metrics import exposition, gauges
 from pgembed_django.metrics.counters import Counters
 from pgembed_django.metrics.exposition import Exposition
 from pgembed_django.metrics.gauges import QueueCollector
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
-from pgembed_django.worker import Worker
+from pgembed_django.pipeline.handler import EmbeddingHandler
+from pgembed_django.queue import rollups
+from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, Note
 from tests.db.test_status import make_failures
 from tests.unit.test_docs import table
@@ -43,7 +45,10 @@ def fresh() -> Iterator[None]:
 @pytest.fixture
 def shown() -> Iterator[Exposition]:
     """What a worker shows. The jobs are run by the test, in this process."""
-    worker = Worker({spec.key: spec for spec in specs.all()}, using="default")
+    worker = Worker(
+        [EmbeddingHandler({spec.key: spec for spec in specs.all()}, using="default")],
+        using="default",
+    )
     yield metrics.of_worker(worker)
     worker._rest.close()
 

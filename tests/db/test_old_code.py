@@ -10,13 +10,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
-from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django import spaces, specs
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Lap, Space, Worker
-from pgembed_django.worker.presence import aside
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
-from tests.db.conftest import make_due
+from tests.db.conftest import Maintenance, make_due
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
@@ -84,15 +83,15 @@ def test_the_other_specs_go_on_and_no_attempt_is_spent(note, make_article, make_
     assert embedded_text(article)
     job = Job.objects.get(spec=NOTE)
     assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
-    assert list(aside(worker)) == [NOTE]
+    assert list(worker.handler.hindrances().quarantined) == [NOTE]
     assert "ProgrammingError" in job.last_error
 
     drift()
     make_due()
-    worker.live.outdate()  # as after five seconds
+    worker.handler.live.outdate()  # as after five seconds
     steps(worker)
 
-    assert not aside(worker)
+    assert not worker.handler.hindrances().quarantined
     assert NoteEmbedding.objects.filter(source=note).exists()
 
 
@@ -133,18 +132,18 @@ def test_what_cannot_be_stored_any_more_is_given_back_with_no_attempt_spent(
         assert (job.status, job.attempts, job.crashes) == ("pending", 0, 0)
         assert job.last_error.startswith(("ProgrammingError", "IntegrityError"))
         assert not Attempt.objects.exists()
-        assert list(aside(worker)) == [NOTE]
+        assert list(worker.handler.hindrances().quarantined) == [NOTE]
 
         # Nor is it taken up as soon as it can be read: it would be paid for again and again.
         make_due()
-        worker.live.outdate()
+        worker.handler.live.outdate()
         steps(worker)
-        assert list(aside(worker)) == [NOTE]
+        assert list(worker.handler.hindrances().quarantined) == [NOTE]
         undo()
 
-    worker.live.outdate()
+    worker.handler.live.outdate()
     steps(worker)
-    assert not aside(worker)
+    assert not worker.handler.hindrances().quarantined
     assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
     assert Counter(provider.embedded)["a note"] == 1
 
@@ -178,7 +177,7 @@ def test_a_trigger_that_fails_on_one_row_sets_no_spec_aside(note, make_worker, s
         worker = make_worker()
         steps(worker)
 
-        assert not aside(worker)
+        assert not worker.handler.hindrances().quarantined
         assert NoteEmbedding.objects.filter(source=note).exclude(embedding=None).exists()
         job = Job.objects.get(source_pk=str(other.pk), status="pending")
         assert job.attempts == 1
@@ -191,14 +190,14 @@ def test_nor_does_a_text_that_cannot_be_stored_early_cost_an_attempt(
 ):
     worker = make_worker()
     provider.is_down = True
-    worker.claim()
-    worker.planning.step()
+    worker.claiming.claim()
+    worker.handler.planning.step()
     with deploy(*STORING[change]):
         steps(worker)
 
         job = Job.objects.get(spec=NOTE)
         assert (job.status, job.attempts) == ("pending", 0)
-        assert NOTE in aside(worker)
+        assert NOTE in worker.handler.hindrances().quarantined
 
 
 # Without the vectors' table it is refused at the start, with the remedy.
@@ -236,18 +235,15 @@ def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift,
     Job.objects.all().delete()
     maintenance = Maintenance(
         {spec.key: spec for spec in specs.all()},
-        using="default",
-        settings=conf.current(),
-        wake=lambda: None,
     )
 
     assert maintenance.once() == 1
     assert maintenance.once() == 0
-    maintenance.open_spaces()
+    maintenance.upkeep.open_spaces()
     for _ in specs.all():
-        maintenance.look_for_stale_rows()
-    maintenance.continue_laps()
-    maintenance.fill()
+        maintenance.upkeep.look_for_stale_rows()
+    maintenance.upkeep.continue_laps()
+    maintenance.upkeep.fill()
 
     refused = [one for one in caplog.records if one.event == "pgembed.chore_refused"]
     assert {one.spec for one in refused} <= {NOTE}

@@ -12,10 +12,11 @@ from django.db import connection, connections
 from pgembed_django import conf, specs
 from pgembed_django.checks import check_databases
 from pgembed_django.models import Attempt, Job, Space, Worker
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import jobs
+from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import surveying, targets
-from pgembed_django.worker.presence import Presence
 from tests.app.models import Article
 from tests.conftest import testing_url
 
@@ -63,13 +64,17 @@ def test_an_error_that_it_cannot_hold_is_told_as_far_as_it_can(encoded):
 
 
 def test_a_worker_tells_as_much_of_why_a_spec_is_set_aside(encoded):
-    pipeline = Pipeline(
-        {}, using=encoded, worker_id=1, settings=conf.current(), wake=lambda: None, inline=True
+    pipeline = Work(
+        EmbeddingHandler({}, using=encoded),
+        using=encoded,
+        worker_id=1,
+        settings=conf.current(),
+        inline=True,
     )
-    pipeline.aside.reasons[specs.get("app.ArticleEmbedding")] = "日本 is no café"
+    pipeline.handler.aside.reasons[specs.get("app.ArticleEmbedding")] = "日本 is no café"
     presence = Presence([], using=encoded)
 
-    presence.report(pipeline)
+    presence.report([pipeline])
 
     [told] = Worker.objects.using(encoded).values_list("aside", flat=True)
     assert "is no caf" in told["app.ArticleEmbedding"]

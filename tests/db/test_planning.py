@@ -11,14 +11,15 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django.models import Job, Space
-from pgembed_django.pipeline import Pipeline, portion
+from pgembed_django.queue import portion
+from pgembed_django.queue.work import Work
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
 def sizes(
-    make_worker: Callable[..., Pipeline],
+    make_worker: Callable[..., Work],
     make_article: Callable[..., object],
     settings: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -33,12 +34,12 @@ def sizes(
     def plan(seconds: float) -> list[int]:
         monkeypatch.setattr(portion, "SECONDS", seconds)
         worker = make_worker()
-        worker.claim()
+        worker.claiming.claim()
 
         def planned() -> int:
-            return sum(unit.is_planned for unit in worker.holding.units.values())
+            return sum(unit.is_planned for unit in worker.handler.units.by_id.values())
 
-        steps = takewhile(lambda _: worker.planning.step(), range(9))
+        steps = takewhile(lambda _: worker.handler.planning.step(), range(9))
         totals = [0, *(planned() for _ in steps)]
         return [after - before for before, after in pairwise(totals)]
 
@@ -57,11 +58,11 @@ def test_where_no_space_is_live_no_text_is_read(make_worker, make_article):
     worker = make_worker()
     Space.objects.all().delete()
     make_article()
-    worker.claim()
+    worker.claiming.claim()
 
     with CaptureQueriesContext(connection) as asked:
-        worker.planning.step()
+        worker.handler.planning.step()
 
     assert not [one["sql"] for one in asked if "app_article" in one["sql"]]
-    worker.holding.end_jobs()
+    worker.held.end_jobs()
     assert Job.objects.get().status == Job.Status.PENDING

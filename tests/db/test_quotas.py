@@ -16,8 +16,9 @@ from django.db import OperationalError, connection, connections
 
 from pgembed_django import conf, providers, quotas, spaces, specs
 from pgembed_django.models import Job, Quota
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.pool import PATIENCE_SECONDS
+from pgembed_django.queue.work import Work
 from tests.app.models import Note
 from tests.conftest import embedded_text
 from tests.db.conftest import backend_pid
@@ -258,7 +259,7 @@ def test_units_that_would_wait_for_long_are_given_back(limit, make_article, make
     while worker.step():
         pass
 
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     assert worker.completed == 1
     waiting = Job.objects.filter(status="pending")
     assert waiting.count() == 2
@@ -297,7 +298,13 @@ def test_a_provider_without_a_quota_is_not_delayed_by_one_with(settings, provide
     article = make_article()
     for number in range(20):
         Note.objects.create(body=f"Note {number}")
-    worker = Pipeline(known, using="default", worker_id=1, settings=conf.current(), inline=True)
+    worker = Work(
+        EmbeddingHandler(known, using="default"),
+        using="default",
+        worker_id=1,
+        settings=conf.current(),
+        inline=True,
+    )
 
     while worker.step():
         pass

@@ -11,12 +11,12 @@ from django.db.models import Q
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, spaces, specs
-from pgembed_django.maintenance import Maintenance, gaps, laps, reconcile
+from pgembed_django import spaces, specs
+from pgembed_django.maintenance import gaps, laps, reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
-from tests.db.conftest import make_due
+from tests.db.conftest import Maintenance, make_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -77,7 +77,7 @@ def test_rows_from_before_the_decorator_need_no_command(run_jobs):
     add_old_notes(9)
     spaces.ensure(spec(), using="default")
     maintenance = Maintenance(
-        {KEY: spec()}, using="default", settings=conf.current(), wake=lambda: None
+        {KEY: spec()},
     )
 
     assert maintenance.once() == 9
@@ -179,9 +179,9 @@ def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
     assert Lap.objects.get(spec=product.key).cursor == str(products[0].pk)
     # A worker goes on at once, in further transactions.
     maintenance = Maintenance(
-        {product.key: product}, using="default", settings=conf.current(), wake=lambda: None
+        {product.key: product},
     )
-    assert maintenance.look_for_stale_rows() == 3
+    assert maintenance.upkeep.look_for_stale_rows() == 3
     assert Lap.objects.get(spec=product.key).cursor is None
 
 
@@ -193,11 +193,13 @@ def test_specs_are_compared_one_at_a_time_as_saved_rows_wait_meanwhile(run_jobs)
     past_the_triggers("UPDATE app_note SET body = 'new'")
     past_the_triggers("UPDATE app_product SET price = 7")
     compared = {key: spec(key) for key in ("app.NoteEmbedding", "app.ProductEmbedding")}
-    maintenance = Maintenance(compared, using="default", settings=conf.current(), wake=lambda: None)
+    maintenance = Maintenance(
+        compared,
+    )
 
     found = []
     for _ in compared:
-        assert maintenance.look_for_stale_rows() == 1
+        assert maintenance.upkeep.look_for_stale_rows() == 1
         found.append(list(Job.objects.order_by("pk").values_list("source_pk", flat=True)))
 
     assert found == [[str(note.pk)], [str(note.pk), str(product.pk)]]
@@ -314,9 +316,9 @@ def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
     Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
     run_jobs()
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
-    monkeypatch.setattr("pgembed_django.maintenance.maintenance.QUIET_SECONDS", 0)
+    monkeypatch.setattr("pgembed_django.maintenance.upkeep.QUIET_SECONDS", 0)
     keeping = Maintenance(
-        {KEY: spec()}, using="default", settings=conf.current(), wake=lambda: None
+        {KEY: spec()},
     )
 
     keeping.start()
@@ -337,7 +339,9 @@ def test_jobs_of_a_removed_spec_are_settled_and_shown():
     Job.objects.create(spec=KEY, source_pk="4")
     Job.objects.filter(spec=KEY).update(created_at="2020-01-01T00:00Z")
     # A worker that works on something else only.
-    maintenance = Maintenance({}, using="default", settings=conf.current(), wake=lambda: None)
+    maintenance = Maintenance(
+        {},
+    )
 
     maintenance.reconcile()
 
@@ -354,9 +358,11 @@ def test_jobs_of_a_removed_spec_are_settled_and_shown():
 def test_whether_laps_are_to_go_on_is_one_question_about_all_specs():
     """It is asked every second, and a project may have a hundred of them."""
     known = {one.key: one for one in specs.all()}
-    maintenance = Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
+    maintenance = Maintenance(
+        known,
+    )
     with CaptureQueriesContext(connection) as captured:
-        maintenance.continue_laps()
+        maintenance.upkeep.continue_laps()
 
     assert len(known) > 1
     assert len(captured) == 1

@@ -6,14 +6,14 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import conf, search, spaces, specs
-from pgembed_django.maintenance import Maintenance, renaming
+from pgembed_django import search, spaces, specs
+from pgembed_django.maintenance import renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
+from pgembed_django.pipeline import handler
 from pgembed_django.queue import jobs
-from pgembed_django.worker import preparing
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text
-from tests.db.conftest import claim
+from tests.db.conftest import Maintenance, claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -57,19 +57,21 @@ def test_a_worker_that_a_writer_keeps_from_following_opens_no_space(
     article, run_jobs, second_connection, monkeypatch
 ):
     """One with rows under the new name would keep the former one's from being adopted."""
-    monkeypatch.setattr(preparing, "FOLLOW_SECONDS", 0.2)
+    monkeypatch.setattr(handler, "FOLLOW_SECONDS", 0.2)
     former = Space.objects.get(spec=KEY)
     Article.objects.update(title="new")
     call_it(FORMER)
     second_connection.execute("UPDATE app_article SET title = 'newer' WHERE id = %s", [article.pk])
     known = {KEY: specs.get(KEY)}
 
-    preparing.prepare(known, using="default")
+    handler.EmbeddingHandler(known, using="default").prepare()
     second_connection.commit()
 
     assert not Space.objects.filter(spec=KEY).exists()
-    maintenance = Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
-    maintenance.build()
+    maintenance = Maintenance(
+        known,
+    )
+    maintenance.upkeep.build()
     assert list(Space.objects.filter(spec=KEY)) == [former]
     assert list(search(Article, "old")) == [article]
     run_jobs()

@@ -5,10 +5,11 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import rollups, specs, status
-from pgembed_django.maintenance import Maintenance
+from pgembed_django import specs, status
 from pgembed_django.models import Job, Rollup
+from pgembed_django.queue import rollups
 from tests.app.models import Article
+from tests.db.conftest import Maintenance
 
 pytestmark = pytest.mark.django_db
 
@@ -18,7 +19,7 @@ KEY = "app.ArticleEmbedding"
 def run(worker) -> None:
     while worker.step():
         pass
-    worker.holding.tally.flush(using="default")
+    worker.held.tally.flush(using="default")
 
 
 def minute() -> Rollup:
@@ -122,10 +123,8 @@ def test_old_sums_are_pruned_each_width_in_its_time(make_article, make_worker):
 
     Maintenance(
         {KEY: specs.get(KEY)},
-        using="default",
-        settings=make_worker().holding.settings,
-        wake=lambda: None,
-    ).prune_jobs()
+        settings=make_worker().held.settings,
+    ).prune()
 
     assert list(Rollup.objects.values_list("seconds", flat=True)) == [900]
 

@@ -13,7 +13,7 @@ from django.db.models.expressions import RawSQL
 from pgembed_django import Results, SearchQuerySet, search, similar_to, specs, status
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import answering, passages, queries, statistics
 from pgembed_django.specs import Spec
 from pgembed_django.testing import without_triggers
@@ -169,7 +169,7 @@ def test_each_row_is_found_once_with_its_best_passage(run_jobs):
 
 def test_a_row_that_is_not_embedded_yet_is_found_by_its_words(make_article, make_worker, provider):
     make_article(title="Old", contents="granite")
-    worker: Pipeline = make_worker()
+    worker: Work = make_worker()
     while worker.step():
         pass
     provider.is_down = True
@@ -352,7 +352,7 @@ def test_stale_rows_are_served_unless_the_spec_hides_them(make_article, run_jobs
 
 
 def test_a_new_row_is_found_by_its_words_where_stale_ones_are_hidden(make_worker, provider):
-    worker: Pipeline = make_worker()
+    worker: Work = make_worker()
     page = Page.objects.create(slug="p", body="")
     provider.is_down = True
     extra = PageExtra.objects.create(page=page, summary="trout")

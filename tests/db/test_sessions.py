@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
-from pgembed_django.worker.sessions import Sessions
+from pgembed_django.queue.sessions import Sessions
 from tests import postgres
 from tests.conftest import wait_until
 

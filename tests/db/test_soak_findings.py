@@ -15,7 +15,7 @@ from benchmarks.soak import leases, processes, repeats
 from benchmarks.soak.server import Delivery
 from pgembed_django import faults, specs, store
 from pgembed_django.models import Job, StagedVector
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.db.conftest import backend_pid, claim, expire_leases, make_due, reap
 from tests.played.provider import PlayedProvider
@@ -37,7 +37,7 @@ def embedded_texts(provider: type[PlayedProvider]) -> Counter[str]:
     return Counter(text for text in provider.embedded if text in CHUNKS)
 
 
-def until_nothing_moves(worker: Pipeline) -> None:
+def until_nothing_moves(worker: Work) -> None:
     while worker.step():
         pass
 
@@ -74,10 +74,10 @@ def test_text_that_is_stored_early_leaves_staged_vectors_for_the_completion(
     comment = make_comment("\n\n".join(CHUNKS))
     worker = make_worker(concurrency=1)
     worker.step()
-    [unit] = worker.holding.units.values()
+    [unit] = worker.handler.units.by_id.values()
     worker.step()
     assert StagedVector.objects.exists()
-    worker.staging.store_text([unit])
+    worker.handler.staging.store_text([unit])
     until_nothing_moves(worker)
 
     assert embedded_texts(provider) == Counter(CHUNKS)

@@ -11,18 +11,18 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs, status, store
 from pgembed_django.database import locks
-from pgembed_django.maintenance import Maintenance, laps, reconcile
+from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
-from pgembed_django.pipeline import Pipeline
+from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import answering, queries, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.testing import assert_fresh
-from pgembed_django.worker.presence import paused
 from tests.app.models import Article, ArticleEmbedding
-from tests.db.conftest import Writer, backend_pid, make_due
+from tests.db.conftest import Maintenance, Writer, backend_pid, make_due
 
 KEY = "app.ArticleEmbedding"
 BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
@@ -56,9 +56,7 @@ def maintain(spec: specs.Spec):
     def once(**settings: object) -> Maintenance:
         return Maintenance(
             {KEY: spec},
-            using="default",
             settings=dataclasses.replace(conf.current(), **settings),
-            wake=lambda: None,
         )
 
     return once
@@ -69,10 +67,10 @@ def fill(maintain, run_jobs):
     """Find what a building space lacks, embed it, and switch where it is full."""
 
     def fill() -> Maintenance:
-        maintain().reconcile()
+        maintain().upkeep.reconcile()
         run_jobs()
         watching = maintain()
-        watching.build()
+        watching.upkeep.build()
         return watching
 
     return fill
@@ -112,14 +110,14 @@ def test_a_new_model_is_filled_behind_the_active_one_and_then_switched_to(
     with provider(model="another", dimensions=32):
         spaces.ensure(spec, using="default")
         assert spaces.active(spec, using="default") == old
-        maintain().build()
+        maintain().upkeep.build()
         assert states() == [("bag-of-words", "active"), ("another", "building")]
 
-        maintain().reconcile()
+        maintain().upkeep.reconcile()
         run_jobs()
         [found] = search(Article, article.title)  # still with the old model
         assert found == article
-        maintain().build()
+        maintain().upkeep.build()
 
         assert states() == [("bag-of-words", "retired"), ("another", "active")]
         [found] = search(Article, article.title)
@@ -144,7 +142,7 @@ def test_a_retired_declaration_does_not_reopen_its_space(spec, make_article, run
     spaces.ensure(spec, using="default")
     with provider(model="another"):
         spaces.ensure(spec, using="default")
-        maintain().build()
+        maintain().upkeep.build()
 
     spaces.ensure(spec, using="default")  # an old worker, with the old settings
 
@@ -176,7 +174,7 @@ def test_a_reopened_space_is_topped_up_before_it_is_searched(
         run_jobs()
 
         assert spaces.reopen(old, using="default")
-        maintain().build()
+        maintain().upkeep.build()
         assert Space.objects.get(pk=old.pk).state == "building"  # its text is an old one
 
         fill()
@@ -212,7 +210,7 @@ def test_one_failed_unit_is_not_said_to_hold_up_a_switch(make_article, run_jobs,
     run_jobs()
     with picky_provider(max_characters=60):
         spaces.ensure(spec, using="default")
-        maintain().reconcile()
+        maintain().upkeep.reconcile()
         run_jobs()
 
         [seen] = status.overview(using="default", specs=[spec]).specs
@@ -274,19 +272,19 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
     old = spaces.active(spec, using="default")
     with provider(model="another"):
         spaces.ensure(spec, using="default")
-        maintain().reconcile()
+        maintain().upkeep.reconcile()
         run_jobs()
         with override_settings(PGEMBED_INDEX_ROWS=1):
             indexes.build(spec, old, using="default")
-        maintain().build()
+        maintain().upkeep.build()
         StagedVector.objects.bulk_create(
             StagedVector(spec=spec.key, source_pk="1", space=one, chunk_digest=b"", embedding=[1])
             for one in [*spaces.live(spec, using="default"), old]
         )
 
-        maintain(retired_seconds=3600).prune_spaces()
+        maintain(retired_seconds=3600).upkeep.prune_spaces()
         assert ArticleEmbedding.objects.filter(space=old).exists()
-        maintain(retired_seconds=0).prune_spaces()
+        maintain(retired_seconds=0).upkeep.prune_spaces()
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
     assert StagedVector.objects.get().space == spaces.active(spec, using="default")
@@ -298,7 +296,7 @@ def test_a_retired_space_is_pruned_after_its_grace_time(spec, make_article, run_
 @pytest.mark.django_db(transaction=True)
 def test_a_pruned_space_is_begun_anew_when_a_person_asks(spec, retired, maintain, caplog, fill):
     old = retired
-    maintain(retired_seconds=0).prune_spaces()
+    maintain(retired_seconds=0).upkeep.prune_spaces()
     assert states() == [("bag-of-words", "retired"), ("another", "active")]
 
     spaces.ensure(spec, using="default")
@@ -339,7 +337,7 @@ def test_a_space_that_another_worker_has_just_opened_is_not_told_as_retired(spec
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_pruned_space_is_begun_anew_once(retired, maintain, fill, is_full):
-    maintain(retired_seconds=0).prune_spaces()
+    maintain(retired_seconds=0).upkeep.prune_spaces()
     begun = spaces.reopen(retired, using="default")
     if is_full:
         fill()
@@ -410,7 +408,7 @@ def test_indexes_are_built_for_every_width(spec, make_article, run_jobs, maintai
     with provider(dimensions=dimensions):
         make_article()
         run_jobs()
-        maintain().build()
+        maintain().upkeep.build()
         space = spaces.active(spec, using="default")
 
         assert indexes.is_complete(spec, space, using="default")
@@ -423,7 +421,7 @@ def test_indexes_are_built_for_every_width(spec, make_article, run_jobs, maintai
 def test_an_index_that_a_crash_left_invalid_is_built_anew(spec, make_article, run_jobs, maintain):
     make_article()
     run_jobs()
-    maintain().build()
+    maintain().upkeep.build()
     space = spaces.active(spec, using="default")
     with connection.cursor() as cursor:
         cursor.execute(
@@ -489,7 +487,7 @@ def test_an_index_of_another_type_takes_the_place_of_the_one_before(
 ):
     article = make_article()
     run_jobs()
-    maintain().build()
+    maintain().upkeep.build()
     space = spaces.active(spec, using="default")
     before = indexes.vector_name(space)
 
@@ -498,7 +496,7 @@ def test_an_index_of_another_type_takes_the_place_of_the_one_before(
         survey = surveying.survey(targets.of(Article, name=None), "text")
         assert survey.vector_index.kind.name == "vector"  # until the other is built
 
-        maintain().build()
+        maintain().upkeep.build()
 
         assert indexes.vector_name(space) != before
         assert vector_indexes(space) == [indexes.vector_name(space)]
@@ -676,7 +674,7 @@ def test_a_job_planned_for_a_space_that_a_flush_has_deleted_waits_for_the_next_o
     assert Job.objects.get().attempts == 0
     spaces.ensure(spec, using="default")
     make_due()
-    worker.live.outdate()
+    worker.handler.live.outdate()
     while worker.step():
         pass
     [space] = spaces.live(spec, using="default")
@@ -694,7 +692,7 @@ def test_a_worker_soon_embeds_what_is_written_after_a_flush(
     call_command("flush", interactive=False, verbosity=0)
     article = make_article(title="Database")
 
-    maintain().build()
+    maintain().upkeep.build()
     clock.now += READ_SECONDS
     while worker.step():
         pass
@@ -706,16 +704,20 @@ def test_a_worker_soon_embeds_what_is_written_after_a_flush(
 def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
     spec, make_article, run_jobs, maintain
 ):
-    from pgembed_django.pipeline import Pipeline
+    from pgembed_django.queue.work import Work
 
     article = make_article(title="Before")
     run_jobs()
-    pipeline = Pipeline(
-        {KEY: spec}, using="default", worker_id=1, settings=conf.current(), inline=True
+    pipeline = Work(
+        EmbeddingHandler({KEY: spec}, using="default"),
+        using="default",
+        worker_id=1,
+        settings=conf.current(),
+        inline=True,
     )
     Article.objects.filter(pk=article.pk).update(title="After")
-    pipeline.claim()
-    pipeline.planning.step()  # with one space
+    pipeline.claiming.claim()
+    pipeline.handler.planning.step()  # with one space
     with provider(model="another"):
         spaces.ensure(spec, using="default")
         while pipeline.step(claim=False):
@@ -733,13 +735,13 @@ def test_a_changed_recipe_re_embeds_every_row_in_the_same_space(
 ):
     articles = [make_article() for _ in range(3)]
     run_jobs()
-    maintain().look_for_stale_rows()  # which notes the recipe
+    maintain().upkeep.look_for_stale_rows()  # which notes the recipe
     changed = dataclasses.replace(spec, fields=("contents", "title"))
     maintenance = Maintenance(
-        {KEY: changed}, using="default", settings=conf.current(), wake=lambda: None
+        {KEY: changed},
     )
 
-    assert maintenance.continue_laps() == len(articles)
+    assert maintenance.upkeep.continue_laps() == len(articles)
 
     assert Job.objects.filter(status="pending", kind="reconciler").count() == len(articles)
     assert Space.objects.filter(spec=KEY).count() == 1
@@ -753,7 +755,7 @@ def test_a_drain_embeds_the_rows_of_a_changed_recipe(spec, make_article, run_job
     assert maintain().once() == 0
     changed = dataclasses.replace(spec, fields=("contents", "title"))
     draining = Maintenance(
-        {KEY: changed}, using="default", settings=conf.current(), wake=lambda: None
+        {KEY: changed},
     )
 
     assert draining.once() == len(articles)
@@ -764,7 +766,7 @@ def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, r
     for _ in range(3):
         make_article()
     run_jobs()
-    maintain().look_for_stale_rows()
+    maintain().upkeep.look_for_stale_rows()
     changed = dataclasses.replace(spec, fields=("contents", "title"))
 
     assert laps.open_sweeps(spec, using="default") == []
@@ -803,18 +805,18 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
         spaces.ensure(spec, using="default")
         patient, hasty = maintain(), maintain(switch_early=True)
         for _ in range(3):
-            patient.build()
+            patient.upkeep.build()
         assert states()[-1] == ("another", "building")
 
         for _ in range(3):
-            hasty.build()
+            hasty.upkeep.build()
         assert states()[-1] == ("another", "active")
         assert spaces.active(spec, using="default").is_partial
         assert search(Article, "title").note == answering.PARTIAL
 
         hasty.reconcile()
         run_jobs()
-        hasty.build()
+        hasty.upkeep.build()
         assert not spaces.active(spec, using="default").is_partial
         assert search(Article, "title").note == ""
 
@@ -836,13 +838,13 @@ def lost(request, spec, make_article, run_jobs) -> Article:
     return article
 
 
-def waiting_worker(lost: Article, make_worker) -> Pipeline:
+def waiting_worker(lost: Article, make_worker) -> Work:
     """Return a worker that has given a changed row back: one of its providers is gone."""
     Article.objects.filter(pk=lost.pk).update(title="Another trout")
     worker = make_worker()
     while worker.step():
         pass
-    assert paused(worker)
+    assert worker.handler.hindrances(for_people=True).paused
     return worker
 
 
@@ -887,14 +889,14 @@ def test_what_needs_a_provider_that_is_gone_waits_like_in_an_outage(lost, make_w
         assert job.attempts == 0
         assert "has lost its provider" in job.last_error
         # The spaces of other specs have the same provider, and it can be built for them.
-        [(name, why)] = paused(worker).items()
+        [(name, why)] = worker.handler.hindrances(for_people=True).paused.items()
         space = Space.objects.get(spec=KEY, state="active")
         assert name == f"default (bag-of-words) of space {space.pk}"
         assert "has lost its provider" in why
         found = search(Article, "trout")
         assert (found.ranking, found.degraded, list(found)) == ("lexical", True, [lost])
 
-        maintain().build()  # the next space has it, and is full
+        maintain().upkeep.build()  # the next space has it, and is full
 
         assert states()[-1] == ("another", "active")
         found = search(Article, "trout")
@@ -919,7 +921,7 @@ def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maint
         spaces.ensure(spec, using="default")
         hasty = maintain(switch_early=True)
         for _ in range(3):
-            hasty.build()
+            hasty.upkeep.build()
 
     assert states()[-1] == ("another", "active")
 
@@ -930,10 +932,10 @@ def test_a_provider_that_is_gone_is_no_matter_once_another_space_is_searched(los
         worker = waiting_worker(lost, make_worker)
 
         spaces.activate(Space.objects.get(spec=KEY, state="building"), using="default")
-        worker.live.outdate()
+        worker.handler.live.outdate()
         worker.step()
 
-        assert paused(worker) == {}
+        assert worker.handler.hindrances(for_people=True).paused == {}
 
 
 @pytest.mark.django_db

@@ -19,23 +19,25 @@ import numpy as np
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import conf, spaces, specs, store
+from pgembed_django import spaces, specs, store
 from pgembed_django.exceptions import (
     InputRefused,
     ProviderError,
     ProviderLost,
     ProviderUnavailable,
 )
-from pgembed_django.maintenance import Maintenance, laps, reconcile
+from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.models import Job, Space, StagedVector
-from pgembed_django.pipeline import Pipeline, chunking
+from pgembed_django.pipeline import chunking
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.vectors import Vectors
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed
 from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
+from tests.db.conftest import Maintenance
 
 pytestmark = pytest.mark.django_db
 
@@ -85,7 +87,7 @@ class World:
         seed: int,
         settings: Any,
         clock: played.Clock,
-        make_worker: Callable[..., Pipeline],
+        make_worker: Callable[..., Work],
     ) -> None:
         self.random = random.Random(seed)
         self._settings = settings
@@ -100,11 +102,11 @@ class World:
         self._pruning: Iterator[None] = iter(())
         self._declare("one")
         self._ids = itertools.count(1)
-        self._workers: dict[int, Pipeline] = {}
+        self._workers: dict[int, Work] = {}
         self._start()
         self._start()
         self._maintenance = Maintenance(
-            {COMMENT: self.spec}, using="default", settings=conf.current(), wake=lambda: None
+            {COMMENT: self.spec},
         )
         self.actions: dict[Callable[[], object], int] = {
             self._create: 6,
@@ -113,8 +115,8 @@ class World:
             self._delete: 3,
             self._work: 25,
             self._let_time_pass: 5,
-            self._maintenance.reconcile: 2,
-            self._maintenance.build: 3,
+            self._maintenance.upkeep.reconcile: 2,
+            self._maintenance.upkeep.build: 3,
             self._change_model: 2,
             self._pull_again: 3,
             self._change_mind: 4,
@@ -150,7 +152,7 @@ class World:
             for worker in self._workers.values():
                 while worker.step():
                     pass
-            self._maintenance.build()
+            self._maintenance.upkeep.build()
         for space in Space.objects.filter(spec=COMMENT, state="retired", pruned_at=None):
             for _ in self._prune_slowly(space):
                 pass
@@ -168,10 +170,10 @@ class World:
 
     def _notice(self) -> None:
         """Let workers know what they would within a minute."""
-        self._maintenance.open_spaces()
+        self._maintenance.upkeep.open_spaces()
         for worker in self._workers.values():
-            worker.live.outdate()
-            worker.claim()
+            worker.handler.live.outdate()
+            worker.claiming.claim()
 
     def _text(self) -> str:
         words = self.random.choices(WORDS, k=self.random.randint(1, 5))

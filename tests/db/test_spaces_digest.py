@@ -9,16 +9,15 @@ import pytest
 from django.core.management import call_command
 from django.db.models.functions import Now
 
-from pgembed_django import conf, search, spaces, specs
+from pgembed_django import search, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.maintenance import Maintenance
 from pgembed_django.models import Job, Space
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.providers.deterministic import DeterministicProvider
+from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
 from pgembed_django.spaces import switching
-from pgembed_django.worker.presence import paused
 from tests.app.models import Note, NoteEmbedding
+from tests.db.conftest import Maintenance
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +51,7 @@ def declare(settings: Any) -> Iterator[Callable[..., None]]:
     Tagged.is_down = False
 
 
-def run(worker: Pipeline) -> None:
+def run(worker: Work) -> None:
     while worker.step():
         pass
 
@@ -239,7 +238,7 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     Pulled.told = "sha-two"
     _, new = spaces.ensure(specs.get(NOTE), using="default")  # as a worker does once a minute
     Note.objects.update(body="A salmon.")
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
 
     chunks = NoteEmbedding.objects.filter(source_id=note.pk)
@@ -249,20 +248,23 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     }
     assert "now has other weights" in Job.objects.get(status="pending").last_error
     old, _ = spaces.live(specs.get(NOTE), using="default")
-    assert "now has other weights" in paused(worker)[f"default of space {old.pk}"]
+    assert (
+        "now has other weights"
+        in worker.handler.hindrances(for_people=True).paused[f"default of space {old.pk}"]
+    )
     assert spaces.last_gap(specs.get(NOTE), new, using="default") is None
 
     Pulled.told = "sha-one"  # that was a mistake
     spaces.ensure(specs.get(NOTE), using="default")
     Job.objects.update(run_at=Now())
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
 
     assert set(chunks.values_list("space__model_digest", "passage")) == {
         ("sha-one", "A salmon."),
         ("sha-two", "A salmon."),
     }
-    assert paused(worker) == {}
+    assert worker.handler.hindrances(for_people=True).paused == {}
 
 
 def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(
@@ -282,7 +284,7 @@ def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(
     Pulled.told = "sha-one"
     spaces.ensure(specs.get(NOTE), using="default")
     Note.objects.update(body="A salmon.")
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
 
     [told] = [one for one in caplog.records if one.event == "pgembed.space_not_reopened"]
@@ -292,7 +294,7 @@ def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(
     call_command("embed_spaces", "prune", str(former.pk))
     call_command("embed_spaces", "rollback", str(former.pk))
     Job.objects.update(run_at=Now())
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
     switch()
     active = spaces.active(specs.get(NOTE), using="default")
@@ -320,8 +322,8 @@ def test_a_space_that_is_gone_back_to_gets_no_other_weights_vectors(settings, ma
     Pulled.told = "sha-two"
     assert spaces.reopen(former, using="default")
     Maintenance(
-        {NOTE: spec}, using="default", settings=conf.current(), wake=lambda: None
-    ).open_spaces()
+        {NOTE: spec},
+    ).upkeep.open_spaces()
     Note.objects.update(body="A salmon.")
     run(make_worker())
 

@@ -11,12 +11,13 @@ from django.db.models.functions import Now
 
 from pgembed_django import conf, database, spaces, specs
 from pgembed_django.database import locks
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, StagedVector
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from pgembed_django.spaces import switching
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, Note, NoteEmbedding
+from tests.db.conftest import Maintenance
 from tests.providers import Moody
 
 pytestmark = pytest.mark.django_db
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.django_db
 NOTE = "app.NoteEmbedding"
 
 
-def run(worker: Pipeline) -> None:
+def run(worker: Work) -> None:
     while worker.step():
         pass
 
@@ -32,7 +33,10 @@ def run(worker: Pipeline) -> None:
 def build() -> None:
     settings = conf.current()
     spec = specs.get(NOTE)
-    Maintenance({NOTE: spec}, using="default", settings=settings, wake=lambda: None).build()
+    Maintenance(
+        {NOTE: spec},
+        settings=settings,
+    ).upkeep.build()
 
 
 def texts(model: str) -> set[str]:
@@ -109,7 +113,7 @@ def test_the_next_space_is_filled_and_switched_to_while_the_active_model_is_down
     # And the job that has waited has nothing left to do.
     Moody.asked.clear()
     Job.objects.update(run_at=Now())
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
     assert (Moody.asked, Job.objects.filter(status="pending").count()) == ([], 0)
 
@@ -147,7 +151,7 @@ def test_it_is_embedded_once_where_a_migration_sets_the_spec_aside(swap, make_wo
     rename = "ALTER TABLE app_noteembedding RENAME {} TO {}"
     database.execute("default", rename.format("was_cut", "was_clipped"))
     run(worker)
-    assert list(worker.aside) == [specs.get(NOTE)]
+    assert list(worker.handler.aside) == [specs.get(NOTE)]
     database.execute("default", rename.format("was_clipped", "was_cut"))
 
     clock.now += 100
@@ -382,14 +386,14 @@ def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap,
     worker = make_worker(batch_size=1, concurrency=1)
     worker.step()
     worker.step()
-    assert worker.embedding.failing.parts  # waits for what the next model has in hand
+    assert worker.handler.embedding.failing.parts  # waits for what the next model has in hand
 
     Space.objects.filter(model="old").update(backend="shop.Removed")
-    worker.live.outdate()
+    worker.handler.live.outdate()
     run(worker)
 
     assert not Job.objects.filter(status="running").exists()
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
 
 
 def test_a_worker_that_stops_keeps_what_is_whole_in_one_space(swap, make_worker):
@@ -400,11 +404,11 @@ def test_a_worker_that_stops_keeps_what_is_whole_in_one_space(swap, make_worker)
     jobs.enqueue(NOTE, keys, kind=Job.Kind.RECONCILER, priority=0, using="default")
     worker.step()
     Note.objects.filter(pk=note.pk).update(body="salmon")
-    worker.claim()
+    worker.claiming.claim()
     while ("old", "salmon") not in Moody.asked:  # the other model is at work on a batch
-        worker.planning.step()
-        worker.embedding.send()
-    worker.embedding.collect()
+        worker.handler.planning.step()
+        worker.handler.embedding.send()
+    worker.handler.embedding.collect()
     assert ("new", "salmon") not in Moody.asked
 
     worker.release_unsent()

@@ -10,16 +10,16 @@ import pytest
 from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from pgembed_django import conf, rollups, spaces, specs, status
+from pgembed_django import spaces, specs, status
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, Worker
-from pgembed_django.queue import jobs
+from pgembed_django.queue import jobs, rollups
+from pgembed_django.queue.presence import Presence
 from pgembed_django.reembedding import reembed
 from pgembed_django.status import covering
-from pgembed_django.worker.presence import Presence
 from tests.app.models import Article, ArticleComment, Note
-from tests.db.conftest import Writer, backend_pid, claim
+from tests.db.conftest import Maintenance, Writer, backend_pid, claim
 from tests.db.test_plans import assert_bounded, nodes_of
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
@@ -280,7 +280,7 @@ def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
     worker = make_worker()
     for _ in range(3):
         worker.step()
-    Presence([KEY, "app.NoteEmbedding"], using="default").report(worker)
+    Presence([KEY, "app.NoteEmbedding"], using="default").report([worker])
 
     found = status.overview(using="default")
 
@@ -302,11 +302,11 @@ def test_a_process_with_older_settings_tells_of_the_model_that_is_down_and_no_ot
     settings.PGEMBED_PROVIDERS = {"default": {**declared, "MODEL": "newer"}}
     _, newer = spaces.ensure(spec, using="default")
     worker = make_worker()
-    pool = worker.embedding.pool(newer)
+    pool = worker.handler.embedding.pool(newer)
     down: Future[Any] = Future()
     down.set_exception(ProviderUnavailable("Pull it."))
     pool.ended(down)
-    Presence([KEY], using="default").report(worker)
+    Presence([KEY], using="default").report([worker])
 
     settings.PGEMBED_PROVIDERS = {"default": declared}
     found = status.overview(using="default")
@@ -407,7 +407,7 @@ def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_j
     make_article()
     worker = make_worker()
     worker.step()
-    Presence([KEY], using="default").report(worker)
+    Presence([KEY], using="default").report([worker])
 
     [provider] = status.overview(using="default").providers
     assert (provider.is_down, provider.out_of_reach_of, provider.reason) == (False, (), "")
@@ -422,7 +422,7 @@ def test_a_worker_whose_row_was_deleted_is_not_taken_for_dead_once_it_has_report
     presence.row.last_seen_at -= timedelta(days=1)
     Worker.objects.all().delete()
 
-    presence.report(make_worker())
+    presence.report([make_worker()])
 
     [worker] = status.overview(using="default").workers
     assert worker.is_live
@@ -941,7 +941,9 @@ def test_the_reaper_counts_what_it_failed(make_article, spec):
     claim()
     Job.objects.update(lease_expires_at="2026-01-01T00:00Z", crashes=2)
 
-    Maintenance({KEY: spec}, using="default", settings=conf.current(), wake=lambda: None).reap()
+    Maintenance(
+        {KEY: spec},
+    ).reap()
 
     now = status.overview(using="default").at
     assert sum(point.failed for point in status.series(using="default", now=now)) == 1

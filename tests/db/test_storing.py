@@ -13,8 +13,9 @@ from django.db import OperationalError, connection
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.models import Job
-from pgembed_django.pipeline import Pipeline
-from pgembed_django.pipeline import storing as module
+from pgembed_django.pipeline.handler import EmbeddingHandler
+from pgembed_django.queue import completing as module
+from pgembed_django.queue.work import Work
 from tests.app.models import ArticleEmbedding
 from tests.conftest import wait_until
 from tests.db.conftest import backend_pid
@@ -36,20 +37,21 @@ def woken() -> Woken:
 
 
 @pytest.fixture
-def worker(woken: Woken) -> Iterator[Pipeline]:
+def worker(woken: Woken) -> Iterator[Work]:
     """A worker with its threads, which moves when told."""
     known = {spec.key: spec for spec in specs.all()}
     for spec in known.values():
         spaces.ensure(spec, using="default")
     settings = dataclasses.replace(conf.current(), batch_size=1)  # so that one row is many
-    one = Pipeline(known, using="default", worker_id=1, settings=settings, wake=woken.set)
+    handler = EmbeddingHandler(known, using="default", settings=settings)
+    one = Work(handler, using="default", worker_id=1, settings=settings, wake=woken.set)
     yield one
     one.release()
     one.close()
 
 
 @pytest.fixture
-def storing(worker: Pipeline, woken: Woken, make_article: Callable[..., object]) -> Pipeline:
+def storing(worker: Work, woken: Woken, make_article: Callable[..., object]) -> Work:
     """The worker, at the moment when it stores its first row."""
     make_article()
     worker.step()
@@ -99,11 +101,11 @@ def test_what_was_completed_a_moment_ago_is_not_lost_to_the_heartbeat(storing, w
     assert not Job.objects.filter(status="running").exists()
 
     with caplog.at_level(logging.INFO, "pgembed_django"):
-        storing.holding.heartbeat()
+        storing.held.heartbeat()
     storing.step()
 
     assert storing.completed == 1
-    assert storing.holding.is_empty
+    assert storing.held.is_empty
     assert "pgembed.leases_lost" not in [record.event for record in caplog.records]
 
 
@@ -141,7 +143,7 @@ def test_the_loop_claims_on_while_a_row_is_stored(storing, make_article):
 
     storing.step()
 
-    assert str(second.pk) in {unit.claim.source_pk for unit in storing.holding.units.values()}
+    assert str(second.pk) in {unit.claim.source_pk for unit in storing.handler.units.by_id.values()}
 
 
 def test_what_a_writer_has_locked_is_stored_once_the_writer_has_ended(
@@ -156,7 +158,7 @@ def test_what_a_writer_has_locked_is_stored_once_the_writer_has_ended(
     woken.wait_once()
 
     assert not worker.step(claim=False)  # it is there to be tried again, but not at once
-    assert worker.holding.is_blocked
+    assert worker.held.is_blocked
     other.rollback()
     worker.step(claim=False)
     woken.wait_once()
@@ -167,7 +169,7 @@ def test_what_a_writer_has_locked_is_stored_once_the_writer_has_ended(
 
 
 @pytest.fixture
-def cut_off(storing: Pipeline, woken: Woken, make_article: Callable[..., object]) -> Pipeline:
+def cut_off(storing: Work, woken: Woken, make_article: Callable[..., object]) -> Work:
     """The worker, at the moment when its thread's connection breaks over the second row."""
     woken.wait_once()
     storing.step()
@@ -194,7 +196,7 @@ def test_rows_whose_connection_breaks_while_they_are_stored_are_stored_by_the_lo
 
 
 @pytest.fixture
-def one_session_too_few(storing: Pipeline, woken: Woken) -> Iterator[None]:
+def one_session_too_few(storing: Work, woken: Woken) -> Iterator[None]:
     """The storing thread's session is gone, and the role may not have another one."""
     woken.wait_once()
     storing.step()
@@ -217,7 +219,7 @@ def test_a_worker_that_may_have_no_further_session_stores_in_the_loops(
         make_article()
         while storing.completed < completed:
             storing.step()
-            if storing.embedding.is_asking or storing.storing.is_at_work:
+            if storing.handler.embedding.is_asking or storing.completing.is_at_work:
                 woken.wait_once()
 
     assert told(caplog) == 1

@@ -25,12 +25,11 @@ from django.urls import path
 
 from pgembed_django import sources, specs
 from pgembed_django.maintenance import reconcile
-from pgembed_django.maintenance.chores import Chore, Chores
 from pgembed_django.models import Job
-from pgembed_django.queue import jobs
+from pgembed_django.queue import configuring, jobs
+from pgembed_django.queue.chores import Chore, Chores
 from pgembed_django.queue.listener import Listener
-from pgembed_django.worker import Worker, configuring
-from pgembed_django.worker.presence import aside
+from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
 from tests.db.conftest import claim, reap, reconcile_deeply, until_waiting
@@ -274,7 +273,9 @@ class TestRowLevelSecurity:
 
         worker.step()
 
-        assert "row-level security" in aside(worker)["app.ArticleEmbedding"]
+        assert (
+            "row-level security" in worker.handler.hindrances().quarantined["app.ArticleEmbedding"]
+        )
         worker.release()
         assert embedded_text(article).startswith("old")
         assert pending() == 1
@@ -574,4 +575,4 @@ def test_a_datetime_is_the_same_text_whatever_time_zone_an_alias_has(alias, make
 
 def start_in_vain() -> None:
     with pytest.raises(ProgrammingError):
-        Worker({}, using="default", drain=True).run()
+        Worker([], using="default", drain=True).run()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pgembed_django.models import Job
-from pgembed_django.pipeline import Pipeline, claiming
+from pgembed_django.queue import claiming
+from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.conftest import embedded_text
 
@@ -21,7 +22,7 @@ def suspect(row: Any) -> None:
     assert Job.objects.filter(source_pk=str(row.pk), status="pending").update(crashes=1)
 
 
-def steps(worker: Pipeline, count: int = 10) -> None:
+def steps(worker: Work, count: int = 10) -> None:
     for _ in range(count):
         worker.step()
 
@@ -45,13 +46,13 @@ def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worke
     suspect(alone)
     worker = make_worker(concurrency=1)
     worker.step()
-    assert {unit.claim.crashes for unit in worker.holding.units.values()} == {1}
+    assert {unit.claim.crashes for unit in worker.handler.units.by_id.values()} == {1}
     ordinary = make_article()
 
     held = []
     while not ArticleCommentEmbedding.objects.filter(source=alone).exists():
         worker.step()
-        held.append(len(worker.holding.units))
+        held.append(len(worker.handler.units.by_id))
 
     assert len(held) > 3
     assert set(held[:-1]) == {1}
@@ -76,7 +77,7 @@ def test_others_are_claimed_while_a_row_that_is_held_is_being_deleted(
     assert embedded_text(ordinary)
     other.commit()
     steps(worker, 2)
-    assert worker.holding.is_empty
+    assert worker.held.is_empty
     assert not embedded_text(deleted)
 
 
@@ -112,12 +113,14 @@ def test_others_wait_no_longer_than_a_second_for_a_suspect_to_be_alone(
     worker.step()  # by turns with the others
     ordinary = make_article()
     worker.step()
-    assert len(worker.holding.units) == 1  # it waits for the long one to end
+    assert len(worker.handler.units.by_id) == 1  # it waits for the long one to end
 
     clock.now += 1.1
     worker.step()
 
-    assert {unit.claim.source_pk for unit in worker.holding.units.values()} >= {str(ordinary.pk)}
+    assert {unit.claim.source_pk for unit in worker.handler.units.by_id.values()} >= {
+        str(ordinary.pk)
+    }
     clock.now += 3.9
     steps(worker, 20)
     assert embedded_text(alone)

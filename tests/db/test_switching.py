@@ -8,15 +8,16 @@ from contextlib import suppress
 import pytest
 from django.db import Error, connections
 
-from pgembed_django import conf, database, spaces, specs
+from pgembed_django import database, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.maintenance import Maintenance, reconcile
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
+from tests.db.conftest import Maintenance
 from tests.db.test_spaces_parts import NOTE, build, run, texts
 from tests.providers import Moody
 
@@ -25,10 +26,12 @@ pytestmark = pytest.mark.django_db
 
 def maintain() -> Maintenance:
     known = {NOTE: specs.get(NOTE)}
-    return Maintenance(known, using="default", settings=conf.current(), wake=lambda: None)
+    return Maintenance(
+        known,
+    )
 
 
-def fill(make_worker) -> Pipeline:
+def fill(make_worker) -> Work:
     reconcile.reconcile_once(specs.get(NOTE), using="default")
     worker = make_worker()
     run(worker)
@@ -48,9 +51,9 @@ def mend(make_worker) -> None:
     """Do all that is done without the rolling comparison."""
     for _ in range(3):
         maintenance = maintain()  # which does not rest from its last look
-        maintenance.reconcile()
-        maintenance.continue_laps()
-        maintenance.build()
+        maintenance.upkeep.reconcile()
+        maintenance.upkeep.continue_laps()
+        maintenance.upkeep.build()
         run(make_worker())
 
 

@@ -19,11 +19,12 @@ from django.db.models.expressions import RawSQL
 
 from pgembed_django import faults, lengths, spaces, specs
 from pgembed_django.faults import Fault
-from pgembed_django.maintenance import chores as chores_module
 from pgembed_django.maintenance import reconcile
-from pgembed_django.maintenance.chores import Chore, Chores, attempt
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.pipeline import Pipeline, portion
+from pgembed_django.queue import chores as chores_module
+from pgembed_django.queue import portion
+from pgembed_django.queue.chores import Chore, Chores, attempt
+from pgembed_django.queue.work import Work
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
 from tests.conftest import wait_until
@@ -56,10 +57,10 @@ def notes() -> list[Note]:
 
 
 @pytest.fixture
-def work(make_worker: Callable[..., Pipeline]) -> Iterator[Callable[[Pipeline], None]]:
+def work(make_worker: Callable[..., Work]) -> Iterator[Callable[[Work], None]]:
     """Let a worker do all that it can, with a short time-out."""
 
-    def work(worker: Pipeline) -> None:
+    def work(worker: Work) -> None:
         run("SET statement_timeout = '200ms'")
         while until_not_canceled(worker.step):
             pass
@@ -105,29 +106,29 @@ def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, wor
 
 
 def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
-    make_worker: Callable[..., Pipeline], provider: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+    make_worker: Callable[..., Work], provider: Any, work: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """So many rows at once, not each of them."""
     provider.is_down = True
     for number in range(8):
         Note.objects.create(body=f"slow {number}")
     worker = make_worker()
-    worker.claim()
-    worker.planning.step()
+    worker.claiming.claim()
+    worker.handler.planning.step()
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
         run("SET statement_timeout = '100ms'")
         with pytest.raises(DatabaseError) as raised:
-            worker.staging.store_text(list(worker.holding.units.values()))
+            worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
         assert faults.of(raised.value) is Fault.TOO_SLOW
-        assert len(worker.holding.units) == 8  # none of them was tried alone
+        assert len(worker.handler.units.by_id) == 8  # none of them was tried alone
         for _ in range(3):  # of four, of two, of one
             with suppress(DatabaseError):
-                busy = worker.staging.store_text(list(worker.holding.units.values()))
+                busy = worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
     finally:
         run("DROP FUNCTION take_long() CASCADE")
 
-    assert len(worker.holding.units) == 7
+    assert len(worker.handler.units.by_id) == 7
     assert {spec.key for spec in busy} == {"app.NoteEmbedding"}
 
 
@@ -135,7 +136,7 @@ def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work)
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
-    worker.live.specs = {spec.key: slow}
+    worker.handler.worked_on = {spec.key: slow}
 
     work(worker)
 
@@ -150,7 +151,7 @@ def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, 
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     slowly_read = RawSQL(SLOWLY_READ.replace("= 'slow'", "LIKE 'slow%%'"), [], BooleanField())
-    worker.live.specs = {spec.key: dataclasses.replace(spec, when=Q(slowly_read))}
+    worker.handler.worked_on = {spec.key: dataclasses.replace(spec, when=Q(slowly_read))}
     run("SET statement_timeout = '200ms'")
     try:
         worker.step()
@@ -165,7 +166,7 @@ def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, 
 
 
 def test_many_rows_are_stored_in_several_transactions(
-    notes: Any, make_worker: Callable[..., Pipeline], work: Any, monkeypatch: pytest.MonkeyPatch
+    notes: Any, make_worker: Callable[..., Work], work: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Who deletes one of them waits for the end of its transaction."""
     monkeypatch.setattr(portion, "FIRST", 2)

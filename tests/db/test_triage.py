@@ -12,8 +12,8 @@ from django.db import IntegrityError, connection
 from pgembed_django import spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Worker
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.queue import jobs
+from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding, Page, Product
 from tests.conftest import embedded_text
@@ -394,12 +394,12 @@ def test_a_paused_provider_gets_no_text_but_full_text_search_does(
 
 
 def test_a_worker_that_runs_notices_a_pause_within_seconds(
-    make_worker: Callable[..., Pipeline], make_article: Callable[..., Article]
+    make_worker: Callable[..., Work], make_article: Callable[..., Article]
 ) -> None:
     worker = make_worker()
     worker.step()
     jobs.pause("spec", KEY, by="ada", using="default")
-    worker.live.outdate()  # the five seconds are over
+    worker.handler.live.outdate()  # the five seconds are over
     make_article()
 
     assert not worker.step()

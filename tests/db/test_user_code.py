@@ -21,9 +21,9 @@ from psycopg.rows import dict_row
 
 from pgembed_django import faults, sources, specs
 from pgembed_django.chunkers import Chunk, Chunker
-from pgembed_django.maintenance import chores
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
+from pgembed_django.queue import chores
 from pgembed_django.sources import asking
 from pgembed_django.user_code import SESSION, progress_of
 from tests.app.models import Note, Product, ProductEmbedding
@@ -259,7 +259,7 @@ def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatc
     assert thread.ident is not None
     call = progress_of(thread.ident).call
     assert call is not None
-    worker.holding.give_up(*call, "it never ends")
+    worker.held.give_up(*call, "it never ends")
     gate.set()
     thread.join(30)
 
@@ -283,7 +283,7 @@ def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_w
 
     planned = []
     while worker.step():
-        of_spec = [one for one in worker.holding.units.values() if one.spec.text]
+        of_spec = [one for one in worker.handler.units.by_id.values() if one.spec.text]
         planned.append(sum(unit.is_planned for unit in of_spec))
 
     assert planned[0] == 1
@@ -375,7 +375,7 @@ def test_a_base_manager_that_raises_sets_its_spec_aside(make_worker, monkeypatch
 
     found = Job.objects.values_list("source_pk", "status", "attempts").distinct()
     assert set(found) == {(str(product.pk), "pending", 0), (str(note.pk), "succeeded", 0)}
-    [told] = {*worker.aside.reasons.values()}
+    [told] = {*worker.handler.aside.reasons.values()}
     assert told == (
         "ManagerFailed: The base manager of Product raised RuntimeError: No tenant is active."
     )

@@ -10,9 +10,9 @@ from django.db import connection, connections, transaction
 
 from pgembed_django import search, similar_to
 from pgembed_django.models import Job
+from pgembed_django.queue.sessions import Sessions
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import run_jobs, without_triggers
-from pgembed_django.worker.sessions import Sessions
 from tests.app.models import Article, ArticleEmbedding, Page, PageExtra
 from tests.conftest import wait_until
 from tests.live.conftest import is_asleep

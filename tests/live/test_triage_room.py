@@ -16,7 +16,7 @@ from playwright.sync_api import Page, Route, expect, sync_playwright
 from playwright.sync_api._generated import Browser
 
 from pgembed_django.models import Job
-from pgembed_django.rollups import Tally
+from pgembed_django.queue.rollups import Tally
 from tests.app.models import Article
 from tests.conftest import wait_until
 from tests.db.test_status import make_failures

@@ -13,9 +13,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from pgembed_django import rollups
 from pgembed_django.metrics import exposition
 from pgembed_django.models import Job, Worker
+from pgembed_django.queue import rollups
 
 # Emptied afterwards, not rolled back: statistics are not, and other tests would meet them.
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]

@@ -25,7 +25,7 @@ from django.db import connections
 from django.test import override_settings
 
 from pgembed_django import conf, providers
-from pgembed_django.maintenance import chores
+from pgembed_django.queue import chores
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

@@ -10,7 +10,7 @@ import pytest
 
 from pgembed_django import conf
 from pgembed_django.queue.listener import Listener
-from pgembed_django.worker.rest import Rest
+from pgembed_django.queue.rest import Rest
 
 HOUR = 3600.0
 """A wait that nothing but its time-out ends."""

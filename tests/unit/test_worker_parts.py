@@ -16,12 +16,11 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.management.port import Address, address
-from pgembed_django.worker import configuring, limits, serving
-from pgembed_django.worker.limits import MIB, Limits, brought
-from pgembed_django.worker.liveness import Liveness, Watchdog
-from pgembed_django.worker.serving import Answer, Server
-from pgembed_django.worker.sessions import Sessions
-from pgembed_django.worker.signals import stopped_by_signals
+from pgembed_django.queue import configuring, serving, stopping
+from pgembed_django.queue.liveness import Liveness, Watchdog
+from pgembed_django.queue.serving import Answer, Server
+from pgembed_django.queue.sessions import Sessions
+from pgembed_django.queue.stopping import MIB, Limits, brought, stopped_by_signals
 from tests import played
 from tests.conftest import no_more_threads
 
@@ -131,7 +130,7 @@ def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path
 def use(monkeypatch, tmp_path):
     """Let the system tell that this process uses so many MiB."""
     path = tmp_path / "statm"
-    monkeypatch.setattr(limits, "STATM", path)
+    monkeypatch.setattr(stopping, "STATM", path)
     return lambda mib: path.write_text(f"0 {mib * MIB // resource.getpagesize()} 0")
 
 
@@ -163,11 +162,11 @@ def test_it_is_told_how_many_rows_were_brought_up_to_date(rows: int, told: str) 
 
 
 def test_the_memory_is_that_of_this_process(monkeypatch):
-    now = limits.memory_bytes()
+    now = stopping.memory_bytes()
     assert 10 * MIB < now < 10_000 * MIB
-    monkeypatch.setattr(limits, "STATM", Path("/nowhere"))
+    monkeypatch.setattr(stopping, "STATM", Path("/nowhere"))
     # Where only the peak is known.
-    assert limits.memory_bytes() >= now // 2
+    assert stopping.memory_bytes() >= now // 2
 
 
 @pytest.mark.parametrize(

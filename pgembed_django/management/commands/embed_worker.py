@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,9 +26,12 @@ from pgembed_django.management.command import EmbedCommand, seconds, whole
 from pgembed_django.management.port import Address, address, port
 from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
-from pgembed_django.worker import Worker, configuring
-from pgembed_django.worker.limits import Limits, brought
-from pgembed_django.worker.liveness import Stuck, Watchdog
+from pgembed_django.pipeline.handler import EmbeddingHandler
+from pgembed_django.queue import configuring
+from pgembed_django.queue.liveness import Stuck, Watchdog
+from pgembed_django.queue.stopping import Limits, brought
+from pgembed_django.queue.worker import Worker
+from pgembed_django.specs import Spec
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 
@@ -130,14 +134,15 @@ class Command(EmbedCommand):
                 "autocommit off. In a TestCase, pgembed_django.testing.run_jobs() does its work.",
                 returncode=CANNOT_START,
             )
+        chosen = self.chosen_specs(options["specs"], using=using)
         worker = Worker(
-            self.chosen_specs(options["specs"], using=using),
+            [EmbeddingHandler(chosen, using=using)],
             using=using,
             drain=options["drain"],
             limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
         )
         self._log(options["verbosity"])
-        self._look_at_tables(worker)
+        self._look_at_tables(chosen.values(), using=using)
         try:
             with ExitStack() as stack:
                 if options["autoreload"]:
@@ -205,11 +210,13 @@ class Command(EmbedCommand):
         text = "Nothing was waiting." if is_idle else f"{brought(stored)}."
         if worker.failed:
             text += f" {worker.failed:,} failed: manage.py embed_status says why."
-        if left and (worker.paused or worker.aside):
-            waited_for = ["a provider that is down"] * bool(worker.paused)
-            waited_for += ["their tables to be as declared"] * bool(worker.aside)
+        found = worker.hindrances
+        if left and (found.paused or found.quarantined):
+            waited_for = ["a provider that is down"] * bool(found.paused)
+            waited_for += ["their tables to be as declared"] * bool(found.quarantined)
             why = "; ".join(
-                f"{name}: {why}" for name, why in [*worker.paused.items(), *worker.aside.items()]
+                f"{name}: {why}"
+                for name, why in [*found.paused.items(), *found.quarantined.items()]
             )
             backing_off = pending.filter(attempts__gt=0, run_at__gt=Now()).count()
             if backing_off:
@@ -226,15 +233,15 @@ class Command(EmbedCommand):
         if verbosity > 0:
             self.stdout.write(self.style.SUCCESS(text))
 
-    def _look_at_tables(self, worker: Worker) -> None:
-        if database.rows(worker.using, "SELECT to_regtype('vector')") == [(None,)]:
+    def _look_at_tables(self, chosen: Iterable[Spec], *, using: str) -> None:
+        if database.rows(using, "SELECT to_regtype('vector')") == [(None,)]:
             raise CommandError(
-                f"The database {worker.using!r} has no extension vector. Have it created: "
+                f"The database {using!r} has no extension vector. Have it created: "
                 "CREATE EXTENSION vector. Where it is in a schema of its own, have that added to "
                 "the role's search_path.",
                 returncode=CANNOT_START,
             )
-        newer = self.refuse_missing_tables(worker.specs.values(), using=worker.using)
+        newer = self.refuse_missing_tables(chosen, using=using)
         for spec, migration in newer.items():
             # In the middle of a deploy: work on the other specs, as running workers do too.
             reason = (

@@ -13,7 +13,7 @@ from pgembed_django.queue.jobs.claims import (
     priority_of,
     recall,
 )
-from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, nudge
+from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, free, nudge
 from pgembed_django.queue.jobs.failing import fail, supersede_running
 from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold
 from pgembed_django.queue.jobs.pruning import (
@@ -67,6 +67,7 @@ __all__ = [
     "fail_unknown",
     "forget",
     "forget_dead_workers",
+    "free",
     "heartbeat",
     "hold",
     "next_due_seconds",

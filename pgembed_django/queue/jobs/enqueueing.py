@@ -19,6 +19,41 @@ NUDGE = """
 """
 
 
+FREE = """
+    SELECT source_pk
+    FROM unnest(%(source_pks)s::text[]) AS unit(source_pk)
+    WHERE NOT EXISTS (
+        SELECT
+        FROM pgembed_job AS job
+        WHERE job.spec = %(spec)s
+          AND job.source_pk = unit.source_pk
+          AND job.status = 'pending'
+    )
+      AND NOT EXISTS (
+        SELECT
+        FROM pgembed_job AS job
+        WHERE job.spec = %(spec)s
+          AND job.source_pk = unit.source_pk
+          AND job.status = 'running'
+    )
+      AND NOT EXISTS (
+        SELECT
+        FROM pgembed_job AS job
+        WHERE job.spec = %(spec)s
+          AND job.source_pk = unit.source_pk
+          AND job.status IN ('failed', 'dismissed')
+          AND job.settled_at IS NULL
+          AND job.run_at > statement_timestamp()
+    )
+"""
+
+
+def free(spec: str, source_pks: Sequence[str], *, using: str) -> list[str]:
+    """Return the units without an unfinished job, whose failure is not parked."""
+    found = database.rows(using, FREE, spec=spec, source_pks=list(source_pks))
+    return [source_pk for [source_pk] in found]
+
+
 def nudge(*, using: str) -> None:
     """Let workers look for jobs now rather than at their next poll."""
     database.rows(using, NUDGE, channel=CHANNEL)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pgembed_django import conf
-from pgembed_django.pipeline import Pipeline
 from pgembed_django.queue.listener import Listener
 
 FIRST_LOOK_SECONDS = 0.001
@@ -59,22 +58,23 @@ class Rest:
 
     def sleep(
         self,
-        pipeline: Pipeline,
         listener: Listener,
         *,
         step: Callable[[], bool],
+        due_seconds: Callable[[], float | None],
         timeout: float,
     ) -> bool:
         """Wait for new jobs, or for anything else to do, up to ``timeout`` seconds.
 
-        Returns whether a ``step`` on watch already did something.
+        ``due_seconds`` tells in how many seconds the next job is due. Returns whether a ``step`` on
+        watch already did something.
         """
         moved = False
         if self._look_seconds <= LAST_LOOK_SECONDS:
             self.wait(listener, min(timeout, self._look_seconds))
             self._look_seconds *= 2
         elif not listener.is_up:
-            self.wait(listener, min(timeout, self._due_seconds(pipeline)))
+            self.wait(listener, min(timeout, self._until_due(due_seconds)))
         elif not listener.watch():
             # A writer that saw us awake, and therefore did not notify, has yet to commit.
             self.wait(listener, min(timeout, self.busy_look()))
@@ -86,7 +86,7 @@ class Rest:
                 if listener.is_standby:
                     # Once the worker on watch wakes or is gone, nothing notifies this one.
                     timeout = min(timeout, STANDBY_SECONDS)
-                self.wait(listener, min(timeout, self._due_seconds(pipeline)))
+                self.wait(listener, min(timeout, self._until_due(due_seconds)))
                 # Claim and send what the nudge was for before the watch ends.
                 moved = step()
             listener.unwatch()
@@ -111,8 +111,8 @@ class Rest:
         self._receiver.close()
         self._sender.close()
 
-    def _due_seconds(self, pipeline: Pipeline) -> float:
-        due = pipeline.claiming.next_due_seconds()
+    def _until_due(self, due_seconds: Callable[[], float | None]) -> float:
+        due = due_seconds()
         if due is None:
             return self._settings.poll_seconds or float("inf")
         return due if due > 0 else self.busy_look()

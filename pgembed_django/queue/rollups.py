@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pgembed_django import database
-from pgembed_django.models import Ending, Rollup
+from pgembed_django.models.job import Ending
+from pgembed_django.models.rollup import Rollup
 
 FLUSH_SECONDS = 5.0
 """How often a worker adds its counts to the table."""

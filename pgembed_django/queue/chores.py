@@ -14,7 +14,6 @@ from pgembed_django import events, faults
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.faults import Fault
 from pgembed_django.once import Told
-from pgembed_django.specs import Spec
 from pgembed_django.threads import OurThread
 
 STOP_SECONDS = 30.0
@@ -56,13 +55,13 @@ def attempt(once: Callable[[], int]) -> int:
 
 
 @contextmanager
-def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
+def apart(spec: str, *, chore: str, using: str) -> Iterator[None]:
     """Keep a chore's error in one spec from stopping the other specs. Log it once.
 
     During a deploy a spec's tables may differ from the code: a migration ran before this process
     was restarted, or has yet to run.
     """
-    what = chore, spec.key, using
+    what = chore, spec, using
     try:
         yield
         _told.clear(what)
@@ -73,7 +72,7 @@ def apart(spec: Spec, *, chore: str, using: str) -> Iterator[None]:
         if not _told.is_new(what, reason):
             return
         if fault is Fault.SCHEMA:
-            events.tell(events.CHORE_REFUSED, chore=chore, spec=spec.key, error=reason)
+            events.tell(events.CHORE_REFUSED, chore=chore, spec=spec, error=reason)
         else:
             events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
 
@@ -82,10 +81,16 @@ class Chores:
     """A thread that runs chores until it is stopped. Calls ``wake`` when jobs became ready."""
 
     def __init__(
-        self, name: str, chores: Sequence[Chore], *, using: str, wake: Callable[[], None]
+        self,
+        name: str,
+        chores: Sequence[Chore],
+        *,
+        using: str,
+        wake: Callable[[], None],
+        stopping: threading.Event | None = None,
     ) -> None:
         self.using = using
-        self.stopping = threading.Event()
+        self.stopping = stopping or threading.Event()
         self._chores = [chore for chore in chores if chore.seconds]
         self._wake = wake
         self._at = ""

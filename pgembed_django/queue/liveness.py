@@ -16,9 +16,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from pgembed_django import events
+from pgembed_django.queue.rest import Rest
+from pgembed_django.queue.sessions import Sessions
 from pgembed_django.user_code import Call, progress_of
-from pgembed_django.worker.rest import Rest
-from pgembed_django.worker.sessions import Sessions
 
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
 LISTENER = "pgembed_django.queue.listener"  # its waits have a time-out

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 if TYPE_CHECKING:
-    from pgembed_django.worker.worker import Worker
+    from pgembed_django.queue.worker import Worker
 
 
 class Readiness:
@@ -59,8 +59,8 @@ class Readiness:
 
     def _unapplied(self) -> list[str]:
         labels = {"pgembed"}
-        for spec in self._worker.specs.values():
-            labels |= {spec.model._meta.app_label, spec.embedding_model._meta.app_label}
+        for handler in self._worker.handlers:
+            labels.update(handler.app_labels)
         connection = connections[self._worker.using]
         try:
             executor = MigrationExecutor(connection)

@@ -1,0 +1,344 @@
+"""The handler of embeddings: from a claimed job to stored vectors.
+
+``advance``, ``collect`` and ``writing`` are the walk of one saved row. Its text is read and cut
+into chunks, and the new ones are sent in batches with other rows'. Later rounds collect the
+answers. What is whole is written in the transaction that completes its job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from django.db import DatabaseError
+
+from pgembed_django import conf, events, faults, spaces, specs, store, triggers
+from pgembed_django.faults import Fault
+from pgembed_django.maintenance import numbering, recognizing, renaming
+from pgembed_django.maintenance.upkeep import Upkeep
+from pgembed_django.pipeline import writing
+from pgembed_django.pipeline.aside import Aside
+from pgembed_django.pipeline.early_text import EarlyText
+from pgembed_django.pipeline.embedding import Embedding
+from pgembed_django.pipeline.holding import Units
+from pgembed_django.pipeline.live import Live
+from pgembed_django.pipeline.planning import Planning
+from pgembed_django.pipeline.staging import Staging
+from pgembed_django.pipeline.units import Stored, Unit
+from pgembed_django.pool import Pool
+from pgembed_django.providers.lost import LostProvider
+from pgembed_django.queue.chores import Chore
+from pgembed_django.queue.completing import Completion
+from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
+from pgembed_django.queue.in_flight import HeldJob
+from pgembed_django.queue.jobs import Claim
+from pgembed_django.specs import Spec
+
+CLAIM_AHEAD_SECONDS = 0.4
+"""How much work to claim ahead: enough for the provider, leaving the rest to other workers.
+
+Less than ``early_text.MAX_LATE_SECONDS``, or claimed units would have to be written twice.
+"""
+
+ROUNDS_BEHIND = 3
+"""How many rounds of batches may wait: the loop goes on claiming while a round is stored."""
+
+FOLLOW_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+"""How long, and how often, to try a renaming that another process or a lock puts off."""
+
+
+class EmbeddingHandler(Handler):
+    """Embeds the chunks of units in batches across units, and stores what came back."""
+
+    def __init__(
+        self, worked_on: Mapping[str, Spec], *, using: str, settings: conf.Settings | None = None
+    ) -> None:
+        self.worked_on = worked_on
+        self.using = using
+        self.specs = {key: spec.priority for key, spec in worked_on.items()}
+        self.live = Live(worked_on, using=using)
+        self.upkeep = Upkeep(worked_on, using=using, settings=settings or conf.current())
+
+    def prepare(self) -> None:
+        """Advance sequences, follow renamings, open spaces, and log drifted triggers."""
+        using = self.using
+        numbering.catch_up(using=using)
+        # Before spaces are opened: one for the new name would take the place of the former one's.
+        until = time.monotonic() + FOLLOW_SECONDS
+        while not renaming.follow(using=using) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        for spec in self.worked_on.values():
+            spaces.ensure(spec, using=using)
+            recognizing.recognize(spec, using=using, only_exchanged=True)
+        for key, states in triggers.amiss(self.worked_on, using=using).items():
+            events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states), database=using)
+
+    def warm_up(self) -> None:
+        """Load the models of live spaces."""
+        spaces.warm_up(self.worked_on.values(), using=self.using)
+
+    def begin(self, setting: Setting) -> None:
+        """Make the rooms that units walk through."""
+        super().begin(setting)
+        using, clock = setting.using, setting.clock
+        self.settings = setting.settings
+        self._clock = clock
+        self.live = Live(self.worked_on, using=using, clock=clock)
+        self.units = Units(setting.held, using=using, settings=setting.settings)
+        self.embedding = Embedding(
+            holding=self.units, wake=setting.wake, inline=setting.inline, clock=clock
+        )
+        self.aside = Aside(holding=self.units)
+        self.staging = Staging(holding=self.units, aside=self.aside, clock=clock)
+        self.early_text = EarlyText(holding=self.units, staging=self.staging, clock=clock)
+        self.planning = Planning(
+            holding=self.units, aside=self.aside, live=self.live, embedding=self.embedding
+        )
+        self._answered = False
+        self._measured_at = clock()
+        self._measured_from = 0
+        self._units_per_second = 0.0
+
+    # Which jobs it wants
+
+    @property
+    def room(self) -> int:
+        """How many units to claim now. Zero until the last ones are planned.
+
+        ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests if that is more.
+        """
+        settings = self.settings
+        round_of_batches = settings.batch_size * settings.concurrency
+        is_full = self.embedding.queued >= round_of_batches
+        is_behind = self.held.waiting >= ROUNDS_BEHIND * round_of_batches
+        if is_full or self.planning.has_more or is_behind:
+            return 0
+        if any(pool.is_down and not pool.is_lost for pool in self.embedding.pools):
+            return settings.batch_size  # enough for the first one after an outage
+        ahead = int(self._units_per_second * CLAIM_AHEAD_SECONDS)
+        return min(settings.claim_limit, max(2 * round_of_batches, ahead))
+
+    def refresh(self) -> None:
+        """Read the live spaces again after a while, and find quotas that are used up."""
+        self._measure()
+        if self.live.read_if_old():
+            self.embedding.follow(self.live)
+            self.planning.look_again()
+        self.embedding.look_at_quotas()
+
+    def ready(self) -> Ready:
+        """Return the specs with a provider that can be asked now.
+
+        Of the others, the text of new rows can be stored for full-text search. Specs that a person
+        has paused, or that were set aside, are in neither.
+        """
+        up: list[str] = []
+        down: list[str] = []
+        for key, spec in self.worked_on.items():
+            if key in self.live.paused.specs or spec in self.aside:
+                continue
+            pools = [self.embedding.pool(space) for space in self.live.of(spec)]
+            is_down = bool(pools) and all(pool.is_waiting for pool in pools)
+            (down if is_down else up).append(key)
+        return Ready(up, down)
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """Take in claimed units. They are read in ``advance``."""
+        now = self._clock()
+        units = [Unit(claim, self.worked_on[claim.spec], now) for claim in claims]
+        self.units.add(units)
+        self.planning.add(units)
+
+    # One round of the loop
+
+    def collect(self) -> bool:
+        """Hand answers to their units, and send the next batches."""
+        self._answered = self.embedding.collect()
+        if self._answered:
+            self.embedding.send()  # the provider goes on while the database is written to
+        return self._answered
+
+    def save_progress(self) -> None:
+        """Stage what batches brought for units that wait for more of them."""
+        self.staging.stage()
+
+    def advance(self, *, may_begin: bool) -> bool:
+        """Plan and send. Store the text of late units, and give stranded ones back."""
+        moved = may_begin and self.planning.step()
+        moved |= self.embedding.send()
+        # This round may have taken a while: do not blame the provider for it.
+        if self._answered or self.embedding.is_answered:
+            self.early_text.answered()
+        self.early_text.step()
+        stranded = self.embedding.stranded()
+        if stranded:
+            self.staging.store_text({one.unit for one in stranded})
+            for one in stranded:
+                self.embedding.failing.give_up(one)
+        return moved
+
+    # How finished jobs end
+
+    def writing(self, finished: Sequence[HeldJob]) -> Write:
+        """Begin to store the chunks and vectors of whole units: see ``pipeline.writing``."""
+        write = writing.begin([job.result for job in finished], using=self.using)
+        return lambda ours: {
+            unit.claim.id: unit.chunks for unit in write([job.result for job in ours])
+        }
+
+    def can_write(self, spec: str) -> bool:
+        """Return whether the spec's tables are as declared."""
+        return store.is_fit(self.worked_on[spec], using=self.using)
+
+    def completed(self, done: Completion) -> None:
+        """Count and log stored units."""
+        stored = Stored([job.result for job in done.completed], done.waited)
+        embedded = reused = 0
+        for unit in stored.units:
+            unit.is_stored = True
+            asked, had = unit.embedded, unit.reused
+            embedded += asked
+            reused += had
+            self.held.tally.completed(
+                unit.spec.key,
+                embedded=asked,
+                reused=had,
+                waited=done.waited.get(unit.claim.id),
+            )
+        events.tell(
+            events.JOBS_COMPLETED,
+            about=stored,
+            count=len(stored.units),
+            embedded=embedded,
+            reused=reused,
+            milliseconds=done.seconds * 1000,
+        )
+
+    def given_back(self, jobs: Sequence[HeldJob]) -> None:
+        """Read the live spaces again: one was opened after these units were planned."""
+        for job in jobs:
+            job.result.is_stored = True
+        self.live.outdate()
+
+    def refused(self, job: HeldJob, error: DatabaseError) -> None:
+        """Set the spec aside if its tables are not as declared, or else blame the unit."""
+        unit: Unit = job.result
+        said = f"{type(error).__name__}: {faults.said(error)}"
+        is_of_the_table = faults.of(error) in {Fault.SCHEMA, Fault.PASSING}
+        if is_of_the_table and (unit.spec in self.aside or not self.can_write(unit.spec.key)):
+            self.aside.put(unit.spec, error)
+            self.aside.release([unit])
+        elif faults.is_nobodys(error):
+            self.units.put_off(unit, said)
+        else:
+            self.units.retry(unit, said)
+
+    # What is lost or given back
+
+    def drop(self, job_ids: Iterable[int]) -> None:
+        """Forget units that have ended, or are another worker's now."""
+        self.units.drop(job_ids)
+
+    def leave(self, job_ids: Iterable[int]) -> None:
+        """Keep the whole parts of units that are about to be given back."""
+        for job_id in job_ids:
+            if unit := self.units.by_id.get(job_id):
+                self.embedding.failing.keep_whole(unit)
+
+    def awaited(self) -> Collection[int]:
+        """Return the ids of units that are with a provider now."""
+        return {unit.claim.id for unit in self.embedding.in_flight}
+
+    # When it next wants to be called
+
+    @property
+    def wait_seconds(self) -> float:
+        """The seconds until a provider may be asked again, or a text is late."""
+        waits = [pool.paused_seconds for pool in self.embedding.pools if pool.paused_seconds]
+        text_due = self.early_text.due_seconds()
+        if text_due is not None:
+            waits.append(text_due)
+        return min(waits, default=float("inf"))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request is in flight."""
+        return self.embedding.is_asking
+
+    @property
+    def has_unbegun(self) -> bool:
+        """Whether some claimed units are not read yet."""
+        return self.planning.has_more
+
+    # Around the loop
+
+    @property
+    def known(self) -> Collection[str]:
+        """The keys of all specs, also those that this worker leaves to others."""
+        return [spec.key for spec in specs.all()]
+
+    @property
+    def app_labels(self) -> Collection[str]:
+        """The apps of the models, and of their tables of vectors."""
+        return {
+            model._meta.app_label
+            for spec in self.worked_on.values()
+            for model in (spec.model, spec.embedding_model)
+        }
+
+    def chores(self, is_stopping: Callable[[], bool]) -> tuple[Sequence[Chore], Sequence[Chore]]:
+        """Return what looks for gaps, and what tends the spaces."""
+        return self.upkeep.chores(is_stopping)
+
+    def chores_of_drain(self) -> Sequence[Callable[[], int]]:
+        """Look for gaps, and build, switch and prune spaces."""
+        return [*self.upkeep.chores_of_drain(), self._outdate]
+
+    def hindrances(self, *, for_people: bool = False) -> Hindrances:
+        """Return the providers that are down or paused by a person, and the specs set aside."""
+        name = conf.current().provider_name if for_people else conf.provider_key
+        pools = list(self._named(name))
+        down = {named: pool.reason for named, pool in pools if pool.is_down}
+        by_hand = {
+            named: f"Paused by {pool.paused_by}"
+            for named, pool in pools
+            if pool.paused_by is not None
+        }
+        return Hindrances(
+            by_hand | down,
+            {named: pool.paused_seconds for named, pool in pools if pool.is_down},
+            {spec.key: why for spec, why in list(self.aside.reasons.items())},
+        )
+
+    def close(self) -> None:
+        """Let the providers' threads end."""
+        self.embedding.close()
+
+    def _named(self, name: Callable[[str, str, int], str]) -> Iterator[tuple[str, Pool]]:
+        """Yield the pools with their providers' names.
+
+        That of a lost one also names its space, if the same provider still serves another space.
+        """
+        pools = [
+            (name(pool.provider.alias, pool.provider.model, pool.provider.dimensions), pool)
+            for pool in self.embedding.pools
+        ]
+        serving = {named for named, pool in pools if not pool.is_lost}
+        for named, pool in pools:
+            if isinstance(pool.provider, LostProvider) and named in serving:
+                yield conf.lost_name(named, pool.provider.space_id), pool
+            else:
+                yield named, pool
+
+    def _measure(self) -> None:
+        """Measure how fast units are completed, to know how far to claim ahead."""
+        elapsed = self._clock() - self._measured_at
+        if elapsed >= 1.0:
+            self._units_per_second = (self.held.completed - self._measured_from) / elapsed
+            self._measured_at, self._measured_from = self._clock(), self.held.completed
+
+    def _outdate(self) -> int:
+        """Read the live spaces again: what a retired one's provider lacks is of no interest."""
+        self.live.outdate()
+        return 0

@@ -1,0 +1,220 @@
+"""What a worker gives the jobs of some specs to: the part that knows what they are for.
+
+The queue claims jobs, keeps their leases, and ends them. A handler does the work in between, and
+reports each job's result to ``held``: ``finish``, ``retry``, ``fail`` or ``release``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from django.db import DatabaseError
+
+from pgembed_django import conf, faults
+
+if TYPE_CHECKING:
+    from pgembed_django.queue.chores import Chore
+    from pgembed_django.queue.completing import Completion
+    from pgembed_django.queue.in_flight import HeldJob, InFlight
+    from pgembed_django.queue.jobs import Claim
+
+Write = Callable[[Sequence["HeldJob"]], Mapping[int, int]]
+"""Writes the results of jobs, in the transaction that completes them. See ``Handler.writing``."""
+
+
+class Ready(NamedTuple):
+    """The specs whose jobs a handler can take now."""
+
+    specs: Sequence[str]
+    unstarted: Sequence[str] = ()
+    """Specs of which it takes jobs that were never started, if there are no others."""
+
+
+class Gaps(NamedTuple):
+    """Units of one spec that lack their result."""
+
+    spec: str
+    units: Sequence[str]
+    next_page: str = ""
+    """What to ask for next. Empty: this was the last page."""
+
+
+@dataclass(slots=True)
+class Hindrances:
+    """What keeps a handler from some of its jobs, for people. Shown in the worker's row."""
+
+    paused: dict[str, str] = field(default_factory=dict)
+    """Why a server that it needs cannot be asked, by name."""
+    paused_seconds: dict[str, float] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Why the jobs of a spec are left alone, by the spec's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a worker hands its handlers when it begins."""
+
+    held: InFlight
+    using: str
+    settings: conf.Settings
+    wake: Callable[[], None]
+    """Ends the loop's wait. Any thread may call it."""
+    inline: bool
+    """Whether everything is to happen in the caller's thread, on its one connection."""
+    clock: Callable[[], float]
+
+
+class Handler:
+    """Handles the jobs of some specs. A subclass needs ``specs``, ``room`` and ``take``.
+
+    All methods are called by the loop's thread, but ``writing``, what it returns, and
+    ``can_write`` may also be called by the thread that completes jobs, which must not touch what
+    belongs to the loop.
+    """
+
+    specs: Mapping[str, int]
+    """The names of the specs, each with what it adds to its jobs' priority: -100 to 100."""
+
+    held: InFlight
+    """The jobs that were claimed for it and have not ended. Set by ``begin``."""
+
+    def begin(self, setting: Setting) -> None:
+        """Get ready for the first claim. A worker begins anew after an outage at its start."""
+        self.held = setting.held
+
+    # Which jobs it wants
+
+    @property
+    def room(self) -> int:
+        """How many more jobs it wants now."""
+        raise NotImplementedError
+
+    def refresh(self) -> None:
+        """Read again what others may have changed. Called before each claim, so mostly a no-op."""
+
+    def ready(self) -> Ready:
+        """Return the specs whose jobs it can take now."""
+        return Ready([*self.specs])
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """Take in jobs that were just claimed. Read what they are about only from now on."""
+        raise NotImplementedError
+
+    # One round of the loop: in this order, with the ends of jobs after ``save_progress``
+
+    def collect(self) -> bool:
+        """Report the results that have come. Return whether there were any."""
+        return False
+
+    def save_progress(self) -> None:
+        """Store what has come of unfinished jobs, some of which are about to be given back."""
+
+    def advance(self, *, may_begin: bool) -> bool:
+        """Go on with the jobs. Return whether anything moved.
+
+        ``may_begin``: also with those that it has not begun yet.
+        """
+        return False
+
+    # How finished jobs end
+
+    def writing(self, finished: Sequence[HeldJob]) -> Write:
+        """Begin to write the results of finished jobs. Called before the jobs are locked.
+
+        What it returns is called with those that are still ours, in the same transaction. It
+        returns how many items each job had, by job id. A job that it leaves out is given back.
+        """
+        return lambda ours: {job.claim.id: 0 for job in ours}
+
+    def can_write(self, spec: str) -> bool:
+        """Return whether results of a spec's jobs can be written at all, after one could not."""
+        return True
+
+    def completed(self, done: Completion) -> None:
+        """Note that jobs were completed, before they are dropped."""
+
+    def given_back(self, jobs: Sequence[HeldJob]) -> None:
+        """Note that ``writing`` has left jobs out. They are released after this."""
+
+    def refused(self, job: HeldJob, error: DatabaseError) -> None:
+        """End a job whose result could not be written, though it was alone in its transaction."""
+        said = f"{type(error).__name__}: {faults.said(error)}"
+        if faults.is_nobodys(error):
+            self.held.put_off(job.claim, said)
+        else:
+            self.held.retry(job.claim, said)
+
+    # What is lost or given back
+
+    def drop(self, job_ids: Iterable[int]) -> None:
+        """Forget jobs: they have ended, or are another worker's now."""
+
+    def leave(self, job_ids: Iterable[int]) -> None:
+        """Prepare to give jobs back: what has come of them is to be saved."""
+
+    def awaited(self) -> Collection[int]:
+        """Return the ids of jobs that are worth waiting for when the worker is to stop."""
+        return ()
+
+    # When it next wants to be called
+
+    @property
+    def wait_seconds(self) -> float:
+        """The longest time that the loop may sleep unless it is woken."""
+        return float("inf")
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something will wake the loop: a request is in flight."""
+        return False
+
+    @property
+    def has_unbegun(self) -> bool:
+        """Whether there are claimed jobs that it has not begun yet."""
+        return False
+
+    # Around the loop
+
+    @property
+    def known(self) -> Collection[str]:
+        """The names of all specs of this code. Old jobs of others fail, if no worker knows them."""
+        return self.specs
+
+    def find_gaps(self, page: str) -> Gaps | None:
+        """Return a page of units that lack their result. The first page is "".
+
+        Asked at the start and every ``PGEMBED_RECONCILE_SECONDS``, by every worker. Units with a
+        job, or whose failure is parked, may be among them. None: gaps are found otherwise.
+        """
+        return None
+
+    @property
+    def app_labels(self) -> Collection[str]:
+        """The apps whose migrations must be applied before it is ready."""
+        return ()
+
+    def prepare(self) -> None:
+        """Do what must be done before the first claim. Errors of the database are waited out."""
+
+    def warm_up(self) -> None:
+        """Load what takes long, so that the first job need not wait. The worker is seen by now."""
+
+    def chores(self, is_stopping: Callable[[], bool]) -> tuple[Sequence[Chore], Sequence[Chore]]:
+        """Return its chores: short ones, and those that may take minutes.
+
+        They run in threads of their own. A long one looks at ``is_stopping`` now and then.
+        """
+        return (), ()
+
+    def chores_of_drain(self) -> Sequence[Callable[[], int]]:
+        """Return what a drain does once nothing is ready. Each returns how many jobs became so."""
+        return ()
+
+    def hindrances(self, *, for_people: bool = False) -> Hindrances:
+        """Return what keeps it from some jobs. ``for_people``: by names that are easier to read."""
+        return Hindrances()
+
+    def close(self) -> None:
+        """Let its threads end, without waiting for what is in flight."""

@@ -1,0 +1,462 @@
+"""A worker from start to end: it starts, makes rounds, waits out outages, and stops.
+
+Only the loop knows which jobs are held. Handlers' threads ask servers, one thread completes jobs,
+some do the chores, each on its own connection. If a thread of chores dies, the worker stops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from pgembed_django import conf, events, faults
+from pgembed_django.database import interrupting
+from pgembed_django.faults import Fault
+from pgembed_django.queue import configuring, rollups
+from pgembed_django.queue.handler import Handler, Hindrances
+from pgembed_django.queue.listener import Listener
+from pgembed_django.queue.liveness import Liveness, Stuck
+from pgembed_django.queue.maintenance import Maintenance
+from pgembed_django.queue.presence import Presence, hindrances
+from pgembed_django.queue.rest import BUSY_LOOK_SECONDS, Rest
+from pgembed_django.queue.sessions import Sessions
+from pgembed_django.queue.stopping import Limits, Stopping, stopped_by_signals
+from pgembed_django.queue.work import Work
+
+CANCELED_SECONDS = 0.5
+RECRUIT_SECONDS = 5.0
+REPORT_SECONDS = 10.0
+LISTENER_SECONDS = 15.0
+
+
+@dataclass(slots=True)
+class Timer:
+    """Calls ``tick`` every ``seconds``, or never if that is zero."""
+
+    seconds: float
+    tick: Callable[[], object]
+    due_at: float
+
+    def run(self, now: float) -> None:
+        if self.seconds and now >= self.due_at:
+            self.tick()
+            # After the tick: one that a lost database interrupted is tried again at once.
+            self.due_at = now + self.seconds
+
+
+class Worker:
+    """Works on its handlers' jobs until it is stopped, or with ``drain`` until nothing is ready.
+
+    With ``drain`` it does not listen, and does not rest while it holds no jobs.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Handler],
+        *,
+        using: str,
+        settings: conf.Settings | None = None,
+        drain: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        self.handlers = handlers
+        self.using = using
+        self.settings = settings or conf.current()
+        self.drain = drain
+        self.limits = limits or Limits()
+        self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
+        self.sessions = Sessions(using=using)
+        self.specs = [spec for handler in handlers for spec in handler.specs]
+        self.listener = Listener(self.specs, using=using)
+        self.is_running = False
+        """Whether it claims jobs: it has started, and is not stopping."""
+        self.recycled_for = ""
+        """Which limit was reached, for people. Empty: none."""
+        self.works: list[Work] = []
+        self._presence: Presence | None = None
+        """Set while the worker has a row."""
+        self._rest = Rest(self.settings)
+        self._stopping = Stopping(grace_seconds=self.settings.stop_grace_seconds)
+        self._outage_seconds = 0.0
+        """The last wait for the database. Zero: it answered when it was last asked."""
+        self._has_done_chores = False
+        self._recruited_at = 0.0
+        self._awaits_answer = False
+
+    # What others ask of it
+
+    @property
+    def completed(self) -> int:
+        """How many jobs it has completed."""
+        return sum(work.completed for work in self.works)
+
+    @property
+    def holds(self) -> int:
+        """How many jobs it holds."""
+        return sum(len(work.held.jobs) for work in self.works)
+
+    @property
+    def failed(self) -> int:
+        """How many jobs have failed for good."""
+        return sum(work.held.failed for work in self.works)
+
+    @property
+    def hindrances(self) -> Hindrances:
+        """What keeps it from some of its jobs, for people."""
+        return hindrances(self.works, for_people=True)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the database did not answer the last time."""
+        return self._outage_seconds > 0
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it should hear notifications, but does not listen."""
+        return self.settings.notify and not self.drain and not self.listener.is_up
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it should have ended by now, so that its waits may be canceled."""
+        return self.is_asked_to_stop and (not self.works or self._stopping.is_overdue)
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether a person, a signal or a limit has asked it to end."""
+        return self._stopping.asked > 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its loop has been too busy to say that it is alive, and the database is there."""
+        presence = self._presence
+        return presence is not None and presence.is_late and not self.is_cut_off
+
+    def stop(self) -> None:
+        """Stop after what is in flight, or at the second call at once."""
+        self._stopping.ask()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the loop. May be called from any thread, or from a signal handler."""
+        self._rest.wake()
+
+    def say_alive(self) -> None:
+        """Update its row while the loop is too busy to do so. Another thread calls this."""
+        presence = self._presence
+        try:
+            with suppress(DatabaseError, InterfaceError):
+                if presence is not None:
+                    presence.update(self.works)
+        finally:
+            connections[self.using].close()
+
+    def give_up(self, stuck: Stuck) -> None:
+        """Give the jobs back of a loop that is stuck in a project's code.
+
+        The row whose code that is counts a crash, so that it is claimed alone next, and fails in
+        the end. If the loop is stuck elsewhere, the leases run out. Another thread calls this.
+        """
+        call = self.liveness.call
+        spec, source_pk = call or ("", "")
+        events.tell(
+            events.WORKER_GAVE_UP,
+            seconds=stuck.seconds,
+            where=stuck.where,
+            spec=spec,
+            source_pk=source_pk,
+        )
+        if call:
+            error = f"No end of its code within {self.settings.stuck_seconds:g} s: {stuck.where}"
+            try:
+                with suppress(DatabaseError, InterfaceError):
+                    for work in self.works:
+                        work.held.give_up(spec, source_pk, error)
+            finally:
+                connections[self.using].close()
+
+    # From start to end
+
+    def run(self) -> int:
+        """Run until the end. Returns how many jobs were completed.
+
+        Raises:
+            MaintenanceDied: a thread of the maintenance ended with an error.
+        """
+        with stopped_by_signals(self.stop) as handle_signals_again:
+            try:
+                if not self._begin():
+                    return 0
+                try:
+                    self._make_rounds(handle_signals_again)
+                finally:
+                    self._end()
+            finally:
+                self._disconnect()
+        return self.completed
+
+    def _begin(self) -> bool:
+        """Start as soon as the server allows it. Return False if it was stopped before."""
+        while not self.is_asked_to_stop:
+            try:
+                self._start()
+            except (DatabaseError, InterfaceError) as error:
+                self._handle_database_error(error)
+            else:
+                return True
+        return False
+
+    def _start(self) -> None:
+        configuring.configure_sessions(self.using)
+        self.sessions.watch()
+        for handler in self.handlers:
+            handler.prepare()
+        self._presence = presence = Presence(self.specs, using=self.using)
+        worker_id = presence.row.pk
+        works = [
+            Work(
+                handler,
+                using=self.using,
+                worker_id=worker_id,
+                settings=self.settings,
+                wake=self.wake,
+            )
+            for handler in self.handlers
+        ]
+        self._maintenance = Maintenance(
+            self.handlers,
+            using=self.using,
+            settings=self.settings,
+            wake=self.wake,
+            worker_id=worker_id,
+        )
+        now = time.monotonic()
+        listens = self.settings.notify and not self.drain
+        self._heartbeat = Timer(self.settings.lease_seconds / 3, self._renew_leases, now)
+        self._listening = Timer(LISTENER_SECONDS if listens else 0, self._tend_listener, now)
+        self._timers = [
+            Timer(REPORT_SECONDS, self._report, now),
+            Timer(rollups.FLUSH_SECONDS, self._add_up, now),
+            self._listening,
+        ]
+        for handler in self.handlers:
+            handler.warm_up()
+        events.tell(events.WORKER_STARTED, worker=str(presence), specs=", ".join(self.specs))
+        if not self.drain:
+            self._maintenance.start()
+        self.works = works
+        self.is_running = True
+
+    def _make_rounds(self, handle_signals_again: Callable[[], None]) -> None:
+        while True:
+            self.liveness.tick()
+            handle_signals_again()
+            try:
+                if self._is_done():
+                    return
+                self._round()
+            except (DatabaseError, InterfaceError) as error:
+                self._handle_database_error(error)
+
+    def _is_done(self) -> bool:
+        if not self.is_asked_to_stop and (reason := self.limits.reached(self.completed)):
+            self.recycled_for = reason
+            events.tell(events.WORKER_RECYCLED, reason=reason)
+            self._stopping.ask()
+        if not self.is_asked_to_stop:
+            return self.drain and self._is_drained()
+        if not self._stopping.has_begun:
+            self._stopping.has_begun = True
+            self.is_running = False
+            events.tell(events.WORKER_STOPPING)
+            for work in self.works:
+                work.release_unsent()
+        return self._stopping.is_overdue or self._holds_nothing
+
+    def _is_drained(self) -> bool:
+        """Return whether nothing is left to do now."""
+        if not self._holds_nothing:
+            return False
+        if self._step() or self.is_asked_to_stop or not self._holds_nothing:
+            return False
+        # If something is down or quarantined, the chores would find the same gaps again.
+        found = self.hindrances
+        is_last = self._has_done_chores and bool(found.paused or found.quarantined)
+        self._has_done_chores = True
+        # Chores read whole tables: the loop is not stuck in the meantime.
+        self.liveness.end()
+        has_found = self._maintenance.once() > 0
+        has_moved = self._step()
+        return not has_moved and (is_last or not has_found)
+
+    def _end(self) -> None:
+        """Release all jobs, then close the rest, which may take longer."""
+        self.is_running = False
+        self.liveness.end()
+        presence, self._presence = self._presence, None
+        with suppress(DatabaseError, InterfaceError):
+            configuring.drop_halfway_session(self.using)
+            for work in self.works:
+                work.release()
+            self._add_up()
+            if presence is not None:
+                presence.end()
+        for work in self.works:
+            work.close()
+        self.listener.close()
+        self._maintenance.stop()
+        events.tell(events.WORKER_ENDED, worker=str(presence), rows=self.completed)
+
+    def _disconnect(self) -> None:
+        self._rest.close()
+        configuring.end_sessions(self.using)
+        self.sessions.end()
+
+    # One round
+
+    def _round(self) -> None:
+        """Make one round. Waits when there is nothing to do."""
+        self._maintenance.check()
+        if self.listener.was_lost:
+            self._listening.due_at = 0.0  # just lost: listen again at once
+        if self.is_cut_off:
+            self._heartbeat.due_at = 0.0  # leases may have run out
+        # First of all, so that jobs lost during a freeze are not worked on.
+        self._heartbeat.run(time.monotonic())
+        if self.is_cut_off:
+            # Finish the held jobs first: new ones could not be completed either.
+            for work in self.works:
+                work.completing.begin_anew()
+            self._step(claim=False)
+            self._awaits_answer = False
+        # While the last jobs are in flight, results come before claims: their rows wait for them.
+        moved = self._step(claim=not self._awaits_answer)
+        self._note_answer()
+        # After the step: a new row must not wait for a timer.
+        now = time.monotonic()
+        for timer in self._timers:
+            timer.run(now)
+        if not moved and not (self.drain and self._holds_nothing):
+            moved = self._sleep()
+        is_waiting = any(work.is_waiting for work in self.works)
+        has_more = any(work.claiming.has_more or work.handler.has_unbegun for work in self.works)
+        self._awaits_answer = moved and is_waiting and not has_more
+        if moved:
+            self._rest.moved(is_waiting=is_waiting)
+            self._recruit(now)
+
+    @property
+    def _holds_nothing(self) -> bool:
+        return all(work.held.is_empty for work in self.works)
+
+    def _step(self, *, claim: bool = True) -> bool:
+        """Let the handlers do one step each. Return whether anything moved."""
+        claim = claim and not self._stopping.asked
+        moved = [work.step(claim=claim) for work in self.works]
+        return any(moved)
+
+    def _sleep(self) -> bool:
+        """Wait until there may be something to do: an answer, a nudge, a timer or a signal.
+
+        Returns whether a step already did something.
+        """
+        timeout = self._timeout()
+        if self._stopping.asked or not any(work.handler.room for work in self.works):
+            self._rest.wait(self.listener, timeout)
+            return False
+        return self._rest.sleep(
+            self.listener, step=self._step, due_seconds=self._due_seconds, timeout=timeout
+        )
+
+    def _timeout(self) -> float:
+        now = time.monotonic()
+        timers = [self._heartbeat, *self._timers]
+        waits = [timer.due_at - now for timer in timers if timer.seconds]
+        waits += [self.settings.poll_seconds or float("inf"), self._stopping.grace_left()]
+        for work in self.works:
+            seconds = work.handler.wait_seconds
+            # Overdue means that an open writer has locked the job.
+            waits.append(seconds if seconds > 0 else self._rest.busy_look())
+            if work.held.is_blocked and not work.completing.is_at_work:
+                waits.append(self._rest.busy_look())
+        return max(0.0, min(waits))
+
+    def _due_seconds(self) -> float | None:
+        """Return in how many seconds the next job is due, if one is pending."""
+        due = [work.claiming.next_due_seconds() for work in self.works]
+        return min((one for one in due if one is not None), default=None)
+
+    def _recruit(self, now: float) -> None:
+        """Wake sleeping workers if there are more jobs than one claim takes.
+
+        The reconciler and the reaper do not notify, and writers do not while a worker is awake.
+        """
+        has_more = any(work.claiming.has_more for work in self.works)
+        if has_more and now >= self._recruited_at + RECRUIT_SECONDS:
+            self._recruited_at = now
+            self.listener.recruit()
+
+    def _renew_leases(self) -> None:
+        for work in self.works:
+            work.held.heartbeat(after_outage=self.is_cut_off)
+
+    def _tend_listener(self) -> None:
+        if self.listener.is_up:
+            self.listener.probe()
+        elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
+            configuring.configure_sessions(self.using, is_direct=True)
+
+    def _report(self) -> None:
+        if self._presence is not None:
+            self._presence.report(self.works)
+
+    def _add_up(self) -> None:
+        """Write the counts to the sums per minute."""
+        for work in self.works:
+            work.held.tally.flush(using=self.using)
+
+    # Outages of the database: the worker keeps its jobs, and tries again
+
+    def _handle_database_error(self, error: Exception) -> None:
+        interrupting.raise_what_is_behind(error, using=self.using)
+        match faults.of(error):
+            case Fault.OUTAGE:
+                self._wait_out_outage(error)
+            case Fault.TOO_SLOW | Fault.PASSING:
+                self._try_later(error)
+            case _:
+                raise error
+
+    def _wait_out_outage(self, error: Exception) -> None:
+        """Wait with backoff. A request to stop ends the wait."""
+        self._outage_seconds = faults.longer(self._outage_seconds)
+        seconds = self._outage_seconds
+        if faults.is_of_the_server(error):
+            events.tell(events.DATABASE_REFUSES, seconds=seconds, error=faults.said(error))
+        else:
+            events.tell(events.DATABASE_LOST, seconds=seconds, error=str(error))
+        connections[self.using].close()
+        # Where only our writes fail, leases can be renewed meanwhile.
+        seconds = min(seconds, self.settings.lease_seconds / 3)
+        if self._stopping.has_begun:
+            seconds = BUSY_LOOK_SECONDS
+        until, asked = time.monotonic() + seconds, self._stopping.asked
+        # In a loop, because nudges end a wait: writers go on where only our writes fail.
+        while self._stopping.asked == asked and (left := until - time.monotonic()) > 0:
+            self._rest.wait(self.listener, left)
+
+    def _note_answer(self) -> None:
+        """Note that the database has answered. Logged if it was away."""
+        if self.is_cut_off:
+            self._outage_seconds = 0.0
+            events.tell(events.DATABASE_BACK)
+
+    def _try_later(self, error: Exception) -> None:
+        """Wait a moment after a statement was canceled, to try it again, with fewer rows."""
+        events.tell(events.STATEMENT_CANCELED, error=str(error))
+        if faults.is_lost_connection(error):
+            connections[self.using].close()
+        self._rest.wait(self.listener, CANCELED_SECONDS)
