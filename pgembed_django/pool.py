@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers.base import Embedded, Provider, Vectors
-from pgembed_django.providers.canary import Known
+from pgembed_django.providers.batching import Suspected
+from pgembed_django.providers.errors import MAX_WAIT_SECONDS
 from pgembed_django.providers.lost import LostProvider
-from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
-from pgembed_django.providers.sift import Suspected
+from pgembed_django.providers.recognition import Known
 from pgembed_django.text import clean
 from pgembed_django.threads import Inline, Threads
 

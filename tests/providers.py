@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pgembed_django.exceptions import InputRefused, ProviderUnavailable
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 
 
 class ExitingProvider(DeterministicProvider):

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from benchmarks.soak.processes import Blow
 from benchmarks.soak.server import Delivery, Unanswered
-from pgembed_django.providers import canary
+from pgembed_django.providers import recognition
 from pgembed_django.providers.base import Provider
 
 IN_HAND_SECONDS = 3.0
 """How long a delivered vector may wait to be stored: as long as a writer that has locked its job
 pauses at most. Or all processors are busy."""
 
-UNCOUNTED = {Provider.plain_text, *canary.TEXTS}
+UNCOUNTED = {Provider.plain_text, *recognition.TEXTS}
 """By these a provider finds out whether the server is at fault, or has another model."""
 
 

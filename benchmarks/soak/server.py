@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from pgembed_django.providers import canary
+from pgembed_django.providers import recognition
 
 POISON = "poison"
 REFUSAL = "one of these cannot be embedded"
@@ -152,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         started = time.monotonic()
         texts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["input"]
         # A worker sends them one by one while its requests must be small.
-        if not self._answer(texts, started) and set(texts) <= set(canary.TEXTS):
+        if not self._answer(texts, started) and set(texts) <= set(recognition.TEXTS):
             worker = self.headers.get(WORKER_HEADER, "")
             self.state.unanswered.append(Unanswered(time.monotonic(), worker))
 

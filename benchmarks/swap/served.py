@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.wordllama import WordLlamaProvider
 
 REQUEST_SECONDS = 0.02

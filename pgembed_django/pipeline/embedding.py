@@ -17,8 +17,8 @@ from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
 from pgembed_django.pool import Pool, Sight
 from pgembed_django.providers.base import Embedded, Provider
-from pgembed_django.providers.canary import AnotherModel, Known, is_alike
 from pgembed_django.providers.lost import LostProvider
+from pgembed_django.providers.recognition import AnotherModel, Known, is_alike
 
 RECOGNIZED_SECONDS = 30.0
 """How often to note that a space's model was recognized."""

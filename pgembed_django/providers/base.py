@@ -10,15 +10,15 @@ from typing import Final, Literal
 import numpy as np
 
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
-from pgembed_django.providers import cutting, probes, raising, vectors
-from pgembed_django.providers.canary import Canary
+from pgembed_django.providers import answers, cutting, probes, raising
+from pgembed_django.providers.answers import Embedded, Vector, Vectors
+from pgembed_django.providers.batching import Sift, Suspected
 from pgembed_django.providers.context import Context
 from pgembed_django.providers.options import Options
 from pgembed_django.providers.pace import Meter, Pace
 from pgembed_django.providers.probes import Probe
-from pgembed_django.providers.sift import Sift, Suspected
+from pgembed_django.providers.recognition import Canary
 from pgembed_django.providers.splitting import embed_halved
-from pgembed_django.providers.vectors import Embedded, Vector, Vectors
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
@@ -159,7 +159,7 @@ class Provider(Options, ABC):
         return self.embed_batch(texts)
 
     def answer(self, texts: Sequence[str]) -> tuple[Vectors, list[str | None]]:
-        """Send one batch of documents. Return their vectors and faults as ``vectors.checked``.
+        """Send one batch of documents. Return their vectors and faults as ``answers.checked``.
 
         Raises:
             ProviderError: ``embed_batch`` failed. Any other error that it raises is converted.
@@ -171,9 +171,9 @@ class Provider(Options, ABC):
             return self.check(answer, count=len(texts))
 
     def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
-        """Check an answer of ``embed_batch``. Returns and raises as ``vectors.checked``."""
-        matrix = vectors.matrix_of(answer, name=str(self))
-        return vectors.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
+        """Check an answer of ``embed_batch``. Returns and raises as ``answers.checked``."""
+        matrix = answers.matrix_of(answer, name=str(self))
+        return answers.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
 
     def model_digest(self) -> str | None:
         """Return the server's digest of the exact model, or None if it has none.

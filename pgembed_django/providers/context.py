@@ -21,8 +21,8 @@ from pgembed_django.providers import cutting, plainly
 from pgembed_django.providers.pace import fitting_one_request
 
 if TYPE_CHECKING:
+    from pgembed_django.providers.answers import Vector, Vectors
     from pgembed_django.providers.base import Provider
-    from pgembed_django.providers.vectors import Vector, Vectors
 
 # Of words that are one token each in any vocabulary that knows English.
 PLAIN: Final = "the man in this house has one book and we see how it is when you go there"

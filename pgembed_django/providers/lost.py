@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgembed_django.exceptions import ProviderMisconfigured
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.vectors import Vectors
 
 
 class LostProvider(Provider):

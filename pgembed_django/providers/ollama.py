@@ -13,10 +13,10 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import ollama_host, vectors
-from pgembed_django.providers.server import ServerProvider
-from pgembed_django.providers.vectors import Vectors
-from pgembed_django.providers.wire import Answer
+from pgembed_django.providers import answers, ollama_host
+from pgembed_django.providers.answers import Vectors
+from pgembed_django.providers.connections import Answer
+from pgembed_django.providers.http import ServerProvider
 from pgembed_django.text import clean
 
 RECHECK_SECONDS: Final = 300.0
@@ -92,10 +92,10 @@ class OllamaProvider(ServerProvider):
                 rows = value.get("embeddings")
                 if not isinstance(rows, list):
                     raise ProviderError(f"{self.base_url} answered without embeddings.")
-                return vectors.from_rows(rows, dimensions=self.dimensions)
+                return answers.from_rows(rows, dimensions=self.dimensions)
             self._confirm_one_by_one(answer, texts, timeout_seconds)
         rows = [self._embed_one(text, timeout_seconds) for text in texts]
-        return vectors.from_rows(rows, dimensions=self.dimensions)
+        return answers.from_rows(rows, dimensions=self.dimensions)
 
     def model_digest(self) -> str | None:
         if not self._use_digest:
@@ -135,7 +135,7 @@ class OllamaProvider(ServerProvider):
         version = self._server_version()
         if version is None:
             try:
-                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), vectors.ROW)
+                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), answers.ROW)
             except ModelMissing:
                 raise
             except ProviderError:

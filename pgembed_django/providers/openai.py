@@ -20,9 +20,9 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     did_you_mean,
 )
-from pgembed_django.providers import quoting, vectors
-from pgembed_django.providers.server import ServerProvider
-from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers import answers, quoting
+from pgembed_django.providers.answers import Vectors
+from pgembed_django.providers.http import ServerProvider
 from pgembed_django.text import clean
 
 DEFAULT_URL: Final = "https://api.openai.com/v1"
@@ -155,7 +155,7 @@ class OpenAIProvider(ServerProvider):
 
     def vectors_of(self, value: dict[str, Any]) -> Vectors:
         """Return the vectors of an answer, in the order of its texts."""
-        return vectors.from_rows(self._rows(value), dimensions=self.dimensions)
+        return answers.from_rows(self._rows(value), dimensions=self.dimensions)
 
     def _post(
         self, texts: Sequence[str], encoding: Encoding, timeout_seconds: float
@@ -187,7 +187,7 @@ class OpenAIProvider(ServerProvider):
         indexes = [
             at if item.get("index") is None else item["index"] for at, item in enumerate(data)
         ]
-        if not vectors.NUMBERS.issuperset(map(type, indexes)) or (
+        if not answers.NUMBERS.issuperset(map(type, indexes)) or (
             sorted(indexes) != list(range(len(data)))
         ):
             said = (

@@ -14,7 +14,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import raising, vectors
+from pgembed_django.providers import answers, raising
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -98,7 +98,7 @@ def look(provider: Provider) -> Probe:
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
         with raising.provider_errors(provider):
-            answer = vectors.matrix_of(
+            answer = answers.matrix_of(
                 provider.embed_batch([provider.plain_text]), name=str(provider)
             )
             present, width = True, int(answer.shape[-1])

@@ -16,8 +16,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import forking
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.vectors import Vectors
 
 WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
 

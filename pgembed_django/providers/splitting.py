@@ -13,8 +13,8 @@ import numpy as np
 
 from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.providers import cutting
-from pgembed_django.providers.sift import Sift
-from pgembed_django.providers.vectors import Embedded, Vector
+from pgembed_django.providers.answers import Embedded, Vector
+from pgembed_django.providers.batching import Sift
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider

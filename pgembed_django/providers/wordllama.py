@@ -14,8 +14,8 @@ import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.providers import forking
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.vectors import Vectors
 
 WIDTHS: Final = (64, 128, 256)
 """The wheel contains 256 dimensions; the first 64 or 128 are usable as vectors on their own."""

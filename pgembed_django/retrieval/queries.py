@@ -21,9 +21,9 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
-from pgembed_django.providers import canary, deadlines, raising
+from pgembed_django.providers import deadlines, raising, recognition
 from pgembed_django.providers.base import Vector
-from pgembed_django.providers.canary import AnotherModel, Known
+from pgembed_django.providers.recognition import AnotherModel, Known
 from pgembed_django.text import clean
 from pgembed_django.threads import Threads
 
@@ -161,7 +161,7 @@ class QueryVectors:
             raise ProviderError(f"{provider} answered {fault} for the query.")
         if known is not None:
             # Each of its texts may take as long as the query.
-            with deadlines.within(seconds * len(canary.TEXTS)):
+            with deadlines.within(seconds * len(recognition.TEXTS)):
                 look = provider.canary.look([known], seconds=conf.usable("canary_seconds"))
             if known in look.strangers:
                 raise look.strangers[known]

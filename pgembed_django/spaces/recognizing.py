@@ -1,7 +1,7 @@
 """Keep in each space what its model makes of a few fixed texts, and whether it is still there.
 
 Whoever embeds texts compares; what comes of it is noted here, for all processes. See
-``providers.canary``.
+``providers.recognition``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgembed_django import conf, events
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vectors
-from pgembed_django.providers.canary import AnotherModel, Known
+from pgembed_django.providers.recognition import AnotherModel, Known
 from pgembed_django.spaces.living import provider_of
 from pgembed_django.text import clean
 

@@ -16,7 +16,7 @@ from django.core.management import call_command
 from pgembed_django import search, spaces, specs, status
 from pgembed_django.maintenance import recognizing
 from pgembed_django.models import Job, Space, Worker
-from pgembed_django.providers import canary
+from pgembed_django.providers import recognition
 from pgembed_django.queue.presence import Presence
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
@@ -74,7 +74,7 @@ def test_a_model_that_is_exchanged_in_mid_run_stores_nothing(server, make_worker
     worker = make_worker()
     Note.objects.create(body="trout")
     run(worker)
-    assert server.asked[-1] == list(canary.TEXTS)
+    assert server.asked[-1] == list(recognition.TEXTS)
 
     server.exchange("other weights")
     Note.objects.create(body="salmon")
@@ -124,7 +124,7 @@ def test_a_comparison_that_drips_takes_no_query_thread_for_long(server, run_jobs
     run_jobs()
     settings.PGEMBED_QUERY_SECONDS = 0.1
     server.exchange("")  # so that it is compared again
-    server.poison = lambda text: played.DRIP if text in canary.TEXTS else None
+    server.poison = lambda text: played.DRIP if text in recognition.TEXTS else None
 
     assert search(Note, "a trout").ranking == "lexical"
 
@@ -295,7 +295,7 @@ def test_a_connection_is_compared_once(server, make_worker, clock):
         Note.objects.create(body=body)
         run(worker)
 
-    assert server.asked == [["trout"], list(canary.TEXTS), ["salmon"], ["perch"]]
+    assert server.asked == [["trout"], list(recognition.TEXTS), ["salmon"], ["perch"]]
 
 
 def test_a_server_that_closes_each_connection_is_recognized_too(server, make_worker, monkeypatch):
@@ -306,7 +306,7 @@ def test_a_server_that_closes_each_connection_is_recognized_too(server, make_wor
     run(make_worker())
 
     assert NoteEmbedding.objects.exclude(embedding=None).count() == 1
-    assert server.asked == [["trout"], list(canary.TEXTS), ["trout"]]
+    assert server.asked == [["trout"], list(recognition.TEXTS), ["trout"]]
 
 
 @pytest.mark.parametrize("text", [2, 7], ids=["before it is asked", "at the next batch"])
@@ -329,5 +329,5 @@ def test_a_model_that_is_exchanged_before_its_space_knows_it_stores_nothing(
     stored = NoteEmbedding.objects.exclude(embedding=None)
     known = np.frombuffer(space().canary or b"", dtype="<f4").reshape(-1, server.width)
     server.weights = "" if text == 7 else "other weights"
-    assert not len(known) or np.dot(known[0], server.vector_of(canary.TEXTS[0])) > 0.999
+    assert not len(known) or np.dot(known[0], server.vector_of(recognition.TEXTS[0])) > 0.999
     assert all(is_of(server, one) for one in stored)

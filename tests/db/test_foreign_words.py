@@ -12,8 +12,8 @@ from pgembed_django import providers, spaces, specs
 from pgembed_django.chunkers import Chunker
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.models import Attempt, Job, Space, Worker
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 from pgembed_django.queue import jobs
 from pgembed_django.queue.presence import Presence
 from tests import played

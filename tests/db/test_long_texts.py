@@ -18,8 +18,8 @@ from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap
 from pgembed_django.pipeline import fitting, planning
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 from pgembed_django.queue.work import Work
 from pgembed_django.specs import Spec
 from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding

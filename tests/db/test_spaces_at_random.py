@@ -29,8 +29,8 @@ from pgembed_django.exceptions import (
 from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.pipeline import chunking
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderUnavailable
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.vectors import Vectors
 
 
 class PlayedProvider(DeterministicProvider):

@@ -14,9 +14,9 @@ from pgembed_django.pool import (
     PATIENCE_SECONDS,
     Pool,
 )
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.refusals import MAX_WAIT_SECONDS
-from pgembed_django.providers.vectors import Vectors
+from pgembed_django.providers.errors import MAX_WAIT_SECONDS
 from tests.played import Clock
 
 DOWN = ProviderUnavailable("The server is down.")

@@ -22,7 +22,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import cutting, quoting, refusals, vectors
+from pgembed_django.providers import answers, cutting, errors, quoting
 from pgembed_django.providers.pace import Pace
 from pgembed_django.text import clean
 from tests import played
@@ -328,7 +328,7 @@ def test_a_quote_is_short():
     ],
 )
 def test_a_wait_is_read_as_servers_write_it(headers: dict[str, str], seconds: float | None):
-    assert refusals.wait_seconds(headers, now=1000) == seconds
+    assert errors.wait_seconds(headers, now=1000) == seconds
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_the_wait_of_an_error_is_a_number_or_none(given: object, seconds: float 
 def test_vectors_come_out_with_length_one_whatever_their_size():
     rows = np.array([[3, 4], [3e30, 4e30], [3e-30, 4e-30]], dtype=np.float32)
 
-    unit, faults = vectors.checked(rows, count=3, dimensions=2, name="m")
+    unit, faults = answers.checked(rows, count=3, dimensions=2, name="m")
 
     assert faults == [None, None, None]
     assert unit == pytest.approx(np.array([[0.6, 0.8]] * 3))
@@ -360,7 +360,7 @@ def test_vectors_come_out_with_length_one_whatever_their_size():
 )
 def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
     with pytest.raises(ProviderError):
-        vectors.from_rows(rows, dimensions=1)
+        answers.from_rows(rows, dimensions=1)
 
 
 @pytest.mark.parametrize(
@@ -471,6 +471,6 @@ def test_rows_that_are_no_vectors_are_no_answer(rows: list[object]):
     ],
 )
 def test_the_words_of_a_server_tell_whose_fault_it_is(status: int, words: str, kind: type):
-    error = refusals.classify(status, words, wait_seconds=None, where="http://server")
+    error = errors.classify(status, words, wait_seconds=None, where="http://server")
 
     assert type(error) is kind

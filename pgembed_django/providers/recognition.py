@@ -14,7 +14,7 @@ import numpy as np
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import plainly, raising
-from pgembed_django.providers.vectors import Vector, Vectors
+from pgembed_django.providers.answers import Vector, Vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider

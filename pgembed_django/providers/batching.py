@@ -44,9 +44,9 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import plainly
+from pgembed_django.providers.answers import Embedded, Vectors
 from pgembed_django.providers.cuts import Cuts
 from pgembed_django.providers.pace import fitting_one_request
-from pgembed_django.providers.vectors import Embedded, Vectors
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider

@@ -22,7 +22,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import parsing, wire
+from pgembed_django.providers import connections, parsing
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -163,7 +163,7 @@ def test_a_server_that_does_not_finish_is_given_up_in_time(make_provider: Make, 
 
 
 def test_an_answer_without_an_end_is_not_read_into_memory(make_provider: Make, monkeypatch):
-    monkeypatch.setattr(wire, "MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr(connections, "MAX_ANSWER_BYTES", 2**20)
     provider = make_provider()
     provider.played.poison = lambda text: played.plain(200, "[" * 2**21) if text == "bad" else None
 
@@ -379,7 +379,7 @@ def test_an_answer_is_read_alike_with_simdjson_and_without(name, is_installed, m
         monkeypatch.setattr(parsing, "simdjson", None)
     body, value = BODIES[name]
 
-    assert as_lists(wire.Answer(200, {}, body).numbers()) == value
+    assert as_lists(connections.Answer(200, {}, body).numbers()) == value
 
 
 @pytest.mark.parametrize("depth", [900, 1100, 2000, 100_000])
@@ -389,19 +389,19 @@ def test_an_answer_that_is_too_deep_is_none(depth: int):
     try:
         json.loads(body)
     except RecursionError:
-        assert wire.Answer(200, {}, body).numbers() is None
+        assert connections.Answer(200, {}, body).numbers() is None
     else:
-        assert isinstance(wire.Answer(200, {}, body).numbers(), list)
+        assert isinstance(connections.Answer(200, {}, body).numbers(), list)
 
 
 def test_truth_is_no_number():
     for body in (b"[1, true]", b"[true, 1]", b"[true]"):
-        assert any(one is True for one in wire.Answer(200, {}, body).numbers())
+        assert any(one is True for one in connections.Answer(200, {}, body).numbers())
 
 
 def test_simdjson_makes_arrays_of_numbers():
     body = b'{"embeddings": [[0.5, 2], [1, -1e3]], "seconds": [3]}'
-    value = wire.Answer(200, {}, body).numbers()
+    value = connections.Answer(200, {}, body).numbers()
 
     one, other = value["embeddings"]
     assert one.dtype == other.dtype == value["seconds"].dtype == np.float64

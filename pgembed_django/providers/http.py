@@ -13,10 +13,10 @@ from urllib.parse import SplitResult, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers import deadlines, quoting, refusals, vectors
+from pgembed_django.providers import answers, deadlines, errors, quoting
+from pgembed_django.providers.answers import Vector, Vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.vectors import Vector, Vectors
-from pgembed_django.providers.wire import Answer, Wire
+from pgembed_django.providers.connections import Answer, Wire
 
 LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
 _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
@@ -97,7 +97,7 @@ class ServerProvider(Provider):
                 retry_after_seconds=wait,
             )
         answer = self._wire.request(method, path, payload, timeout_seconds=timeout_seconds)
-        seconds = refusals.wait_seconds(answer.headers, now=time.time())
+        seconds = errors.wait_seconds(answer.headers, now=time.time())
         if seconds:
             self._not_before = self.clock() + seconds
         return answer
@@ -110,7 +110,7 @@ class ServerProvider(Provider):
         """
         value = answer.numbers() if answer.status == 200 else None
         error = value.get("error") if isinstance(value, dict) else None
-        if answer.status != 200 or isinstance(error, vectors.ROW) or error:
+        if answer.status != 200 or isinstance(error, answers.ROW) or error:
             raise self.error_of(answer, texts=texts)
         if isinstance(value, dict):
             return value
@@ -124,10 +124,10 @@ class ServerProvider(Provider):
 
     def error_of(self, answer: Answer, *, texts: Iterable[str] = ()) -> ProviderError:
         """Return the error that an unsuccessful answer stands for."""
-        return refusals.classify(
+        return errors.classify(
             answer.status,
             self._quote(answer, texts),
-            wait_seconds=refusals.wait_seconds(answer.headers, now=time.time()),
+            wait_seconds=errors.wait_seconds(answer.headers, now=time.time()),
             where=self.base_url,
             remedy=self.remedy(answer.status),
         )

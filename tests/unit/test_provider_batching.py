@@ -23,11 +23,11 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import pace
+from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
-from pgembed_django.providers.vectors import Vectors
 from pgembed_django.threads import Threads
 from tests import played
 from tests.played.provider import RaisingProvider

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.providers.canary import TEXTS, Known
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.openai import OpenAIProvider
+from pgembed_django.providers.recognition import TEXTS, Known
 from tests import played
 
 
