@@ -12,10 +12,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
+from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider, Vectors
 from pgembed_django.providers.batching import Suspected
-from pgembed_django.providers.errors import MAX_WAIT_SECONDS
-from pgembed_django.providers.lost import LostProvider
+from pgembed_django.providers.http import MAX_WAIT_SECONDS
 from pgembed_django.providers.recognition import Known
 from pgembed_django.text import clean
 from pgembed_django.threads import Inline, Threads
@@ -93,7 +93,7 @@ class Pool:
     @property
     def is_lost(self) -> bool:
         """Whether the provider cannot be built, so that waiting does not help."""
-        return isinstance(self.provider, LostProvider)
+        return isinstance(self.provider, NotInstalled)
 
     @property
     def is_to_be_probed(self) -> bool:

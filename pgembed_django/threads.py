@@ -1,7 +1,8 @@
-"""Daemon threads of ours, and executors that run in them or in the caller's thread."""
+"""Daemon threads of ours, executors that run in them or in the caller's, and locks for forks."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -70,3 +71,34 @@ class Threads(Executor):
     def _run(self) -> None:
         while run := self._todo.get():
             run()
+
+
+_locks: list[threading.RLock] = []
+_held: list[threading.RLock] = []
+
+
+def fork_safe_lock() -> threading.RLock:
+    """Return a lock that is acquired before each fork, so that no other thread has it in the child.
+
+    A child has a copy of its parent's memory, but only the thread that forked. What another thread
+    was doing is never finished there: its lock stays locked, its module half imported. The lock is
+    reentrant, because a library may fork while it is being loaded under it.
+    """
+    made = threading.RLock()
+    _locks.append(made)
+    return made
+
+
+def _hold() -> None:
+    for known in tuple(_locks):
+        known.acquire()
+        _held.append(known)
+
+
+def _let_go() -> None:
+    # Only those that _hold() acquired: other locks may have been made since.
+    while _held:
+        _held.pop().release()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_let_go)

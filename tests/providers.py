@@ -66,7 +66,7 @@ class Moody(DeterministicProvider):
             raise ProviderUnavailable("connection refused")
         if any(self._refuses(text) for text in texts):
             raise InputRefused("too long")
-        Moody.asked += [(self.model, text) for text in texts if text != self.plain_text]
+        Moody.asked += [(self.model, text) for text in texts if text != self.health_check_text]
         return super().embed_batch(texts)
 
     def _refuses(self, text: str) -> bool:

@@ -25,7 +25,7 @@ IN_HAND_SECONDS = 3.0
 """How long a delivered vector may wait to be stored: as long as a writer that has locked its job
 pauses at most. Or all processors are busy."""
 
-UNCOUNTED = {Provider.plain_text, *recognition.TEXTS}
+UNCOUNTED = {Provider.health_check_text, *recognition.TEXTS}
 """By these a provider finds out whether the server is at fault, or has another model."""
 
 

@@ -8,7 +8,7 @@ from operator import index
 from typing import Any
 
 from pgembed_django.chunkers import Chunk, Chunker
-from pgembed_django.providers import quoting
+from pgembed_django.providers.errors import without_texts
 from pgembed_django.specs import Spec
 from pgembed_django.text import digest
 from pgembed_django.user_code import Failed, UserCode
@@ -27,7 +27,7 @@ def split_each(
             try:
                 chunks[source_pk] = code.call(cut, spec=spec.key, source_pk=source_pk)
             except Failed as error:
-                errors[source_pk] = quoting.without(str(error), [text])
+                errors[source_pk] = without_texts(str(error), [text])
     return chunks, errors
 
 

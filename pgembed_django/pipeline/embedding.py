@@ -16,8 +16,8 @@ from pgembed_django.pipeline.live import Live
 from pgembed_django.pipeline.rationing import Rationing
 from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
 from pgembed_django.pool import Pool, Sight
+from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider
-from pgembed_django.providers.lost import LostProvider
 from pgembed_django.providers.recognition import AnotherModel, Known, is_alike
 
 RECOGNIZED_SECONDS = 30.0
@@ -105,7 +105,7 @@ class Embedding:
         self._known = {space.pk: spaces.known_of(space) for space in live}
         for space in live:
             provider = spaces.provider_of_texts(space)
-            if kept[space.pk].is_lost != isinstance(provider, LostProvider):
+            if kept[space.pk].is_lost != isinstance(provider, NotInstalled):
                 kept[space.pk] = self._pool_for(provider)  # its weights are gone, or back again
             kept[space.pk].paused_by = live.paused.providers.get(space.provider)
         self._pools = kept

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
-from pgembed_django.exceptions import did_you_mean
-from pgembed_django.providers import forking, quoting
-from pgembed_django.providers.base import Embedded, Provider
+from pgembed_django.exceptions import ProviderMisconfigured, did_you_mean
+from pgembed_django.providers import errors
+from pgembed_django.providers.base import Embedded, Provider, Vectors
 from pgembed_django.providers.probes import Probe, Report, report
+from pgembed_django.threads import fork_safe_lock
 
 __all__ = ["Embedded", "Probe", "Provider", "Report", "build", "get", "report"]
 
@@ -23,7 +24,7 @@ OPTIONAL: Final = ("OPTIONS", *LIMITS)
 NEVER_SECRET: Final = ("api_key_env", "header_envs", "document_prefix", "query_prefix")
 """Options with names of environment variables, which may look like keys, and with sentences."""
 
-_lock = forking.lock()
+_lock = fork_safe_lock()
 _built: dict[str, tuple[object, Provider]] = {}
 
 
@@ -92,7 +93,7 @@ def build(
     except Exception as error:
         raise ImproperlyConfigured(
             f"{provider_class.__name__} cannot be built with these values: "
-            f"{type(error).__name__}: {quoting.quote(str(error))}"
+            f"{type(error).__name__}: {errors.quote(str(error))}"
         ) from error
 
 
@@ -158,7 +159,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
             "It is kept in the database: use only strings, numbers, lists and dicts."
         ) from error
     checked = {name: value for name, value in options.items() if name not in NEVER_SECRET}
-    if quoting.has_secret(json.dumps(checked)):
+    if errors.has_secret(json.dumps(checked)):
         raise ImproperlyConfigured(
             f"{where}: OPTIONS holds a key or a password, and is kept in the database. Let an "
             "option name an environment variable, as api_key_env and header_envs do."
@@ -174,3 +175,21 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
         )
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error
+
+
+class NotInstalled(Provider):
+    """Stands for a provider that this process cannot build: its class, package or option is gone.
+
+    Every request raises the reason.
+    """
+
+    def __init__(self, *, reason: str, space_id: int, **common: Any) -> None:
+        super().__init__(**common)
+        self.space_id = space_id
+        self._reason = reason
+
+    def embed_batch(self, texts: Sequence[str]) -> Vectors:
+        raise ProviderMisconfigured(self._reason)
+
+    def warm_up(self) -> None:
+        raise ProviderMisconfigured(self._reason)

@@ -1,16 +1,35 @@
-"""Check a provider's answer, and normalize its vectors. Pure."""
+"""What a provider answers: parsed, checked, and its errors converted to ours.
+
+A server's JSON may be anything, and a project's own provider may return or raise anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from pgembed_django import faults
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
+from pgembed_django.providers import errors
+from pgembed_django.text import clean
+from pgembed_django.threads import OurThread
+
+if TYPE_CHECKING:
+    from pgembed_django.providers.base import Provider
+
+try:
+    import simdjson
+except ImportError:
+    simdjson = None  # type: ignore[assignment]
 
 Vector = npt.NDArray[np.float32]
 """Shape: ``(dimensions,)``. A unit vector."""
@@ -18,14 +37,19 @@ Vector = npt.NDArray[np.float32]
 Vectors = npt.NDArray[np.float32]
 """Shape: ``(number of texts, dimensions)``."""
 
-
 ROW = (list, np.ndarray)
-"""The types that a vector may have in a parsed answer: see ``parsing.loads``."""
+"""The types that a vector may have in a parsed answer: see ``loads``."""
 
 NUMBERS = frozenset((int, float))
 """The types of numbers in a parsed list."""
 
 NO_NUMBERS = "The answer has something other than lists of numbers."
+
+KEPT_BYTES: Final = 2**20
+"""The largest document for a thread's reused parser, which keeps about twice as much memory."""
+
+_own = threading.local()
+"""Each thread's parser. It is reused, because allocating its memory takes longer than parsing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +58,57 @@ class Embedded:
 
     vector: Vector = field(repr=False)
     was_cut: bool = False
+
+
+def loads(body: bytes) -> Any:
+    """Return a JSON document's value. With simdjson, a list of numbers is an array (float64).
+
+    Whatever simdjson rejects, such as ``NaN``, is left to Python's own parser.
+
+    Raises:
+        ValueError: it is not JSON.
+        RecursionError: it is nested too deeply.
+    """
+    if simdjson is not None:
+        with suppress(ValueError, KeyError, RuntimeError):  # all that simdjson raises
+            return _with_arrays(body)
+        vars(_own).clear()  # the error may still refer to a part of the document
+    return json.loads(body)
+
+
+def _with_arrays(body: bytes) -> Any:
+    """Return a document's value, as simdjson parses it.
+
+    Raises:
+        ValueError: a list is nested in a list of numbers, which simdjson would flatten, or a
+            key is duplicated, and simdjson would take the first.
+    """
+    if len(body) > KEPT_BYTES:
+        parser = simdjson.Parser()
+    else:
+        # It cannot parse while anything refers to a part of its last document.
+        parser = _own.parser = getattr(_own, "parser", None) or simdjson.Parser()
+    seen: Counter[str] = Counter()
+    value = _converted(parser.parse(body), seen)
+    if seen["lists"] != body.count(b"["):
+        raise ValueError("There are lists, or strings with brackets, that were not seen.")
+    return value
+
+
+def _converted(part: Any, seen: Counter[str]) -> Any:
+    if isinstance(part, simdjson.Object):
+        found = {key: _converted(part[key], seen) for key in part}
+        if len(found) != len(part):
+            raise ValueError("A key is there twice.")
+        return found
+    if not isinstance(part, simdjson.Array):
+        return part
+    seen["lists"] += 1
+    with suppress(TypeError):  # it has something other than numbers
+        numbers = np.frombuffer(part.as_buffer(of_type="d"), dtype=np.float64)
+        if 0 < len(numbers) == len(part):
+            return numbers
+    return [_converted(one, seen) for one in part]
 
 
 def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
@@ -100,10 +175,10 @@ def checked(
     if vectors.ndim != 2 or len(vectors) != count:
         answered = len(vectors) if vectors.ndim else 1
         raise ProviderError(f"{name} answered {answered} vectors for {count} texts.")
-    if not vectors.shape[1]:
+    width = vectors.shape[1]
+    if not width:
         raise ProviderError(f"{name} answered {count} empty vectors.")
-    if vectors.shape[1] != dimensions:
-        width = vectors.shape[1]
+    if width != dimensions:
         raise ProviderMisconfigured(
             f"{name} answered {width} dimensions where DIMENSIONS says {dimensions}: "
             f"set DIMENSIONS to {width} or choose another model."
@@ -115,8 +190,71 @@ def checked(
     wide[~finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     unit = (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
-    faults: list[str | None] = [
+    found: list[str | None] = [
         None if norm > 0 else "a vector of zeros" if is_finite else "a vector that is not finite"
         for norm, is_finite in zip(norms[:, 0].tolist(), finite.tolist(), strict=True)
     ]
-    return unit, faults
+    return unit, found
+
+
+@contextmanager
+def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Convert other errors to ``ProviderError``: a project's own provider may raise anything.
+
+    Its messages quote none of the ``texts``.
+    """
+    try:
+        yield
+    except ProviderError as error:
+        message = faults.message(error)
+        if message is None:
+            # Of the same kind, so that an outage stays one.
+            kind = next(k for k in type(error).__mro__ if k.__module__ == ProviderError.__module__)
+            raise kind(f"{provider} raised {faults.name(error)}, which has no message.") from None
+        if texts and not provider.quotes_no_text:
+            error.args = (errors.without_texts(message[: errors.READ], texts),)
+        raise
+    except BaseException as error:
+        if _is_interruption(error):
+            raise
+        # No message and no chaining: the message may contain the text.
+        raise ProviderError(f"{provider} raised {faults.name(error)}.") from None
+
+
+def counted(provider: Provider, text: str) -> int | None:
+    """Return a provider's token count, or None if it cannot count, or fails."""
+    try:
+        count = provider.count_tokens(text)
+        return None if count is None else index(count)
+    except BaseException as error:
+        if _is_interruption(error):
+            raise
+        return None
+
+
+def digest(provider: Provider) -> str | None:
+    """Return a model's digest in a form that can be stored. Also sets ``told_digest``.
+
+    Raises:
+        ProviderError: the digest is not a string, or ``model_digest`` raised.
+    """
+    told = provider.model_digest()
+    if not isinstance(told, str | None):
+        # Not str(told): it may contain an address, and so be a new model in each process.
+        raise ProviderError(
+            f"{provider}: model_digest() returned {type(told).__name__}. It must return a string "
+            "or None."
+        )
+    provider.told_digest = told and clean(told)
+    return provider.told_digest
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Return whether something ends what this thread is doing, such as a search in a web process.
+
+    In a thread of ours, which nothing else knows, an exit is the provider's own.
+    """
+    if isinstance(threading.current_thread(), OurThread):
+        return False
+    is_an_end = not isinstance(error, Exception) and type(error).__module__ != faults.PANICS
+    return is_an_end or faults.is_interruption(error)

@@ -1,26 +1,119 @@
-"""The base class of all providers, which turn texts into vectors. No database, no settings."""
+"""The public protocol of providers, which turn texts into vectors: what to subclass.
+
+No database, no settings.
+"""
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, TypeVar
 
 import numpy as np
+from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.conf import ENDLESS
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
-from pgembed_django.providers import answers, cutting, probes, raising
+from pgembed_django.providers import answers, cutting, probes
 from pgembed_django.providers.answers import Embedded, Vector, Vectors
-from pgembed_django.providers.batching import Sift, Suspected
-from pgembed_django.providers.context import Context
-from pgembed_django.providers.options import Options
-from pgembed_django.providers.pace import Meter, Pace
+from pgembed_django.providers.batching import AdaptiveSize, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
-from pgembed_django.providers.recognition import Canary
+from pgembed_django.providers.recognition import Canary, Context
 from pgembed_django.providers.splitting import embed_halved
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
+
+MOST_DIMENSIONS: Final = 16_000
+
+Value = TypeVar("Value")
+
+
+class Options:
+    """Describes and checks a provider's options, which are the keywords of ``__init__``.
+
+    Errors name the option and the remedy.
+    """
+
+    @classmethod
+    def known_options(cls) -> set[str]:
+        """Return the names that OPTIONS may hold."""
+        return {
+            name
+            for ancestor in cls.__mro__
+            if "__init__" in vars(ancestor)
+            for name, parameter in inspect.signature(ancestor).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        } - {"alias", "model", "dimensions", "clock"}
+
+    @staticmethod
+    def wrong(option: str, value: object, remedy: str) -> ImproperlyConfigured:
+        return ImproperlyConfigured(f"{option} is {value!r}. {remedy}.")
+
+    @staticmethod
+    def optional(
+        check: Callable[[str, Value], Value], option: str, value: Value | None
+    ) -> Value | None:
+        """Return the value of an option that may be left out, which only None stands for."""
+        if value is None:
+            return None
+        try:
+            return check(option, value)
+        except ImproperlyConfigured as error:
+            said = str(error).removesuffix(".")
+            raise ImproperlyConfigured(f"{said}, or leave it out.") from None
+
+    def whole(self, option: str, value: int) -> int:
+        """Return the value of an option that must be a whole number of one or more."""
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(option, value, "Set it to a whole number of one or more")
+        return value
+
+    def width(self, value: int) -> int:
+        """Return DIMENSIONS, which must not exceed what pgvector can store."""
+        if self.whole("DIMENSIONS", value) > MOST_DIMENSIONS:
+            raise self.wrong("DIMENSIONS", value, f"pgvector stores {MOST_DIMENSIONS:,} at most")
+        return value
+
+    def string(self, option: str, value: str) -> str:
+        """Return the value of an option that must be a string."""
+        if not isinstance(value, str):
+            raise self.wrong(option, value, "Set it to a string")
+        return value
+
+    def name(self, option: str, value: str) -> str:
+        """Return the value of an option that must be a string with something in it."""
+        if not self.string(option, value).strip():
+            raise self.wrong(option, value, "Give a name")
+        return value
+
+    def flag(self, option: str, value: bool) -> bool:
+        """Return the value of an option that must be true or false.
+
+        A string is refused: "False", as it comes from the environment, would count as true.
+        """
+        if not isinstance(value, bool):
+            raise self.wrong(option, value, "Set it to True or False")
+        return value
+
+    def mapping(self, option: str, value: Mapping[str, str] | None) -> Mapping[str, str]:
+        """Return the value of an option that must be a dict, or empty.
+
+        The error does not quote the value: it may be a secret.
+        """
+        if value is not None and not isinstance(value, Mapping):
+            raise ImproperlyConfigured(f"{option} is not a dict. Give a dict of names and values.")
+        return value or {}
+
+    def seconds(self, option: str, value: float) -> float:
+        """Return the value of an option that must be a positive number of seconds."""
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and 0 < value <= ENDLESS):
+            raise self.wrong(option, value, f"Set it to seconds above zero, up to {ENDLESS:,}")
+        return value
 
 
 class Provider(Options, ABC):
@@ -30,7 +123,7 @@ class Provider(Options, ABC):
     which passes all others to the base class.
     """
 
-    plain_text: Final = "hello"
+    health_check_text: Final = "hello"
     """A text that every model can embed: if it fails, the server is at fault, not the texts."""
 
     quotes_no_text = False
@@ -64,14 +157,15 @@ class Provider(Options, ABC):
             raise self.wrong("too_long", too_long, 'Set it to "cut", "split" or "refuse"')
         self.too_long = too_long
         self.clock = clock
-        self.token_pace = Pace(clock)
-        self.text_pace = Pace(clock)
+        self.token_size = AdaptiveSize(clock)
+        self.text_size = AdaptiveSize(clock)
         self.learnt_characters: int | None = None
         self.told_digest: str | None = None
         """The model's digest, as last read from the server."""
         self.is_metered = False
         """Whether to count ``sent``. Off by default, because counting tokens takes time."""
-        self._meter = Meter()
+        self._sent: Counter[str] = Counter()
+        self._sent_lock = threading.Lock()
         self.canary = Canary(self)
         self.context = Context(self)
 
@@ -111,13 +205,13 @@ class Provider(Options, ABC):
 
         The outcome ``ProviderUnavailable`` means that the server went down before it got this
         text: charge it no attempt. ``ProviderLost`` means that it went down while it had this
-        text. ``ask_first``: send nothing unless the server now embeds a plain word.
-        ``suspected``: the kind of outage that a text may have caused. See ``sift.Suspected``.
+        text. ``ask_first``: send nothing unless the server now passes a health check.
+        ``suspected``: the kind of outage that a text may have caused. See ``batching.Suspected``.
 
         Raises:
             ProviderUnavailable: no text was embedded, and none is to blame. Charge none.
         """
-        outcomes = Sift(self, texts, suspected=suspected).run(ask_first=ask_first)
+        outcomes = isolate_failures(self, texts, ask_first=ask_first, suspected=suspected)
         return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
@@ -133,7 +227,7 @@ class Provider(Options, ABC):
         for cuts in range(cutting.MAX_CUTS + 1):
             prefixed = self.query_prefix + shortened
             try:
-                with raising.provider_errors(self, texts=[text]):
+                with answers.provider_errors(self, texts=[text]):
                     answer = self.embed_query_batch([prefixed], timeout_seconds=timeout_seconds)
                     unit, faults = self.check(answer, count=1)
                 break
@@ -165,8 +259,10 @@ class Provider(Options, ABC):
             ProviderError: ``embed_batch`` failed. Any other error that it raises is converted.
         """
         if self.is_metered:
-            self._meter.add(requests=1, tokens=sum(map(self.weigh_document, texts)))
-        with raising.provider_errors(self, texts=texts):
+            tokens = sum(map(self.weigh_document, texts))
+            with self._sent_lock:
+                self._sent.update(requests=1, tokens=tokens)
+        with answers.provider_errors(self, texts=texts):
             answer = self.embed_batch([self.document_prefix + text for text in texts])
             return self.check(answer, count=len(texts))
 
@@ -222,7 +318,7 @@ class Provider(Options, ABC):
 
     def identity(self) -> dict[str, str | int | None]:
         """Return what must be equal for vectors to be comparable. Raises as ``model_digest``."""
-        return {**self.declared(), "digest": raising.digest(self)}
+        return {**self.declared(), "digest": answers.digest(self)}
 
     @property
     def max_input_tokens(self) -> int | None:
@@ -232,7 +328,7 @@ class Provider(Options, ABC):
     @property
     def texts_per_request(self) -> int:
         """How many texts one request may have at present. Fewer after batches were too large."""
-        return min(self.batch_size, self.text_pace.limit or self.batch_size)
+        return min(self.batch_size, self.text_size.limit or self.batch_size)
 
     def count_tokens(self, text: str) -> int | None:
         """Return the exact number of tokens, or None if no tokenizer is available."""
@@ -244,7 +340,7 @@ class Provider(Options, ABC):
         The estimate is one token per three bytes: a token is about four English letters, or one
         Chinese character (three bytes).
         """
-        counted = raising.counted(self, text)
+        counted = answers.counted(self, text)
         return len(text.encode(errors="replace")) // 3 + 1 if counted is None else counted
 
     def weigh_document(self, text: str) -> int:
@@ -262,11 +358,12 @@ class Provider(Options, ABC):
     @property
     def sent(self) -> dict[str, int]:
         """How many ``requests`` and ``tokens`` of documents have been sent so far."""
-        return self._meter.total
+        with self._sent_lock:
+            return dict(self._sent)
 
     def probe(self) -> Probe:
         """Embed one word, and report the result. Errors are reported too, not raised."""
-        return probes.look(self)
+        return probes.probe(self)
 
     def warm_up(self) -> None:
         """Load a model that runs in this process now, not at the first request.

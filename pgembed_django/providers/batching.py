@@ -1,7 +1,7 @@
-"""Embed texts so that a bad one fails alone (I7) and an outage charges none (I8).
+"""Send texts in batches so that a bad one fails alone (I7) and an outage charges none (I8).
 
 A failure does not say whose fault it was: the server may have had a bad moment. So a text is
-charged only after it failed alone, at least twice, and plain words were embedded in between. Only
+charged only after it failed alone, at least twice, and health checks succeeded in between. Only
 "too long" is believed at once.
 
 The texts are sent in groups, one request each. Those that fail are sent again in smaller groups,
@@ -15,23 +15,24 @@ InputRefused           halves              is sent again twice, then charged
 BatchTooLarge          halves              as InputTooLong
 ProviderTimeout        halves              is sent again twice, then charged
 ProviderError          halves              is sent again twice, then charged
-ProviderMisconfigured  as ProviderError if a plain word was embedded lately, or else an outage
-ProviderUnavailable    an outage, with the texts in doubt if such an outage is ``suspected``
+ProviderMisconfigured  as ProviderError if a health check succeeded lately, or else an outage
+ProviderUnavailable    an outage, with the texts as suspects if such an outage is ``suspected``
 no vector              halves              is sent again twice, then charged
 =====================  ==================  ====================================================
 
 In the last line, the request was answered, but some of its vectors are zeros or not finite.
 
-If a plain word fails too, it is an outage, which ends the run: texts without an outcome are given
+If a health check fails too, it is an outage, which ends the run: texts without an outcome are given
 back. So does reaching a limit on the most expensive failures, ProviderTimeout and ProviderError.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -43,62 +44,149 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import plainly
 from pgembed_django.providers.answers import Embedded, Vectors
 from pgembed_django.providers.cuts import Cuts
-from pgembed_django.providers.pace import fitting_one_request
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
+
+HOLD_SECONDS: Final = 120.0
+"""How long to keep a smaller size before it is doubled."""
 
 MAX_TIMEOUTS: Final = 4
 """After this many time-outs the rest of the texts are given back, because each takes long."""
 
 TRIES: Final = 3
-"""After how many failures alone a text is charged. A plain word is sent after the first and last of
+"""After how many failures alone a text is charged. A health check follows the first and last of
 them. The others follow each other directly: if every second answer is bad, because one of two
 replicas is broken, one of them is good."""
 
 Suspected = type[ProviderUnavailable] | None
-"""The kind of outage that a text may have caused, because a plain word was embedded lately."""
+"""The kind of outage that a text may have caused, because a health check succeeded lately."""
+
+Outcome = Embedded | ProviderError
 
 Group = list[int]
 """The indexes of the texts for one request."""
 
 
-class Sift:
-    """One call of ``embed_each``."""
+class AdaptiveSize:
+    """A limit that is halved by a failure, held for a while, and doubled by later successes.
 
-    def __init__(
-        self, provider: Provider, texts: Sequence[str], *, suspected: Suspected = None
-    ) -> None:
+    The caller chooses what it counts: texts or tokens. Threads may share it.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, hold_seconds: float = HOLD_SECONDS) -> None:
+        self._clock = clock
+        self._hold_seconds = hold_seconds
+        self._lock = threading.Lock()
+        self.limit: int | None = None
+        """How much one request may contain. None: no limit."""
+        self._too_much = 0
+        self._changed_at = 0.0
+
+    def failed(self, size: int) -> None:
+        """Allow half of this size from now on: a request of it was too large."""
+        with self._lock:
+            half = max(1, size // 2)
+            # A thread that started before the limit fell must not raise it.
+            if self.limit is None or half < self.limit:
+                self._too_much = size if self.limit is None else max(size, self._too_much)
+                self.limit = half
+            self._changed_at = self._clock()
+
+    def succeeded(self) -> None:
+        """Note an answered request. Doubles the limit, if the last change was long enough ago."""
+        with self._lock:
+            if self.limit is None or self._clock() - self._changed_at < self._hold_seconds:
+                return
+            self._changed_at = self._clock()
+            self.limit *= 2
+            if self.limit > self._too_much:
+                self.limit = None
+
+
+def fitting_one_request(provider: Provider, texts: Sequence[str]) -> int:
+    """Return how many of the first texts one request may contain: at least one."""
+    fitting = min(len(texts), provider.texts_per_request)
+    room = min(provider.token_size.limit or math.inf, provider.max_tokens_per_batch or math.inf)
+    if room == math.inf:  # counting tokens takes time
+        return fitting
+    for count, text in enumerate(texts[:fitting]):
+        room -= provider.weigh(text)
+        if room < 0 and count:
+            return count
+    return fitting
+
+
+def check_health(provider: Provider) -> None:
+    """Raise ``ProviderUnavailable`` unless the provider now embeds a text that any model can."""
+    try:
+        _, faults = provider.answer([provider.health_check_text])
+    except ProviderLost as error:
+        raise as_kind(ProviderUnavailable, error) from error
+    except ProviderUnavailable:
+        raise
+    except InputRefused as error:
+        raise ProviderMisconfigured(f"Even the health check is refused: {error}") from error
+    except ProviderError as error:
+        raise ProviderUnavailable(str(error)) from error
+    if faults[0]:
+        raise ProviderMisconfigured(f"{provider} answered {faults[0]} to the health check.")
+
+
+def as_kind(kind: type[ProviderUnavailable], outage: ProviderUnavailable) -> ProviderUnavailable:
+    """Return the same outage as an exception of another kind."""
+    return kind(str(outage), retry_after_seconds=outage.retry_after_seconds)
+
+
+def isolate_failures(
+    provider: Provider,
+    texts: Sequence[str],
+    *,
+    ask_first: bool = False,
+    suspected: Suspected = None,
+) -> list[Outcome]:
+    """Return one outcome per text. See ``Provider.embed_each``."""
+    return _Run(provider, texts, suspected).outcomes(ask_first=ask_first)
+
+
+class _Run:
+    """One call of ``isolate_failures``."""
+
+    def __init__(self, provider: Provider, texts: Sequence[str], suspected: Suspected) -> None:
         self._provider = provider
         self._suspected = suspected
         self._texts = Cuts(provider, texts)
-        self._outcomes: dict[int, Embedded | ProviderError] = {}
+        self._outcomes: dict[int, Outcome] = {}
         self._cut_silently_before: set[int] = set()
         """Whether less of them is also too much is asked, unlike for what the server refuses."""
-        self._in_doubt: set[int] = set()
+        self._suspects: set[int] = set()
         """Sent but not embedded since the last success: one may have brought the provider down."""
-        self._asked_plainly = False
+        self._is_healthy = False
+        """Whether a health check has succeeded in this run."""
         self._failed_alone: Counter[int] = Counter()
-        # Finding one culprit among n takes log2(n) failures, and a few more to be sure.
-        self._unclear_left = 4 * math.ceil(math.log2(len(texts) + 1)) + 4
-        self._timeouts_left = MAX_TIMEOUTS
+        self._failures_left: dict[type[ProviderError], int] = {
+            ProviderTimeout: MAX_TIMEOUTS,
+            # Finding one culprit among n takes log2(n) failures, and a few more to be sure.
+            ProviderError: 4 * math.ceil(math.log2(len(texts) + 1)) + 4,
+        }
 
-    def run(self, *, ask_first: bool = False) -> list[Embedded | ProviderError]:
-        """Return one outcome per text. See ``Provider.embed_each``."""
+    def outcomes(self, *, ask_first: bool) -> list[Outcome]:
+        """Return one outcome per text, or raise the outage if it prevented all of them."""
         if ask_first:
-            self._ask_plainly(again=True)
+            self._check_health(again=True)
         group = self._worth_sending()
         outcomes_before = len(self._outcomes)
         outage = self._send_all(group)
         if outage is not None:
-            if len(self._outcomes) == outcomes_before and not self._in_doubt:
+            if len(self._outcomes) == outcomes_before and not self._suspects:
                 raise outage
-            if len(self._in_doubt) == len(self._texts):
-                raise plainly.as_kind(ProviderLost, outage)
-            self._give_back(outage)
+            if len(self._suspects) == len(self._texts):
+                raise as_kind(ProviderLost, outage)
+            for index in range(len(self._texts)):
+                kind = ProviderLost if index in self._suspects else ProviderUnavailable
+                self._outcomes.setdefault(index, as_kind(kind, outage))
         return [self._outcomes[index] for index in range(len(self._texts))]
 
     def _worth_sending(self) -> Group:
@@ -126,12 +214,6 @@ class Sift:
             return outage
         return None
 
-    def _give_back(self, outage: ProviderUnavailable) -> None:
-        """Give back the texts without an outcome. Those in doubt get ``ProviderLost``."""
-        for index in range(len(self._texts)):
-            kind = ProviderLost if index in self._in_doubt else ProviderUnavailable
-            self._outcomes.setdefault(index, plainly.as_kind(kind, outage))
-
     def _send(self, group: Group) -> list[Group]:
         """Embed a group. If it fails, return the groups to send instead."""
         try:
@@ -146,13 +228,19 @@ class Sift:
         except ProviderTimeout as error:
             return self._too_slow(group, error)
         except ProviderMisconfigured as error:
-            return self._denied(group, error)
+            # For instance, a firewall answers 403 to a text that contains a script.
+            if self._suspected is None or error.retry_after_seconds:
+                raise
+            said = f"{error} The health check is answered, so it is about this text."
+            return self._divided(group, error, charged=ProviderError(said))
         except ProviderUnavailable as error:
             if isinstance(error, ProviderLost) or self._suspected is ProviderUnavailable:
-                self._in_doubt.update(group)
+                self._suspects.update(group)
             raise
         except ProviderError as error:
-            return self._unclear(group, error)
+            # A broken answer or a 5xx: it may be temporary, or the fault of a text.
+            self._suspects.update(group)
+            return self._divided(group, error, charged=error)
         return self._answered(group, vectors, faults)
 
     def _answered(
@@ -160,9 +248,9 @@ class Sift:
     ) -> list[Group]:
         """Note the vectors. Return the groups to send again, of texts without a vector."""
         silently = self._cut_silently(group, vectors)
-        self._in_doubt.clear()
-        self._provider.token_pace.succeeded()
-        self._provider.text_pace.succeeded()
+        self._suspects.clear()
+        self._provider.token_size.succeeded()
+        self._provider.text_size.succeeded()
         faulty = {}
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if index in silently:
@@ -181,13 +269,13 @@ class Sift:
         groups = [shorter] if shorter else []
         if not faulty:
             return groups
-        self._in_doubt.update(faulty)
+        self._suspects.update(faulty)
         if len(faulty) == 1 < len(group):
-            return [*groups, list(faulty)]  # it had company
+            return [*groups, list(faulty)]  # it shared a batch
         return groups + self._failed(list(faulty), next(iter(faulty.values())))
 
     def _cut_silently(self, group: Group, vectors: Vectors) -> Group:
-        """Return the texts that the server has cut without a word."""
+        """Return the texts that the server has cut without reporting it."""
         if not self._provider.may_cut_silently:
             return []
         # Those that were cut because the server had refused them are marked in any case.
@@ -207,83 +295,65 @@ class Sift:
             return _halves(sorted(group, key=lambda index: len(self._texts[index])))
         if self._texts.cut_again(group[0], error):
             return [group]
-        self._ask_plainly(again=False)
+        self._check_health()
         self._outcomes[group[0]] = error
         return []
 
     def _too_large(self, group: Group, error: BatchTooLarge) -> list[Group]:
         if len(group) > 1:
-            self._provider.text_pace.failed(len(group))
+            self._provider.text_size.failed(len(group))
             return _halves(group)
         return self._too_long(group, InputTooLong(str(error)))
 
     def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
         weight = sum(self._provider.weigh(self._texts[index]) for index in group)
-        # Lower the limit before sending a plain word, which may fail while the server still
-        # computes the abandoned request: the next request must be smaller in any case. Add an
-        # eighth, because the halves of a group are not equal.
-        self._provider.token_pace.failed(weight + weight // 8)
-        self._in_doubt.update(group)
+        # Lower the limit before the health check, which may fail while the server still computes
+        # the abandoned request: the next request must be smaller in any case. Add an eighth,
+        # because the halves of a group are not equal.
+        self._provider.token_size.failed(weight + weight // 8)
+        self._suspects.update(group)
         said = f"{error} Other texts are answered, so this one is too much for the server."
-        groups = self._failed(group, ProviderError(said))
-        self._timeouts_left -= 1
-        if groups and self._timeouts_left <= 0:
-            self._give_up(error)
-        return groups
+        return self._divided(group, error, charged=ProviderError(said))
 
-    def _unclear(self, group: Group, error: ProviderError) -> list[Group]:
-        """Bisect after a broken answer or a 5xx: it may be temporary, or the fault of a text."""
-        self._in_doubt.update(group)
-        return self._divided(group, error)
-
-    def _denied(self, group: Group, error: ProviderMisconfigured) -> list[Group]:
-        """Bisect after an apparently wrong key or model, if a plain word is embedded.
-
-        For instance, a firewall answers 403 to a text that contains a script.
-        """
-        if self._suspected is None or error.retry_after_seconds:
-            raise error
-        said = f"{error} A plain word is answered, so it is about this text."
-        return self._divided(group, ProviderError(said))
-
-    def _divided(self, group: Group, error: ProviderError) -> list[Group]:
-        groups = self._failed(group, error)
-        self._unclear_left -= 1
-        if groups and self._unclear_left <= 0:
-            self._give_up(error)
+    def _divided(
+        self, group: Group, error: ProviderError, *, charged: ProviderError
+    ) -> list[Group]:
+        """Return the groups to send instead. Each such failure is expensive, so few are allowed."""
+        groups = self._failed(group, charged)
+        kind = ProviderTimeout if isinstance(error, ProviderTimeout) else ProviderError
+        self._failures_left[kind] -= 1
+        if groups and self._failures_left[kind] <= 0:
+            # End the run like an outage. The provider does answer, so no text is a suspect.
+            self._suspects.clear()
+            raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
         return groups
 
     def _failed(self, group: Group, error: ProviderError) -> list[Group]:
         """Return the groups to send instead. Empty: it was one text, which is charged now."""
         if len(group) > 1:
-            self._ask_plainly(again=False)
+            self._check_health()
             return _halves(group)
         [index] = group
         self._failed_alone[index] += 1
         times = self._failed_alone[index]
         if times == 1 or times >= TRIES:
-            self._ask_plainly(again=True)
+            self._check_health(again=True)
         if times < TRIES:
             return [group]
         self._outcomes[index] = error
         return []
 
-    def _give_up(self, error: ProviderError) -> NoReturn:
-        """End the run like an outage. The provider does answer, so no text is in doubt."""
-        self._in_doubt.clear()
-        raise ProviderUnavailable(str(error), retry_after_seconds=0) from error
+    def _check_health(self, *, again: bool = False) -> None:
+        """Raise ``ProviderUnavailable`` unless the provider passes a health check.
 
-    def _ask_plainly(self, *, again: bool) -> None:
-        """Raise ``ProviderUnavailable`` unless the provider embeds a plain word.
-
-        ``again``: ask now. Otherwise it is enough that it did so earlier in this run.
+        ``again``: now. Otherwise it is enough that it did so earlier in this run.
         """
-        if self._asked_plainly and not again:
+        if self._is_healthy and not again:
             return
-        plainly.ask(self._provider)
-        self._asked_plainly = True
+        check_health(self._provider)
+        self._is_healthy = True
         self._suspected = self._suspected or ProviderMisconfigured
-        self._in_doubt.clear()
+        self._suspects.clear()
 
 
 def _halves(group: Group) -> list[Group]:

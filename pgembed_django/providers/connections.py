@@ -1,12 +1,23 @@
-"""Send requests to one server, and read the full answers. Knows nothing about embeddings."""
+"""Keep-alive connections to one server, each request within a deadline.
+
+The time-outs of ``requests`` limit each wait, so a server that sends a byte now and then, or a name
+with many addresses, prolongs them for ever. Only the lookup of a name cannot be limited.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
+import socket
+import ssl
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
@@ -14,6 +25,10 @@ from weakref import WeakSet
 
 import requests
 import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+from urllib3.util.ssl_ import create_urllib3_context
 
 from pgembed_django.exceptions import (
     ProviderError,
@@ -21,13 +36,41 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import causes, deadlines, parsing
+from pgembed_django.providers import answers
 
 MAX_REDIRECTS: Final = 3
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
 MAX_ANSWER_BYTES: Final = 2**28
 """Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer must be something else."""
+
+
+class _Deadline(threading.local):
+    """When each thread's request must have ended."""
+
+    at = math.inf
+
+
+_deadline = _Deadline()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """End whatever this thread does with its connections after ``seconds``, if not before."""
+    outer = _deadline.at
+    _deadline.at = min(outer, time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _deadline.at = outer
+
+
+def left() -> float:
+    """Return how many seconds are left. Raises ``TimeoutError`` if none are."""
+    seconds = _deadline.at - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("timed out")
+    return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +87,7 @@ class Answer:
 
     def numbers(self) -> Any:
         """Return the body's value as ``json`` does, but a list of numbers may be an array."""
-        return self._value(parsing.loads)
+        return self._value(answers.loads)
 
     def _value(self, loads: Callable[[bytes], Any]) -> Any:
         try:
@@ -53,8 +96,8 @@ class Answer:
             return None
 
 
-class Wire:
-    """Keep-alive connections to one server. Each thread has a pool of its own."""
+class Client:
+    """Sends requests to one server. Each thread has a session of its own."""
 
     def __init__(
         self,
@@ -89,7 +132,7 @@ class Wire:
         if payload is not None:
             text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
             body = text.encode(errors="replace")
-        with deadlines.within(timeout_seconds):
+        with within(timeout_seconds):
             return self._follow(method, url, body, timeout_seconds)
 
     def close(self) -> None:
@@ -129,9 +172,9 @@ class Wire:
             try:
                 return self._send_once(method, url, body, timeout_seconds)
             except requests.ConnectionError as error:
-                if not causes.was_connected(error):
+                if not _was_connected(error):
                     raise ProviderUnavailable(
-                        f"{self.base_url}: {causes.of(error)}. {causes.remedy(error)}"
+                        f"{self.base_url}: {_cause(error)}. {_remedy(error)}"
                     ) from None
                 if is_last:
                     break
@@ -165,9 +208,9 @@ class Wire:
         except (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             raise too_late from None
         except requests.exceptions.SSLError as error:
-            raise ProviderMisconfigured(f"{self.base_url}: {causes.of(error)}.") from None
+            raise ProviderMisconfigured(f"{self.base_url}: {_cause(error)}.") from None
         except requests.ConnectionError:
-            if deadlines.is_over():  # while the request was being sent
+            if time.monotonic() >= _deadline.at:  # while the request was being sent
                 raise too_late from None
             raise
         except (requests.RequestException, ValueError) as error:
@@ -201,7 +244,7 @@ class Wire:
                 raise ProviderError(
                     f"{self.base_url} answered more than {mib} MiB, which is too long to read."
                 )
-            deadlines.left()
+            left()
         return bytes(content)
 
     def _session(self) -> requests.Session:
@@ -215,7 +258,7 @@ class Wire:
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
             session.verify = _certificates(self.base_url)
             for scheme in ("http://", "https://"):
-                session.mount(scheme, deadlines.Adapter())
+                session.mount(scheme, Adapter())
             # No compression: numbers hardly compress, and it costs the server time.
             session.headers.update(
                 {
@@ -241,3 +284,111 @@ def _certificates(base_url: str) -> str:
                 )
             return path
     return requests.utils.DEFAULT_CA_BUNDLE_PATH
+
+
+def _was_connected(error: requests.ConnectionError) -> bool:
+    """Return whether the connection broke (reset, broken pipe) after it was established."""
+    return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
+
+
+def _cause(error: requests.RequestException) -> str:
+    """Return the innermost reason, such as "[Errno 111] Connection refused"."""
+    reason = _reason(error)
+    where = "its proxy: " if isinstance(reason, urllib3.exceptions.ProxyError) else ""
+    reason = getattr(reason, "original_error", reason)
+    return where + (str(reason).rpartition(": ")[2] or type(error).__name__)
+
+
+def _remedy(error: requests.ConnectionError) -> str:
+    """Return what to look at if no connection could be established."""
+    if isinstance(_reason(error), urllib3.exceptions.ProxyError):
+        return "Is the proxy of HTTP_PROXY or HTTPS_PROXY running, or is NO_PROXY missing?"
+    if os.strerror(errno.EMFILE) in _cause(error):
+        return "This process is at its limit of open files: see ulimit -n."
+    return "Is the server running, and is base_url right?"
+
+
+def _reason(error: requests.RequestException) -> object:
+    reason: object = error.args[0] if error.args else error
+    return getattr(reason, "reason", reason)
+
+
+def _limited(method: Callable[..., Any]) -> Any:
+    @wraps(method)
+    def limited(self: socket.socket, *args: Any, **options: Any) -> Any:
+        self.settimeout(left())
+        return method(self, *args, **options)
+
+    return limited
+
+
+class _Socket(socket.socket):
+    recv = _limited(socket.socket.recv)
+    recv_into = _limited(socket.socket.recv_into)
+    sendall = _limited(socket.socket.sendall)
+
+
+class _TlsSocket(ssl.SSLSocket):
+    do_handshake = _limited(ssl.SSLSocket.do_handshake)
+    recv = _limited(ssl.SSLSocket.recv)
+    recv_into = _limited(ssl.SSLSocket.recv_into)
+    send = _limited(ssl.SSLSocket.send)  # sendall sends many times
+
+
+class _Connection(HTTPConnection):
+    """The time-out for connecting covers all addresses, the proxy's answer and TLS together."""
+
+    def connect(self) -> None:
+        try:
+            with within(self.timeout or math.inf):
+                super().connect()
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"{self.host} accepted no connection") from error
+
+    def _new_conn(self) -> socket.socket:
+        """Connect to one of the name's addresses. One that is silent leaves time for the next."""
+        try:
+            found = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        failure: OSError | None = None
+        for ahead, (family, kind, protocol, _, address) in zip(
+            reversed(range(len(found))), found, strict=True
+        ):
+            try:
+                with socket.socket(family, kind, protocol) as opened:
+                    for option in self.socket_options or ():
+                        opened.setsockopt(*option)
+                    opened.settimeout(left() / 2 if ahead else left())
+                    opened.connect(address)
+                    return _Socket(fileno=opened.detach())
+            except OSError as error:
+                failure = error
+        if isinstance(failure, TimeoutError):
+            raise failure
+        raise NewConnectionError(self, f"Failed to establish a new connection: {failure}")
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    def connect(self) -> None:
+        self.ssl_context = create_urllib3_context()
+        self.ssl_context.sslsocket_class = _TlsSocket
+        if self.proxy_config and self._tunnel_scheme == "https":
+            # It proves the proxy's certificate too, and urllib3 loads none for it.
+            self.ssl_context.load_verify_locations(self.ca_certs, self.ca_cert_dir)
+            self.proxy_config = self.proxy_config._replace(ssl_context=self.ssl_context)
+        super().connect()
+
+
+_CLASSES: Final = {HTTPConnection: _Connection, HTTPSConnection: _TlsConnection}
+
+
+class Adapter(HTTPAdapter):
+    """Opens connections that keep the deadline. Those through a SOCKS proxy do not."""
+
+    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
+        pool: Any = super().get_connection_with_tls_context(*args, **options)
+        # Looked up each time: recorders of cassettes replace the pool's class for a while.
+        given = type(pool).ConnectionCls
+        pool.ConnectionCls = _CLASSES.get(given, given)
+        return pool

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pgembed_django.exceptions import InputTooLong
-from pgembed_django.providers import cutting, raising
+from pgembed_django.providers import answers, cutting
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -40,7 +40,7 @@ class Cuts:
         """
         provider, text = self._provider, self._sent[index]
         prefix = provider.document_prefix
-        counted = raising.counted(provider, prefix + text)
+        counted = answers.counted(provider, prefix + text)
         if (limit * 12 >= len(text)) if counted is None else (counted <= limit):
             return None
         if provider.too_long != "cut":
@@ -48,7 +48,7 @@ class Cuts:
                 f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
             )
         self._sent[index] = cutting.to_tokens(
-            text, limit=limit, count=lambda start: raising.counted(provider, prefix + start)
+            text, limit=limit, count=lambda start: answers.counted(provider, prefix + start)
         )
         self._times[index] = 1
         return None

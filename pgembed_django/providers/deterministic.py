@@ -8,8 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from pgembed_django.providers.answers import Vectors
-from pgembed_django.providers.base import Provider
+from pgembed_django.providers.base import Provider, Vectors
 
 
 class DeterministicProvider(Provider):

@@ -7,16 +7,20 @@ import re
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers import answers, deadlines, errors, quoting
+from pgembed_django.providers import answers, connections, errors
 from pgembed_django.providers.answers import Vector, Vectors
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.connections import Answer, Wire
+from pgembed_django.providers.connections import Answer, Client
+
+MAX_WAIT_SECONDS: Final = 600.0
+"""The longest wait that a server, or any other provider, may ask for."""
 
 LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
 _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
@@ -49,14 +53,14 @@ class ServerProvider(Provider):
         self._plain_headers = dict(headers)
         self._header_envs = dict(header_envs)
         self._not_before = self.clock()
-        self._wire = Wire(
+        self.client = Client(
             base_url,
             connect_timeout_seconds=self.seconds(
                 "connect_timeout_seconds", connect_timeout_seconds
             ),
             headers=self._headers,
         )
-        self.base_url = self._wire.base_url
+        self.base_url = self.client.base_url
 
     @abstractmethod
     def embed_within(self, texts: Sequence[str], *, timeout_seconds: float) -> Vectors:
@@ -67,7 +71,7 @@ class ServerProvider(Provider):
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
         # All requests together: a text that is too long takes several.
-        with deadlines.within(timeout_seconds or self.query_timeout_seconds):
+        with connections.within(timeout_seconds or self.query_timeout_seconds):
             return super().embed_query(text, timeout_seconds=timeout_seconds)
 
     def embed_query_batch(self, texts: Sequence[str], *, timeout_seconds: float | None) -> Vectors:
@@ -77,15 +81,15 @@ class ServerProvider(Provider):
 
     @property
     def connection(self) -> object | None:
-        return self._wire.connection
+        return self.client.connection
 
     def close(self) -> None:
-        self._wire.close()
+        self.client.close()
 
     def ask(
         self, method: str, path: str, payload: object = None, *, timeout_seconds: float
     ) -> Answer:
-        """Return the server's answer, whatever its status. See ``Wire.request``.
+        """Return the server's answer, whatever its status. See ``Client.request``.
 
         Raises:
             ProviderUnavailable: the server is down, or has asked to wait: then no request is sent.
@@ -96,8 +100,8 @@ class ServerProvider(Provider):
                 f"{self.base_url} asked to wait for another {wait:.1f} s.",
                 retry_after_seconds=wait,
             )
-        answer = self._wire.request(method, path, payload, timeout_seconds=timeout_seconds)
-        seconds = errors.wait_seconds(answer.headers, now=time.time())
+        answer = self.client.request(method, path, payload, timeout_seconds=timeout_seconds)
+        seconds = wait_seconds(answer.headers, now=time.time())
         if seconds:
             self._not_before = self.clock() + seconds
         return answer
@@ -127,7 +131,7 @@ class ServerProvider(Provider):
         return errors.classify(
             answer.status,
             self._quote(answer, texts),
-            wait_seconds=errors.wait_seconds(answer.headers, now=time.time()),
+            wait_seconds=wait_seconds(answer.headers, now=time.time()),
             where=self.base_url,
             remedy=self.remedy(answer.status),
         )
@@ -142,8 +146,8 @@ class ServerProvider(Provider):
 
     def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
         secrets = [self._secret(name) for name in self._secret_names()]
-        return quoting.quote(
-            quoting.said(answer.body),
+        return errors.quote(
+            errors.reason_of(answer.body),
             # Of "Basic …", a server may quote what comes after the scheme.
             secrets=[part for secret in secrets for part in (secret, secret.split()[-1])],
             texts=[
@@ -213,7 +217,7 @@ class ServerProvider(Provider):
                 raise ImproperlyConfigured(
                     f"headers has {type(value).__name__} for {header!r}. Give a string."
                 )
-            if _SECRET_HEADER.search(header) or quoting.has_secret(str(value)):
+            if _SECRET_HEADER.search(header) or errors.has_secret(str(value)):
                 raise ImproperlyConfigured(
                     f"headers holds {header!r}, which would be stored in the database. "
                     "Put the name of an environment variable into header_envs instead."
@@ -226,3 +230,52 @@ class ServerProvider(Provider):
                 raise ImproperlyConfigured(
                     "api_key_env and header_envs take names of environment variables, not secrets."
                 )
+
+
+def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
+    """Return how many seconds the server asks to wait, or None.
+
+    ``headers`` must be case-insensitive.
+
+    Source: RFC 9110 section 10.2.3; OpenAI "Rate limits", the headers x-ratelimit-*.
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return _granted(milliseconds / 1000)
+    after = headers.get("retry-after", "")
+    seconds = _number(after)
+    if seconds is not None:
+        return _granted(seconds)
+    until = _date(after)
+    if until is not None:
+        # Relative to the server's clock if it sends the time: ours may be wrong.
+        told = _date(headers.get("date", ""))
+        return _granted(until - (now if told is None else told))
+    waits = [
+        _duration(headers.get(f"x-ratelimit-reset-{what}", ""))
+        for what in ("requests", "tokens")
+        if _number(headers.get(f"x-ratelimit-remaining-{what}")) == 0
+    ]
+    return _granted(max(waits)) if waits else None
+
+
+def _granted(seconds: float) -> float:
+    return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
+
+
+def _number(value: str | None) -> float | None:
+    return float(value) if value and re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", value) else None
+
+
+def _date(value: str) -> float | None:
+    try:
+        return parsedate_to_datetime(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _duration(value: str) -> float:
+    """Return the seconds in a value such as "6m0s", "20ms" or "1.5". Zero: it is none of these."""
+    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", value)
+    return sum(float(number) * units[unit] for number, unit in parts) or _number(value) or 0.0

@@ -13,7 +13,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import answers, ollama_host
+from pgembed_django.providers import answers
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.connections import Answer
 from pgembed_django.providers.http import ServerProvider
@@ -28,6 +28,9 @@ DIGEST_SECONDS: Final = 60.0
 BATCHES_SINCE: Final = (0, 2, 6)
 IN_ORDER_SINCE: Final = (0, 3, 5)
 """Older servers may silently return a batch in another order (Ollama issue 6187)."""
+
+DEFAULT_PORT: Final = "11434"
+_PORTS: Final = {"http": "80", "https": "443"}
 
 _DURATION: Final = re.compile(r"-?(?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0")
 
@@ -53,7 +56,7 @@ class OllamaProvider(ServerProvider):
     ) -> None:
         if base_url is not None:
             self.name("base_url", base_url)
-        where = ollama_host.url(base_url or os.environ.get("OLLAMA_HOST"))
+        where = base_url_of(base_url or os.environ.get("OLLAMA_HOST"))
         super().__init__(base_url=where, timeout_seconds=timeout_seconds, **common)
         # The same in every request: if num_ctx changed, the server would reload the model.
         self._constant: dict[str, Any] = {"model": self.model}
@@ -135,7 +138,9 @@ class OllamaProvider(ServerProvider):
         version = self._server_version()
         if version is None:
             try:
-                old = isinstance(self._embed_one(self.plain_text, timeout_seconds), answers.ROW)
+                old = isinstance(
+                    self._embed_one(self.health_check_text, timeout_seconds), answers.ROW
+                )
             except ModelMissing:
                 raise
             except ProviderError:
@@ -218,3 +223,40 @@ def _is_missing_route(answer: Answer) -> bool:
 def _tagged(name: object) -> str:
     full = str(name).lower()
     return full if ":" in full.rpartition("/")[2] else f"{full}:latest"
+
+
+def base_url_of(value: str | None) -> str:
+    """Return the base URL that a value of OLLAMA_HOST means, without a slash at its end.
+
+    Source: ollama envconfig/config.go, ``Host()`` and ``ConnectableHost()``.
+    """
+    host = (value or "").strip().strip("\"'").strip()
+    scheme, found, rest = host.partition("://")
+    if not found:
+        scheme, rest, port = "http", host, DEFAULT_PORT
+    else:
+        scheme = scheme.lower()
+        port = _PORTS.get(scheme, DEFAULT_PORT)
+    if rest == "ollama.com" and not found:
+        return "https://ollama.com:443"
+    rest, _, path = rest.partition("/")
+    user, at, rest = rest.rpartition("@")
+    name, given = _host_and_port(rest)
+    if given is not None:
+        is_port = given.isdecimal() and int(given) <= 65535
+        port = given if is_port else DEFAULT_PORT
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)  # noqa: S104
+    name = f"[{name}]" if ":" in name else name
+    path = path.strip("/")
+    return f"{scheme}://{user}{at}{name}:{port}" + (f"/{path}" if path else "")
+
+
+def _host_and_port(rest: str) -> tuple[str, str | None]:
+    """Return name and port of "host", "host:1", ":1", "::1", "[::1]" or "[::1]:1"."""
+    if rest.startswith("["):
+        name, _, port = rest[1:].partition("]")
+        return name, port[1:] if port.startswith(":") else None
+    if rest.count(":") > 1:
+        return rest, None
+    name, colon, port = rest.partition(":")
+    return name, port if colon else None

@@ -20,7 +20,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     did_you_mean,
 )
-from pgembed_django.providers import answers, quoting
+from pgembed_django.providers import answers, errors
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.http import ServerProvider
 from pgembed_django.text import clean
@@ -119,7 +119,7 @@ class OpenAIProvider(ServerProvider):
             return ""
         told = {**named[0], **_mapping(named[0].get("meta"))}
         facts = [f"{name} {told[name]}" for name in FACTS if isinstance(told.get(name), str | int)]
-        return clean(quoting.quote(", ".join(facts)))
+        return clean(errors.quote(", ".join(facts)))
 
     def doubt(self) -> str:
         models = self._listed()
@@ -131,7 +131,7 @@ class OpenAIProvider(ServerProvider):
         listed = f"It lists {many}{', '.join(map(repr, names[:NAMED]))}."
         return (
             f"{self.base_url} does not list the model {self.model!r}. "
-            f"{quoting.quote(did_you_mean(self.model, names) + listed)} "
+            f"{errors.quote(did_you_mean(self.model, names) + listed)} "
             "Some servers answer any name, with whatever model they have. Correct MODEL, unless "
             "it is an alias of the right one."
         )
@@ -141,7 +141,7 @@ class OpenAIProvider(ServerProvider):
 
         Not by ``ask``: if this route is limited, texts need not wait.
         """
-        answer = self._wire.request("GET", "/models", timeout_seconds=LIST_SECONDS)
+        answer = self.client.request("GET", "/models", timeout_seconds=LIST_SECONDS)
         value = answer.json() if answer.status == 200 else None
         models = value.get("data") if isinstance(value, dict) else value  # some send a bare list
         return [one for one in _list(models) if isinstance(one, dict)]

@@ -14,7 +14,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import answers, raising
+from pgembed_django.providers import answers
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -92,14 +92,14 @@ class Report:
         return min(size for each, size in answered if each <= fastest * NEARLY_AS_FAST)
 
 
-def look(provider: Provider) -> Probe:
+def probe(provider: Provider) -> Probe:
     """Embed one word, and report the result. Errors are reported too, not raised."""
     started = time.monotonic()
     reachable, present, width, digest, message = True, None, None, None, ""
     try:
-        with raising.provider_errors(provider):
+        with answers.provider_errors(provider):
             answer = answers.matrix_of(
-                provider.embed_batch([provider.plain_text]), name=str(provider)
+                provider.embed_batch([provider.health_check_text]), name=str(provider)
             )
             present, width = True, int(answer.shape[-1])
             provider.check(answer, count=1)
@@ -126,15 +126,15 @@ def look(provider: Provider) -> Probe:
 
 
 def _doubt(provider: Provider) -> str:
-    with suppress(ProviderError), raising.provider_errors(provider):
+    with suppress(ProviderError), answers.provider_errors(provider):
         return provider.doubt()
     return ""
 
 
 def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:
     """Probe a provider. If it works, time batches of up to its ``batch_size``."""
-    probe = look(provider)
-    return Report(probe=probe, timings=tuple(timings(provider, clock=clock) if probe.ok else ()))
+    found = probe(provider)
+    return Report(probe=found, timings=tuple(timings(provider, clock=clock) if found.ok else ()))
 
 
 def context(provider: Provider) -> str:
@@ -159,7 +159,7 @@ def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:
     texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
     started = clock()
     try:
-        with raising.provider_errors(provider):
+        with answers.provider_errors(provider):
             provider.check(provider.embed_batch(texts), count=size)
     except ProviderError as error:
         return Timing(batch_size=size, milliseconds_per_text=None, message=str(error))

@@ -15,13 +15,12 @@ import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
-from pgembed_django.providers import forking
-from pgembed_django.providers.answers import Vectors
-from pgembed_django.providers.base import Provider
+from pgembed_django.providers.base import Provider, Vectors
+from pgembed_django.threads import fork_safe_lock
 
 WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
 
-_loading: Final = forking.lock()
+_loading: Final = fork_safe_lock()
 
 
 class _Loaded(NamedTuple):
@@ -146,4 +145,4 @@ def _load(
         local_files_only=local_files_only,
         revision=revision,
     )
-    return _Loaded(loaded, encoding=forking.lock())
+    return _Loaded(loaded, encoding=fork_safe_lock())

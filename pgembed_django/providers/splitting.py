@@ -14,7 +14,7 @@ import numpy as np
 from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.providers import cutting
 from pgembed_django.providers.answers import Embedded, Vector
-from pgembed_django.providers.batching import Sift
+from pgembed_django.providers.batching import isolate_failures
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -38,7 +38,7 @@ def embed_halved(
         return list(outcomes)
     pieces = [piece for both in halves.values() for piece in both]
     try:
-        found: list[Outcome] = Sift(provider, pieces).run()
+        found: list[Outcome] = isolate_failures(provider, pieces)
     except ProviderUnavailable as error:
         found = [error] * len(pieces)
     found = embed_halved(provider, pieces, found, halvings=halvings + 1)

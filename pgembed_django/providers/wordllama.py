@@ -13,9 +13,8 @@ from typing import Any, Final
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django.providers import forking
-from pgembed_django.providers.answers import Vectors
-from pgembed_django.providers.base import Provider
+from pgembed_django.providers.base import Provider, Vectors
+from pgembed_django.threads import fork_safe_lock
 
 WIDTHS: Final = (64, 128, 256)
 """The wheel contains 256 dimensions; the first 64 or 128 are usable as vectors on their own."""
@@ -23,7 +22,7 @@ WIDTHS: Final = (64, 128, 256)
 TOKENS_AT_ONCE: Final = 8192
 """How many token vectors to hold in memory at once: 8 MB."""
 
-_loading = forking.lock()
+_loading = fork_safe_lock()
 
 
 class WordLlamaProvider(Provider):

@@ -21,7 +21,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.models import Space
-from pgembed_django.providers import deadlines, raising, recognition
+from pgembed_django.providers import answers, connections, recognition
 from pgembed_django.providers.base import Vector
 from pgembed_django.providers.recognition import AnotherModel, Known
 from pgembed_django.text import clean
@@ -154,14 +154,14 @@ class QueryVectors:
         spaces.ask_for_weights([space])
         provider = spaces.provider_of_texts(space)
         # A user's class may override embed_query, and raise or return anything.
-        with raising.provider_errors(provider):
+        with answers.provider_errors(provider):
             found = provider.embed_query(text, timeout_seconds=seconds)
             unit, [fault] = provider.check([found], count=1)
         if fault:
             raise ProviderError(f"{provider} answered {fault} for the query.")
         if known is not None:
             # Each of its texts may take as long as the query.
-            with deadlines.within(seconds * len(recognition.TEXTS)):
+            with connections.within(seconds * len(recognition.TEXTS)):
                 look = provider.canary.look([known], seconds=conf.usable("canary_seconds"))
             if known in look.strangers:
                 raise look.strangers[known]

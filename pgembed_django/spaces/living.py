@@ -17,9 +17,8 @@ from django.utils.module_loading import import_string
 from pgembed_django import conf, database, events, providers
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
-from pgembed_django.providers import raising
+from pgembed_django.providers import NotInstalled, answers
 from pgembed_django.providers.base import Provider
-from pgembed_django.providers.lost import LostProvider
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
@@ -71,7 +70,7 @@ def warm_up(specs: Iterable[Spec], *, using: str) -> None:
     for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
         provider = provider_of(space)
         try:
-            with raising.provider_errors(provider):
+            with answers.provider_errors(provider):
                 provider.warm_up()
         except ProviderError as error:
             events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
@@ -106,7 +105,7 @@ def provider_of(space: Space) -> Provider:
 
     It is the declared provider if that makes the same vectors, so that a corrected address or
     time-out takes effect at once. Otherwise one is built from what is stored in the space. If that
-    fails, a ``LostProvider`` takes its place, which is always down, so that other spaces go on.
+    fails, a ``NotInstalled`` takes its place, which is always down, so that other spaces go on.
     """
     try:
         if _may_be_declared(space):
@@ -129,7 +128,7 @@ def provider_of(space: Space) -> Provider:
 def provider_of_texts(space: Space) -> Provider:
     """Return the provider to embed texts with: ``provider_of``, if it has the space's weights.
 
-    Otherwise a ``LostProvider``. Call ``ask_for_weights`` first, or the weights are unknown, unless
+    Otherwise a ``NotInstalled``. Call ``ask_for_weights`` first, or the weights are unknown, unless
     a worker has seen by what they make that they are others.
     """
     if space.exchanged and conf.current().canary_seconds:
@@ -149,12 +148,12 @@ def is_of(space: Space, provider: Provider) -> bool:
 def ask_for_weights(spaces: Iterable[Space]) -> None:
     """Have the providers of spaces read their models' digests: a tag may have been pulled again."""
     for provider in {provider_of(space) for space in spaces if space.model_digest}:
-        with suppress(ProviderError), raising.provider_errors(provider):
-            raising.digest(provider)
+        with suppress(ProviderError), answers.provider_errors(provider):
+            answers.digest(provider)
 
 
-def _lost(space: Space, why: str) -> LostProvider:
-    return LostProvider(
+def _lost(space: Space, why: str) -> NotInstalled:
+    return NotInstalled(
         alias=space.provider,
         model=space.model,
         dimensions=space.dimensions,

@@ -21,7 +21,7 @@ from pgembed_django import conf, events, providers, specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.once import Told
-from pgembed_django.providers import raising
+from pgembed_django.providers import answers
 from pgembed_django.providers.base import Provider
 from pgembed_django.spaces.living import is_of, live
 from pgembed_django.specs import Spec
@@ -63,7 +63,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
 def _identity(provider: Provider) -> Identity | None:
     """Return the provider's identity, or None if its digest cannot be read at the moment."""
     try:
-        with raising.provider_errors(provider):
+        with answers.provider_errors(provider):
             identity: Identity = provider.identity()
     except ProviderError as error:
         # The server is down. The digest is learned when it is back.

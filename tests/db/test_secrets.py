@@ -24,7 +24,7 @@ from pgembed_django import providers, search
 from pgembed_django.checks import check_settings
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Space
-from pgembed_django.providers import quoting
+from pgembed_django.providers import errors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.testing import run_jobs
 from pgembed_django.tracing.spans import Spans
@@ -108,7 +108,7 @@ def test_what_servers_and_proxies_echo_is_shown_nowhere(
         "tables": str(rows()),
     }
     assert "192.0.2.1/v1: its proxy: " in read["console"]
-    told = {name for name, text in read.items() if quoting.HIDDEN in text}
+    told = {name for name, text in read.items() if errors.HIDDEN in text}
     assert told >= {"console", "log", "pages", "tables"}
     assert [name for name, text in read.items() if SECRET in text] == []
 

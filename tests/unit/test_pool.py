@@ -16,7 +16,7 @@ from pgembed_django.pool import (
 )
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
-from pgembed_django.providers.errors import MAX_WAIT_SECONDS
+from pgembed_django.providers.http import MAX_WAIT_SECONDS
 from tests.played import Clock
 
 DOWN = ProviderUnavailable("The server is down.")
@@ -129,7 +129,7 @@ def test_after_the_pause_it_is_asked_for_a_plain_word_with_nobodys_text(pool: Po
     future = pool.probe()
     assert not pool.is_to_be_probed, "one probe at a time"
     pool.ended(future)
-    assert pool.provider.asked[-1] == [pool.provider.plain_text]
+    assert pool.provider.asked[-1] == [pool.provider.health_check_text]
 
 
 def test_after_the_plain_word_one_request_goes_first_and_then_all(pool: Pool, clock: Clock):
@@ -182,7 +182,7 @@ def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
     alone = pool.submit(["a doubtful text"], exclusively=True)
 
     assert pool.free == 0
-    assert pool.provider.asked == [[pool.provider.plain_text], ["a doubtful text"]]
+    assert pool.provider.asked == [[pool.provider.health_check_text], ["a doubtful text"]]
     pool.ended(alone)
     assert pool.free == 3
 
@@ -192,7 +192,7 @@ def test_a_text_is_not_sent_alone_where_the_plain_word_fails(pool: Pool):
 
     future = pool.submit(["a doubtful text"], exclusively=True)
 
-    assert pool.provider.asked == [[pool.provider.plain_text]]
+    assert pool.provider.asked == [[pool.provider.health_check_text]]
     assert type(future.exception()) is ProviderUnavailable
 
 

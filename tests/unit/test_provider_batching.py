@@ -22,7 +22,7 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import pace
+from pgembed_django.providers import batching
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -80,7 +80,7 @@ def test_no_text_is_embedded_twice(make_provider: Make):
         if not any(text.startswith("bad") for text in asked)
         for text in asked
     ]
-    texts = [text for text in embedded if text != provider.plain_text]
+    texts = [text for text in embedded if text != provider.health_check_text]
     assert len(texts) == len(set(texts)) == 30
 
 
@@ -149,7 +149,7 @@ def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_prov
     assert max(len(asked) for asked in provider.played.asked) < 20
 
     for _ in range(2):
-        clock.now += pace.HOLD_SECONDS
+        clock.now += batching.HOLD_SECONDS
         provider.embed_each(texts)
     provider.played.seen.clear()
     provider.embed_each(texts)
@@ -218,7 +218,7 @@ def test_a_server_with_no_vector_for_anything_is_the_configurations_fault(
     answer = played.reply({"data": [{"embedding": bad, "index": 0}]})
     provider.played.faults.extend([answer, answer])
 
-    with pytest.raises(ProviderUnavailable, match=f"answered {said} for a plain word"):
+    with pytest.raises(ProviderUnavailable, match=f"answered {said} to the health check"):
         provider.embed_each(["one"])
 
 
@@ -249,7 +249,7 @@ def test_what_fitted_one_text_is_tried_first_with_the_next():
 def test_a_model_that_takes_nothing_at_all_is_the_configurations_fault(make_provider: Make):
     provider = make_provider(played.OpenAI(context=0))
 
-    with pytest.raises(ProviderUnavailable, match="Even a plain word"):
+    with pytest.raises(ProviderUnavailable, match="Even the health check"):
         provider.embed_each(["some words"])
 
 

@@ -22,7 +22,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import connections, parsing
+from pgembed_django.providers import answers, connections
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -268,7 +268,7 @@ def test_certificates_are_taken_from_the_environment(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(given))
     provider = make_provider(base_url="https://127.0.0.1:9/v1")
 
-    assert provider._wire._session().verify == str(given)
+    assert provider.client._session().verify == str(given)
 
 
 def test_certificates_that_are_not_there_are_told_by_their_variable(
@@ -306,19 +306,6 @@ def test_each_request_takes_the_key_of_its_own_time(
     assert sent == ["Bearer old", "Bearer new"]
 
 
-def test_each_request_takes_the_cookies_of_its_own_time(make_provider: Make):
-    provider = make_provider()
-    cookies = provider._wire._session().cookies
-    for value in ("one", "two"):
-        cookies.set("node", value)
-        provider.embed_query(value)
-    cookies.clear()
-    provider.embed_query("none")
-
-    sent = [seen.headers.get("cookie") for seen in provider.played.seen]
-    assert sent == ["node=one", "node=two", None]
-
-
 def test_each_thread_has_its_own_connection(make_provider: Make):
     provider = make_provider()
     barrier = threading.Barrier(3)
@@ -339,11 +326,11 @@ def test_each_thread_has_its_own_connection(make_provider: Make):
 
 def test_a_forked_child_does_not_share_its_parents_connection(make_provider: Make):
     provider = make_provider()
-    session = provider._wire._session()
+    session = provider.client._session()
 
-    provider._wire._local.pid = os.getpid() + 1  # as a child sees it
+    provider.client._local.pid = os.getpid() + 1  # as a child sees it
 
-    assert provider._wire._session() is not session
+    assert provider.client._session() is not session
 
 
 BODIES = {
@@ -374,9 +361,9 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("is_installed", [True, False], ids=["simdjson", "json"])
 def test_an_answer_is_read_alike_with_simdjson_and_without(name, is_installed, monkeypatch):
-    assert parsing.simdjson is not None
+    assert answers.simdjson is not None
     if not is_installed:
-        monkeypatch.setattr(parsing, "simdjson", None)
+        monkeypatch.setattr(answers, "simdjson", None)
     body, value = BODIES[name]
 
     assert as_lists(connections.Answer(200, {}, body).numbers()) == value

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pgembed_django.exceptions import InputTooLong, ProviderError, ProviderUnavailable
-from pgembed_django.providers import context, plainly, probes
+from pgembed_django.providers import batching, probes, recognition
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
@@ -166,7 +166,7 @@ def test_a_text_that_kills_only_with_more_to_it_is_not_held_up(make_provider):
     [outcome] = provider.embed_each([text_of(300)])
 
     assert isinstance(outcome, Embedded)
-    assert plainly.ask(provider) is None
+    assert batching.check_health(provider) is None
 
 
 def test_a_limit_in_characters_says_nothing_about_tokens(make_provider):
@@ -185,7 +185,7 @@ def test_a_server_that_is_brought_down_by_our_own_words_is_believed_in_the_end(m
     away = played.plain(502, "upstream closed the connection")
     provider.played.poison = lambda text: away if "ship rain king" in text else None
 
-    for _ in range(context.MAX_OUTAGES):
+    for _ in range(recognition.MAX_OUTAGES):
         with pytest.raises(ProviderUnavailable):
             provider.embed_each([text_of(300)])
 
@@ -200,7 +200,7 @@ def test_a_smaller_context_is_noticed_within_an_hour(make_provider):
     assert not provider.embed_each([text])[0].was_cut
 
     provider.played.limit = 100
-    clock.now += context.RECHECK_SECONDS
+    clock.now += recognition.RECHECK_SECONDS
     assert_is_embedded(provider.embed_each([text])[0], text, provider.played)
 
 

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from pgembed_django.exceptions import ProviderTimeout, ProviderUnavailable
-from pgembed_django.providers import deadlines
+from pgembed_django.providers import connections
 from pgembed_django.providers.openai import OpenAIProvider
 from tests.played import Clock
 from tests.played.dripping import BIT_SECONDS, CERTIFICATE, Drip, dripping
@@ -65,7 +65,7 @@ def serve() -> Iterator[Serve]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all deadlines."""
     clock = Clock()
-    monkeypatch.setattr(deadlines, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 

@@ -8,7 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django.exceptions import ModelMissing, ProviderUnavailable
-from pgembed_django.providers import ollama, ollama_host
+from pgembed_django.providers import ollama
 from pgembed_django.providers.ollama import OllamaProvider
 from tests import played
 
@@ -72,7 +72,7 @@ def test_no_outage_is_taken_for_a_model_without_a_digest():
     ],
 )
 def test_ollama_host_is_read_in_all_its_forms(value: str | None, url: str):
-    assert ollama_host.url(value) == url
+    assert ollama.base_url_of(value) == url
 
 
 def test_an_address_that_is_none_is_told_with_the_options_name():

@@ -14,7 +14,7 @@ from pgembed_django.exceptions import (
     ModelMissing,
     ProviderError,
 )
-from pgembed_django.providers import openai, parsing
+from pgembed_django.providers import answers, openai
 from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
@@ -131,7 +131,7 @@ def test_without_an_index_the_order_is_that_of_the_texts(
     make_provider: Make, told: list[dict[str, Any]], is_installed, monkeypatch
 ):
     if not is_installed:
-        monkeypatch.setattr(parsing, "simdjson", None)
+        monkeypatch.setattr(answers, "simdjson", None)
     provider = make_provider()
     texts = ["one", "two", "three"]
     data = [
@@ -160,7 +160,7 @@ def test_an_index_that_fits_nothing_is_no_answer(
     make_provider: Make, indexes, is_installed, monkeypatch
 ):
     if not is_installed:
-        monkeypatch.setattr(parsing, "simdjson", None)
+        monkeypatch.setattr(answers, "simdjson", None)
     provider = make_provider()
     row = played.vector_of("x", 16).tolist()
     data = [{"index": index, "embedding": row} for index in indexes]

@@ -172,7 +172,7 @@ def test_a_refusal_of_everything_is_the_configurations_fault(make_provider: Make
     refusal = played.reply({"error": {"message": "I take no strings"}}, 400)
     provider.played.poison = lambda text: refusal
 
-    with pytest.raises(ProviderMisconfigured, match=r"Even a plain word is refused.*no strings"):
+    with pytest.raises(ProviderMisconfigured, match=r"Even the health check is refused.*strings"):
         provider.embed_each(["one", "two", "three"])
     assert len(provider.played.asked) == 2
 

@@ -22,8 +22,8 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import answers, cutting, errors, quoting
-from pgembed_django.providers.pace import Pace
+from pgembed_django.providers import answers, cutting, errors, http
+from pgembed_django.providers.batching import AdaptiveSize
 from pgembed_django.text import clean
 from tests import played
 
@@ -119,7 +119,7 @@ def test_each_cut_leaves_less_until_hardly_anything_is_left():
 
 def test_a_limit_falls_at_once_and_rises_with_time():
     clock = played.Clock()
-    pace = Pace(clock, hold_seconds=60)
+    pace = AdaptiveSize(clock, hold_seconds=60)
 
     pace.succeeded()
     assert pace.limit is None
@@ -139,7 +139,7 @@ def test_a_limit_falls_at_once_and_rises_with_time():
 
 
 def test_a_limit_is_never_nothing():
-    pace = Pace(played.Clock())
+    pace = AdaptiveSize(played.Clock())
     for _ in range(5):
         pace.failed(1)
     assert pace.limit == 1
@@ -165,7 +165,7 @@ def test_a_limit_is_never_nothing():
     ],
 )
 def test_the_reason_is_found_in_every_shape(body: bytes, said: str):
-    assert quoting.said(body) == said
+    assert errors.reason_of(body) == said
 
 
 @pytest.mark.parametrize(
@@ -192,21 +192,21 @@ def test_the_reason_is_found_in_every_shape(body: bytes, said: str):
     ],
 )
 def test_keys_are_hidden(words: str):
-    quoted = quoting.quote(words, secrets=["OURSECRET"])
+    quoted = errors.quote(words, secrets=["OURSECRET"])
     assert "SECRET" not in quoted
-    assert quoting.HIDDEN in quoted
+    assert errors.HIDDEN in quoted
 
 
 def test_what_looks_like_no_key_stays_readable():
     said = "maximum context length is 512 tokens, however you requested 812 tokens"
-    assert quoting.quote(said) == said
+    assert errors.quote(said) == said
 
 
 @pytest.mark.parametrize("echo", ["{text}", "input_value='{part}...'", "got {part}"])
 def test_texts_are_not_quoted(echo: str):
     text = "my private diary of\nlast summer"
     words = "cannot take " + echo.format(text=text, part=text[:18])
-    assert "diary" not in quoting.quote(words, texts=[text])
+    assert "diary" not in errors.quote(words, texts=[text])
 
 
 @pytest.mark.parametrize("escape", [str, repr, json.dumps, lambda text: json.dumps([text])])
@@ -220,7 +220,7 @@ def test_texts_are_not_quoted(echo: str):
     ],
 )
 def test_a_text_is_not_quoted_where_it_is_escaped(text: str, escape: Callable[[str], str]):
-    assert "diary" not in quoting.quote(f"cannot take {escape(text)}", texts=[text])
+    assert "diary" not in errors.quote(f"cannot take {escape(text)}", texts=[text])
 
 
 ESCAPES = [
@@ -245,7 +245,7 @@ def test_no_part_of_a_text_is_quoted(text: str, escape: Callable[[str], str]):
     for part in (text, text[len(text) // 2 :], text[3:-3], text[-9:]):
         said = f"The input <{escape(part)}> is not valid."
 
-        quoted = quoting.quote(said, texts=["another", text])
+        quoted = errors.quote(said, texts=["another", text])
 
         before, found, after = quoted.partition("[the text]")
         assert found
@@ -262,7 +262,7 @@ def test_no_run_of_eight_characters_is_quoted(text: str, data: st.DataObject):
     part = text[start : data.draw(st.integers(start + 8, len(text)))]
     escape = data.draw(st.sampled_from(ESCAPES))
 
-    quoted = quoting.quote(f"0123456789 {escape(part)} 0123456789", texts=[text])
+    quoted = errors.quote(f"0123456789 {escape(part)} 0123456789", texts=[text])
 
     assert quoted.startswith("0123456789")
     assert quoted.endswith("0123456789")
@@ -279,30 +279,30 @@ def test_no_run_of_eight_characters_is_quoted(text: str, data: st.DataObject):
     ],
 )
 def test_a_short_text_is_not_quoted_as_a_whole(words: str, quoted: str):
-    assert quoting.quote(words, texts=["Anna", "", " ", "-", ":"]) == quoted
+    assert errors.quote(words, texts=["Anna", "", " ", "-", ":"]) == quoted
 
 
 def test_the_words_that_servers_use_stay():
     said = "This model's maximum context length is 512 tokens, however you requested 812 tokens."
     text = "The docs say that the maximum context length is too short, however you try."
 
-    assert quoting.quote(said, texts=[text, "input", "tokens"]) == said
+    assert errors.quote(said, texts=[text, "input", "tokens"]) == said
 
 
 def test_a_text_is_not_quoted_whatever_its_length():
     text = " ".join(f"word{number}" for number in range(20_000))
 
-    assert quoting.quote(f"got {text[100_000:]}", texts=[text]) == "got [the text]"
+    assert errors.quote(f"got {text[100_000:]}", texts=[text]) == "got [the text]"
 
 
 def test_validation_errors_are_not_quoted_whole_behind_a_byte_order_mark():
     body = {"detail": [{"loc": ["body", "input"], "msg": "too much", "input": "my diary"}]}
 
-    assert quoting.said(json.dumps(body).encode("utf-8-sig")) == "input: too much"
+    assert errors.reason_of(json.dumps(body).encode("utf-8-sig")) == "input: too much"
 
 
 def test_a_quote_is_short():
-    assert len(quoting.quote("x " * 10_000)) == quoting.LIMIT + 1
+    assert len(errors.quote("x " * 10_000)) == errors.LIMIT + 1
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_quote_is_short():
     ],
 )
 def test_a_wait_is_read_as_servers_write_it(headers: dict[str, str], seconds: float | None):
-    assert errors.wait_seconds(headers, now=1000) == seconds
+    assert http.wait_seconds(headers, now=1000) == seconds
 
 
 @pytest.mark.parametrize(
