@@ -58,7 +58,7 @@ DENIED = [
     played.plain(403, "<html><title>403 Forbidden</title></html>"),
     played.reply({"error": "model tokenizer: a special token was not found"}, 400),
 ]
-"""Of a text alone, these look like an outage until a plain word was answered before."""
+"""Of a text alone, these look like an outage until a health check succeeded before."""
 
 # What passes hits a text once and lets it be then: twice in a row would be its own fault.
 passing = st.sampled_from(UNCLEAR).map(lambda fault: [fault, None, None])

@@ -131,7 +131,7 @@ def test_a_key_that_is_wrong_after_all_charges_no_text(make_provider: Make):
 
     with pytest.raises(ProviderMisconfigured, match="answered 401"):
         provider.embed_each(["one", "two"], suspected=ProviderMisconfigured)
-    assert len(provider.played.asked) == 2  # and a plain word
+    assert len(provider.played.asked) == 2  # and a health check
 
 
 def test_a_key_that_was_never_given_is_asked_for(make_provider: Make):
