@@ -82,16 +82,9 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Return the body's value, or None if it is not JSON."""
-        return self._value(json.loads)
-
-    def numbers(self) -> Any:
-        """Return the body's value as ``json`` does, but a list of numbers may be an array."""
-        return self._value(answers.loads)
-
-    def _value(self, loads: Callable[[bytes], Any]) -> Any:
+        """Return the body's value, or None if it is not JSON. A list of numbers may be an array."""
         try:
-            return loads(self.body)
+            return answers.loads(self.body)
         except (ValueError, RecursionError):
             return None
 

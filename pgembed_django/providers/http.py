@@ -112,7 +112,7 @@ class ServerProvider(Provider):
         Raises:
             ProviderError: the answer is not a success. Status and body determine the subclass.
         """
-        value = answer.numbers() if answer.status == 200 else None
+        value = answer.json() if answer.status == 200 else None
         error = value.get("error") if isinstance(value, dict) else None
         if answer.status != 200 or isinstance(error, answers.ROW) or error:
             raise self.error_of(answer, texts=texts)

@@ -366,7 +366,7 @@ def test_an_answer_is_read_alike_with_simdjson_and_without(name, is_installed, m
         monkeypatch.setattr(answers, "simdjson", None)
     body, value = BODIES[name]
 
-    assert as_lists(connections.Answer(200, {}, body).numbers()) == value
+    assert as_lists(connections.Answer(200, {}, body).json()) == value
 
 
 @pytest.mark.parametrize("depth", [900, 1100, 2000, 100_000])
@@ -376,19 +376,19 @@ def test_an_answer_that_is_too_deep_is_none(depth: int):
     try:
         json.loads(body)
     except RecursionError:
-        assert connections.Answer(200, {}, body).numbers() is None
+        assert connections.Answer(200, {}, body).json() is None
     else:
-        assert isinstance(connections.Answer(200, {}, body).numbers(), list)
+        assert isinstance(connections.Answer(200, {}, body).json(), list)
 
 
 def test_truth_is_no_number():
     for body in (b"[1, true]", b"[true, 1]", b"[true]"):
-        assert any(one is True for one in connections.Answer(200, {}, body).numbers())
+        assert any(one is True for one in connections.Answer(200, {}, body).json())
 
 
 def test_simdjson_makes_arrays_of_numbers():
     body = b'{"embeddings": [[0.5, 2], [1, -1e3]], "seconds": [3]}'
-    value = connections.Answer(200, {}, body).numbers()
+    value = connections.Answer(200, {}, body).json()
 
     one, other = value["embeddings"]
     assert one.dtype == other.dtype == value["seconds"].dtype == np.float64
