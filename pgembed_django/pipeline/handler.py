@@ -26,7 +26,7 @@ from pgembed_django.pipeline.planning import Planning
 from pgembed_django.pipeline.staging import Staging
 from pgembed_django.pipeline.units import Stored, Unit
 from pgembed_django.pool import Pool
-from pgembed_django.providers.lost import LostProvider
+from pgembed_django.providers import NotInstalled
 from pgembed_django.queue.chores import Chore
 from pgembed_django.queue.completing import Completion
 from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
@@ -326,7 +326,7 @@ class EmbeddingHandler(Handler):
         ]
         serving = {named for named, pool in pools if not pool.is_lost}
         for named, pool in pools:
-            if isinstance(pool.provider, LostProvider) and named in serving:
+            if isinstance(pool.provider, NotInstalled) and named in serving:
                 yield conf.lost_name(named, pool.provider.space_id), pool
             else:
                 yield named, pool

@@ -13,6 +13,7 @@ import pytest
 
 from pgembed_django import conf, providers, spaces, specs
 from pgembed_django.models import Job
+from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue.work import Work
 from tests import played
 from tests.app.models import ArticleEmbedding
@@ -69,7 +70,12 @@ def make_worker(server: Crashing, clock: played.Clock) -> Callable[[], Work]:
         for spec in known.values():
             spaces.ensure(spec, using="default")
         return Work(
-            known, using="default", worker_id=1, settings=conf.current(), inline=True, clock=clock
+            EmbeddingHandler(known, using="default"),
+            using="default",
+            worker_id=1,
+            settings=conf.current(),
+            inline=True,
+            clock=clock,
         )
 
     return make
