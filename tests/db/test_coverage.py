@@ -218,8 +218,8 @@ def test_every_place_shows_what_a_search_returns(run_jobs, admin_client):
     assert ": 80 % of 5 rows" in told
     [seen] = json.loads(run("embed_status", "--specs", key, "--json"))["specs"]
     assert (seen["active"]["coverage"]["covered"], seen["active"]["coverage"]["rows"]) == (4, 5)
-    with pytest.raises(CommandError, match=r"coverage<0\.99"):
-        run("embed_status", "--specs", key, "--fail-if", "coverage<0.99")
+    with pytest.raises(CommandError, match="coverage 80 % of 5 rows"):
+        run("embed_status", "--specs", key, "--fail-below-coverage", "99")
     assert "4 of 5 rows (80.0%)" in run("embed_spaces", "--specs", key)
     assert spaces.coverage_of(spec, space, using="default") == status.Coverage(rows=5, covered=4)
     page = admin_client.get(reverse("admin:app_list", args=["pgembed"])).content.decode()

@@ -148,47 +148,82 @@ def test_the_status_tells_times_in_utc_as_json_and_in_the_projects_zone_to_peopl
     assert "last 2026-03-02 14:59:51: refused" in run("embed_status", "--specs", KEY)
 
 
+EVERY_CONDITION = (
+    *("embed_status", "--specs", KEY, "--fail-on-open-failures"),
+    *("--fail-below-coverage", "100", "--fail-above-oldest-seconds", "60"),
+)
+
+
 def test_the_exit_status_answers_the_question(make_article, run_jobs):
     make_article()
     run_jobs()
-    run("embed_status", "--specs", KEY, "--fail-if", "failures>0 or coverage<1")
+    run(*EVERY_CONDITION)
     make_failures(1)
 
-    assert exit_status("embed_status", "--specs", KEY, "--fail-if", "failures>0") == 1
-    with pytest.raises(CommandError, match=f"{KEY}: failures>0"):
-        run("embed_status", "--fail-if", "failures>0")
+    assert exit_status(*EVERY_CONDITION) == 1
+    with pytest.raises(CommandError, match=rf"^{KEY}: 1 open failure$"):
+        run("embed_status", fail_on_open_failures=True)
+    run("embed_status", "--specs", KEY, "--fail-below-coverage", "100")
+
+
+def test_all_conditions_that_hold_are_named(make_article, run_jobs):
+    make_article()
+    run_jobs()
+    make_article()
+    Job.objects.filter(status="pending").update(created_at=timezone.now() - timedelta(minutes=6))
+    make_failures(1200)
+
+    with pytest.raises(CommandError) as caught:
+        run(*EVERY_CONDITION)
+
+    assert str(caught.value) == (
+        f"{KEY}: 1,200 open failures, coverage 50 % of 2 rows, the oldest change has waited 6 min"
+    )
+    run("embed_status", fail_below_coverage=50, fail_above_oldest_seconds="400")
+
+
+def test_nothing_is_covered_before_the_first_worker_and_unknown_coverage_fails_nothing(
+    make_article, run_jobs, second_connection
+):
+    below = ("embed_status", "--specs", KEY, "--fail-below-coverage", "99.5")
+    with pytest.raises(CommandError, match=rf"^{KEY}: coverage 0 %, nothing was embedded yet$"):
+        run(*below)
+    Space.objects.create(
+        spec=KEY,
+        fingerprint="f",
+        backend="b",
+        model="m",
+        dimensions=3,
+        state="active",
+        activated_at=timezone.now(),
+    )
+    second_connection.execute("LOCK app_article IN ACCESS EXCLUSIVE MODE")
+
+    run(*below)
 
 
 def test_failures_of_a_spec_that_is_gone_count_where_they_are_told():
     make_failures(2, spec="app.Gone")
 
-    with pytest.raises(CommandError, match=r"^app\.Gone: failures>1$"):
-        run("embed_status", "--fail-if", "failures>1 or failures>0 and workers<1")
-    told = run("embed_status", "--specs", KEY, "--fail-if", "failures>1")
+    with pytest.raises(CommandError, match=r"^app\.Gone: 2 open failures$"):
+        run("embed_status", "--fail-on-open-failures")
+    told = run("embed_status", "--specs", KEY, "--fail-on-open-failures")
     as_json = json.loads(run("embed_status", "--specs", KEY, "--json"))
 
     assert "app.Gone" not in told
     assert as_json["unknown"] == {}
 
 
-def test_a_condition_is_read_from_a_program_as_from_a_shell():
-    make_failures(1)
-
-    with pytest.raises(CommandError, match=f"{KEY}: failures>0"):
-        run("embed_status", fail_if="failures>0")
-    with pytest.raises(CommandError, match="There is no 'failure'") as caught:
-        run("embed_status", fail_if="failure>0")
+@pytest.mark.parametrize("given", ["most", "0.99", "1", "101", "nan"])
+def test_a_coverage_that_is_no_percentage_is_refused(given):
+    with pytest.raises(CommandError, match=f"'{given}' is not a percentage above 1") as caught:
+        run("embed_status", fail_below_coverage=given)
     assert caught.value.returncode == 2
 
 
 def test_a_watch_that_no_thread_can_wait_for_is_refused():
     with pytest.raises(CommandError, match="'1e300' is more seconds than can be waited for"):
         run("embed_status", "--watch", "1e300")
-
-
-def test_a_condition_that_is_none_is_refused():
-    with pytest.raises(CommandError, match="There is no 'failure'"):
-        run("embed_status", "--fail-if", "failure>0")
 
 
 def test_what_is_watched_reaches_a_pipe_at_once(make_article, monkeypatch):

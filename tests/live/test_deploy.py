@@ -136,4 +136,5 @@ def test_the_files_lead_to_a_search(start: Callable[..., subprocess.Popen[str]])
 
     assert "has ended after 2 rows" in finished(worker)
     assert "Bread that waits for you" in finished(start("python", "-c", SEARCH))
-    finished(start("python", "manage.py", "embed_status", "--fail-if", "failures>0 or coverage<1"))
+    wanted = ("--fail-on-open-failures", "--fail-below-coverage", "100")
+    finished(start("python", "manage.py", "embed_status", *wanted))

@@ -223,7 +223,7 @@ WRONG = ["", " ", "x", "-1", "\0", -1, math.nan, math.inf, True, b"x", {}, objec
 PARSED = {
     "embed_backfill": ["rate", "price", "where"],
     "embed_spaces": ["action", "space"],
-    "embed_status": ["fail_if", "watch"],
+    "embed_status": ["fail_above_oldest_seconds", "fail_below_coverage", "watch"],
     "embed_worker": [
         *("batch_size", "claim_limit", "concurrency", "listen"),
         *("max_jobs", "max_memory", "poll_seconds"),

@@ -11,7 +11,6 @@ from django.db.models import Q
 
 from pgembed_django import providers, specs
 from pgembed_django.checks import check_declarations, check_settings
-from pgembed_django.management.commands.embed_status import condition
 from tests.app.models import Article
 from tests.unit.test_decorator import isolated, refusal  # noqa: F401
 
@@ -21,7 +20,6 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: call_command("embed_probe", "defalt"), "'default'"),
     (lambda: providers.get("defalt"), "'default'"),
     (lambda: specs.of(Article, name="ArticlEmbedding"), "'ArticleEmbedding'"),
-    (lambda: condition("failures>0 or covrage<0.9"), "'coverage'"),
 ]
 
 

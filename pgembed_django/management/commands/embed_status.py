@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +20,7 @@ from pgembed_django.management.command import EmbedCommand, seconds
 from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import tell
 from pgembed_django.specs import Spec
-from pgembed_django.status import fail_if
+from pgembed_django.status.verdicts import duration
 
 CLEAR = "\033[H\033[2J"
 
@@ -29,8 +30,8 @@ class Command(EmbedCommand):
         "Tells for each spec whether search is fresh, and why not: how many rows are covered, "
         "what waits and since when, how fast it goes, what fails; then workers and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
-        "and 'about' is a sample. With --fail-if its exit status is an answer for scripts and "
-        "probes. Exit status: 0; 1 the condition of --fail-if holds; 2 could not read the status."
+        "and 'about' is a sample. The --fail-… options make its exit status an answer for scripts "
+        "and probes. Exit status: 0; 1 one of them holds of a spec; 2 could not read the status."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -45,13 +46,19 @@ class Command(EmbedCommand):
             help="Again and again, every 2 seconds unless given, until Ctrl-C.",
         )
         parser.add_argument(
-            "--fail-if",
-            type=condition,
-            metavar="CONDITION",
-            help=(
-                "Exit with 1 if this holds of any spec, for example 'oldest>5m or failures>0 or "
-                f"coverage<0.99'. There are {', '.join(fail_if.NAMES)}; times in s, m, h or d."
-            ),
+            "--fail-on-open-failures", action="store_true", help="Exit with 1 if rows have failed."
+        )
+        parser.add_argument(
+            "--fail-below-coverage",
+            type=percentage,
+            metavar="PERCENT",
+            help="Exit with 1 if a search finds less of the rows, for example 99.5.",
+        )
+        parser.add_argument(
+            "--fail-above-oldest-seconds",
+            type=seconds,
+            metavar="SECONDS",
+            help="Exit with 1 if a change has been waiting for its vectors for longer.",
         )
         parser.add_argument(
             "--exact",
@@ -86,7 +93,7 @@ class Command(EmbedCommand):
             found = dataclasses.replace(found, unknown={})
         self._write(found, kinds, options)
         self.stdout.flush()
-        self._judge(found, options["fail_if"])
+        self._judge(found, options)
 
     def _write(
         self, found: status.Overview, kinds: status.FailureKinds, options: dict[str, Any]
@@ -105,28 +112,47 @@ class Command(EmbedCommand):
         for line in tell(found, kinds, self.style):
             self.stdout.write(line)
 
-    def _judge(self, found: status.Overview, wanted: fail_if.Condition | None) -> None:
-        if wanted is None:
-            return
-        reasons = {spec.key: wanted.reasons(spec) for spec in found.specs}
-        for key, failures in found.unknown.items():
-            reasons[key] = wanted.reasons_of_undeclared(failures)
-        told = [f"{key}: {' and '.join(holding)}" for key, holding in reasons.items() if holding]
-        if told:
+    def _judge(self, found: status.Overview, options: dict[str, Any]) -> None:
+        reasons = {spec.key: list(failing(spec, options)) for spec in found.specs}
+        if options["fail_on_open_failures"]:
+            reasons |= {key: [_failures(count)] for key, count in found.unknown.items()}
+        if told := [f"{key}: {', '.join(why)}" for key, why in reasons.items() if why]:
             raise CommandError("; ".join(told))
+
+
+def failing(spec: status.SpecStatus, options: dict[str, Any]) -> Iterator[str]:
+    """Yield which of the --fail-… options hold of a spec. None does of what is not known."""
+    if options["fail_on_open_failures"] and spec.open_failures:
+        yield _failures(spec.open_failures)
+    if percent := options["fail_below_coverage"]:
+        coverage = spec.active.coverage if spec.active else None
+        if spec.active is None:
+            yield "coverage 0 %, nothing was embedded yet"
+        elif coverage and coverage.ratio < percent / 100:
+            yield f"coverage {coverage}"
+    longest, oldest = options["fail_above_oldest_seconds"], spec.oldest_change_seconds
+    if longest and oldest and oldest > longest:
+        yield f"the oldest change has waited {duration(oldest)}"
+
+
+def _failures(count: status.Count) -> str:
+    return f"{count} open failure{'s' * (count != status.Count(1))}"
+
+
+def percentage(value: object) -> float:
+    """Parse a percentage. A share such as 0.99 is refused: nobody means less than one percent."""
+    try:
+        parsed = float(str(value))
+    except ValueError:
+        parsed = 0.0
+    if not 1 < parsed <= 100:
+        raise argparse.ArgumentTypeError(
+            f"{value!r} is not a percentage above 1 and up to 100, such as 99.5"
+        )
+    return parsed
 
 
 def in_utc(moment: datetime) -> str:
     """Return a time in UTC, for JSON. With USE_TZ off it is naive, in the project's time zone."""
     aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
     return str(aware.astimezone(UTC))
-
-
-def condition(given: object) -> fail_if.Condition:
-    """Parse --fail-if."""
-    if isinstance(given, fail_if.Condition):
-        return given
-    try:
-        return fail_if.parse(str(given))
-    except fail_if.BadCondition as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
