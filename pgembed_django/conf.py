@@ -134,12 +134,6 @@ class Settings:
     retired_seconds: float = 86_400
     """How long a retired space keeps its vectors, so that a rollback to it is quick."""
 
-    switch_early: bool = False
-    """Whether to activate a space that is not full yet if the old model cannot be reached.
-
-    Otherwise searches that cannot embed their query use full text until the space is full.
-    """
-
     tracing: bool = False
     """Whether jobs record the trace of their write, and workers make OpenTelemetry spans."""
 

@@ -207,11 +207,6 @@ SPACE_NOT_REOPENED = _event(
     "is being built to be. To use this one: manage.py %(way)s",
 )
 SPACE_ACTIVATED = _event("space_activated", INFO, "Searches now use %(space)s")
-SPACE_ACTIVATED_EARLY = _event(
-    "space_activated_early",
-    WARNING,
-    "Searches now use %(space)s, which is not full yet: %(previous)s cannot be reached",
-)
 SPACE_HELD_UP = _event(
     "space_held_up",
     WARNING,

@@ -30,8 +30,6 @@ FIRST_LAP_SECONDS = 5.0
 FIRST_FILL = timedelta(minutes=15)
 """How long gaps in an active space may put off the building of its indexes."""
 
-PROBES_BEFORE_SWITCH = 3
-
 INDEXED_SECONDS = 20.0
 """How long to wait before looking again at an active space that needs no index."""
 
@@ -57,8 +55,6 @@ class Seen:
     lap_seconds: float = FIRST_LAP_SECONDS
     held_up_by: int = 0
     held_up_until: float = float("-inf")
-    failed_probes: int = 0
-    """How many probes of the active space's model failed in a row."""
 
 
 class Filling:
@@ -97,24 +93,6 @@ class Filling:
                 return self._find_more(spec, space, seen)
             except database.Busy:
                 return 0  # a writer has locked the whole table
-
-    def switch_early(self, spec: Spec, space: Space) -> None:
-        """Switch to a space before it is full, if the model of the active one stays unreachable."""
-        seen = self._seen[space.pk]
-        active = spaces.active(spec, using=self.using)
-        if active is None or spaces.provider_of_texts(active).probe().ok:
-            seen.failed_probes = 0
-            return
-        seen.failed_probes += 1
-        if seen.failed_probes >= PROBES_BEFORE_SWITCH and spaces.activate(
-            space, is_partial=True, using=self.using
-        ):
-            events.tell(
-                events.SPACE_ACTIVATED_EARLY,
-                spec=spec.key,
-                space=str(space),
-                previous=str(active),
-            )
 
     def index(self, spec: Spec, space: Space) -> None:
         """Build the indexes of the active space.

@@ -198,7 +198,4 @@ class Upkeep:
             if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
                 spaces.note_full(space, using=self.using)
             return 0
-        enqueued = self._filling.look(spec, space)
-        if self.settings.switch_early:
-            self._filling.switch_early(spec, space)
-        return enqueued
+        return self._filling.look(spec, space)

@@ -792,9 +792,7 @@ def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
 
 
 @pytest.mark.django_db
-def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
-    spec, make_article, run_jobs, maintain
-):
+def test_only_a_person_switches_to_a_space_that_is_not_full(spec, make_article, run_jobs, maintain):
     make_article()
     run_jobs()
     Space.objects.filter(spec=KEY).update(
@@ -803,20 +801,17 @@ def test_a_space_is_switched_to_early_where_the_old_model_is_out_of_reach(
     )
     with provider(model="another"):
         spaces.ensure(spec, using="default")
-        patient, hasty = maintain(), maintain(switch_early=True)
-        for _ in range(3):
-            patient.upkeep.build()
+        worker = maintain()
+        worker.upkeep.build()
         assert states()[-1] == ("another", "building")
 
-        for _ in range(3):
-            hasty.upkeep.build()
-        assert states()[-1] == ("another", "active")
+        call_command("embed_spaces", "activate", Space.objects.get(state="building").pk)
         assert spaces.active(spec, using="default").is_partial
         assert search(Article, "title").note == answering.PARTIAL
 
-        hasty.reconcile()
+        worker.upkeep.reconcile()
         run_jobs()
-        hasty.upkeep.build()
+        worker.upkeep.build()
         assert not spaces.active(spec, using="default").is_partial
         assert search(Article, "title").note == ""
 
@@ -913,17 +908,6 @@ def test_what_fills_the_next_space_does_not_wait_for_a_provider_that_is_gone(los
         [claim] = worker.claiming.claim_up_to(9)
 
     assert claim.id == fill.pk
-
-
-@pytest.mark.django_db
-def test_a_space_whose_provider_is_gone_is_switched_from_early(lost, spec, maintain):
-    with provider(model="another"):
-        spaces.ensure(spec, using="default")
-        hasty = maintain(switch_early=True)
-        for _ in range(3):
-            hasty.upkeep.build()
-
-    assert states()[-1] == ("another", "active")
 
 
 @pytest.mark.django_db

@@ -140,7 +140,7 @@ def test_an_unknown_setting_is_answered_with_the_one_that_is_like_it(settings, n
     assert message.hint == hint
 
 
-@pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_SWITCH_EARLY", "PGEMBED_TRACING"])
+@pytest.mark.parametrize("name", ["PGEMBED_NOTIFY", "PGEMBED_TRACING"])
 @pytest.mark.parametrize("value", ["False", "", 0, None])
 def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(settings, name, value):
     setattr(settings, name, value)
