@@ -17,7 +17,7 @@ class OurThread(threading.Thread):
 
 
 class Inline(Executor):
-    """Runs each request in the caller's thread, for tests and ``--inline``."""
+    """Runs each request in the caller's thread, for tests."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -84,11 +84,3 @@ def test_a_worker_that_stands_in_one_call_for_long_is_alive(monkeypatch, gate, o
         wait_until(is_live)
 
     assert not Worker.objects.exists()
-
-
-def test_a_backfill_that_stands_in_one_call_for_long_is_alive(monkeypatch, gate):
-    monkeypatch.setattr(Product, "pitch", gate)
-
-    with gate.holding(lambda: call_command("embed_backfill", inline=True, verbosity=0)):
-        Worker.objects.update(last_seen_at=LONG_AGO)
-        wait_until(is_live)

@@ -49,7 +49,6 @@ def test_a_column_that_is_not_there_is_named(
         ("embed_reconcile", "--specs", KEY),
         ("embed_backfill", KEY),
         ("embed_backfill", KEY, "--dry-run"),
-        ("embed_backfill", KEY, "--inline"),
     ],
 )
 def test_a_table_that_is_not_there_is_named(arguments: tuple[str, ...]) -> None:

@@ -109,7 +109,7 @@ Article.objects.create(title="Brown bread")
 run("embed_worker", "--drain", "--verbosity", "0")
 for command in (
     "embed_status", "embed_status --json", "embed_spaces", "embed_reconcile --deep",
-    "embed_backfill --dry-run", "embed_backfill --force --inline", "embed_retry --all --yes",
+    "embed_backfill --dry-run", "embed_backfill --force --no-wait", "embed_retry --all --yes",
     "embed_dismiss --all --yes", "embed_forget --yes", "embed_probe", "check --deploy",
 ):
     run(*command.split())

@@ -17,7 +17,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from pgembed_django import spaces, specs
+from pgembed_django import specs
 from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.maintenance import backfill, laps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
@@ -556,15 +556,11 @@ def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
     assert "5 rows looked at, 0 queued" in run("embed_backfill", KEY, "--no-wait")
 
 
-def test_another_condition_is_another_backfill_and_it_can_begin_anew(spec, run_jobs):
+def test_another_condition_is_another_backfill(spec, run_jobs):
     run_jobs()
     make_gaps(5)
     Backfill(spec, using="default", where=()).step(limit=2)
     assert Backfill(spec, using="default", where=[("title", "x")]).resumed_from is None
-
-    told = run("embed_backfill", KEY, "--no-wait", "--restart")
-
-    assert "5 rows looked at, 3 queued" in told
 
 
 def test_the_workers_do_not_take_a_backfills_cursor_for_their_own(spec, run_jobs):
@@ -589,7 +585,7 @@ def test_the_backlog_of_a_backfill_is_bounded(spec, run_jobs, monkeypatch):
     assert filling.step() == backfill.Step(rows=1, enqueued=1, is_last=True)
 
 
-def test_a_backfill_waits_until_all_is_embedded_and_keeps_to_its_rate(run_jobs, monkeypatch):
+def test_a_backfill_waits_until_all_is_embedded(run_jobs, monkeypatch):
     run_jobs()
     make_gaps(4)
     waits = []
@@ -600,9 +596,9 @@ def test_a_backfill_waits_until_all_is_embedded_and_keeps_to_its_rate(run_jobs, 
 
     patience(monkeypatch, "embed_backfill", sleep)
 
-    told = run("embed_backfill", KEY, "--rate", "2")
+    told = run("embed_backfill", KEY)
 
-    assert waits == [1.0, 0.5]
+    assert waits == [0.5]
     assert "4 rows looked at, 4 embedded, or failed" in told
     assert ArticleEmbedding.objects.count() == 4
 
@@ -842,13 +838,10 @@ def test_a_dry_run_says_why_tokens_cannot_be_counted(settings, make_article):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rate", "none"], "'none' is not a number above zero"),
-        (["--rate", "0"], "'0' is not a number above zero"),
         (["--dry-run", "--price", "-1"], "'-1' is not a number above zero"),
         (["--price", "2"], "--price goes with --dry-run only"),
-        (["--inline", "--no-wait"], "--inline does not go with --no-wait"),
-        (["--dry-run", "--inline"], "--dry-run does not go with --inline"),
-        (["--dry-run", "--restart"], "--dry-run does not go with --restart"),
+        (["--dry-run", "--price", "none"], "'none' is not a number above zero"),
+        (["--dry-run", "--no-wait"], "--dry-run does not go with --no-wait"),
         (["--specs", "app.Nothing"], "No spec named 'app.Nothing'"),
     ],
 )
@@ -883,32 +876,6 @@ def test_ctrl_c_is_an_answer_and_no_traceback(run_jobs):
         run("embed_reconcile", "--specs", KEY)
 
     assert caught.value.returncode == 130
-
-
-@pytest.mark.django_db(transaction=True)
-def test_inline_embeds_in_this_process():
-    make_gaps(3)
-
-    told = run("embed_backfill", KEY, "--inline", "--where", "title__startswith=Title")
-
-    assert "3 rows looked at, 3 embedded" in told
-    assert ArticleEmbedding.objects.filter(embedding__isnull=False).count() == 3
-    assert not Worker.objects.exists()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_inline_says_of_what_its_worker_died(spec):
-    spaces.ensure(spec, using="default")
-    make_gaps(3)
-    with connection.cursor() as cursor:
-        # What the worker alone writes.
-        cursor.execute("ALTER TABLE pgembed_staging RENAME TO laid_aside")
-    try:
-        with pytest.raises(CommandError, match='has ended: relation "pgembed_staging" does not'):
-            run("embed_backfill", KEY, "--inline")
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE laid_aside RENAME TO pgembed_staging")
 
 
 # Progress

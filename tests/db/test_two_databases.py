@@ -264,9 +264,11 @@ class TestCommands:
         assert_embedding_pending(article)
 
     def test_spaces_backfill_and_reconcile_keep_to_it(self, other):
+        run("embed_worker", "--drain", database=other)
         with without_triggers(using=other):
             note = Note.objects.create(body="a note")
-        run("embed_backfill", "--inline", database=other)
+        run("embed_backfill", "--no-wait", database=other)
+        run("embed_worker", "--drain", database=other)
         assert_fresh(note)
 
         assert "app.NoteEmbedding: 0 rows queued" in run("embed_reconcile", database=other)

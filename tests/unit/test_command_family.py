@@ -221,7 +221,7 @@ def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
 
 WRONG = ["", " ", "x", "-1", "\0", -1, math.nan, math.inf, True, b"x", {}, object()]
 PARSED = {
-    "embed_backfill": ["rate", "price", "where"],
+    "embed_backfill": ["price", "where"],
     "embed_spaces": ["action", "space"],
     "embed_status": ["fail_above_oldest_seconds", "fail_below_coverage", "watch"],
     "embed_worker": [

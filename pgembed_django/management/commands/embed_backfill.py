@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from threading import TIMEOUT_MAX
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
@@ -15,7 +18,6 @@ from pgembed_django import faults, spaces, status
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.management.command import EmbedCommand, above_zero
-from pgembed_django.management.inline import stopping_on_sigterm, working
 from pgembed_django.management.lookups import lookup
 from pgembed_django.management.progress import Progress
 from pgembed_django.management.stoppable import CANNOT_START
@@ -23,17 +25,6 @@ from pgembed_django.management.telling import told_of_left
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
-
-TOGETHER = (
-    # An option, another one, and whether the first needs (True) or excludes (False) the other.
-    ("price", "dry_run", True),
-    ("inline", "no_wait", False),
-    ("dry_run", "inline", False),
-    ("dry_run", "no_wait", False),
-    ("dry_run", "restart", False),
-    ("dry_run", "rate", False),
-)
-
 
 UNUSABLE = (
     FieldError,
@@ -54,8 +45,8 @@ class Command(EmbedCommand):
     help = (
         "Queues rows without vectors, behind all other work and never more than 10,000 at a "
         "time, and waits until the workers have embedded them. Workers do the same by "
-        "themselves every few minutes: this is for some rows only (--where), at a bounded rate "
-        "(--rate), with progress, or to embed rows again whose text is the same (--force). "
+        "themselves every few minutes: this is for some rows only (--where), with progress, "
+        "or to embed rows again whose text is the same (--force). "
         "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
         "first what it would embed and what that costs: --dry-run. "
         "Exit status: 0 done; 1 not done, or with --force not all, because open writes lock some "
@@ -79,16 +70,7 @@ class Command(EmbedCommand):
         parser.add_argument(
             "--force", action="store_true", help="Also rows that have their vectors already."
         )
-        parser.add_argument(
-            "--restart", action="store_true", help="From the first row, not from where it was."
-        )
-        parser.add_argument(
-            "--rate", type=above_zero, metavar="N", help="Queue no more than N rows a second."
-        )
         parser.add_argument("--no-wait", action="store_true", help="Exit once all rows are queued.")
-        parser.add_argument(
-            "--inline", action="store_true", help="Embed in this process: no worker is needed."
-        )
         parser.add_argument(
             "--dry-run",
             action="store_true",
@@ -102,8 +84,10 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        refuse_what_does_not_go_together(options)
-        self._died: list[str] = []
+        if options["price"] and not options["dry_run"]:
+            raise CommandError("--price goes with --dry-run only.", returncode=CANNOT_START)
+        if options["dry_run"] and options["no_wait"]:
+            raise CommandError("--dry-run does not go with --no-wait.", returncode=CANNOT_START)
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
         self.refuse_missing_tables(chosen.values(), using=self.using)
@@ -116,13 +100,7 @@ class Command(EmbedCommand):
                     raise CommandError(str(error)) from error
             return
         with stopping_on_sigterm():
-            if not options["inline"]:
-                self._run(chosen, options)
-                return
-            for spec in chosen.values():
-                spaces.ensure(spec, using=self.using)
-            with working(chosen, using=self.using) as self._died:
-                self._run(chosen, options)
+            self._run(chosen, options)
 
     def _run(self, chosen: dict[str, Spec], options: dict[str, Any]) -> None:
         filled: list[Backfill] = []
@@ -130,8 +108,7 @@ class Command(EmbedCommand):
             for spec in chosen.values():
                 if not spaces.live(spec, using=self.using):
                     raise CommandError(
-                        f"{spec.key} has no space yet: start manage.py embed_worker, or say "
-                        "--inline.",
+                        f"{spec.key} has no space yet. Start manage.py embed_worker.",
                         returncode=CANNOT_START,
                     )
                 filled.append(self._backfill(spec, options))
@@ -156,8 +133,6 @@ class Command(EmbedCommand):
         return backfill
 
     def _fill(self, backfill: Backfill, options: dict[str, Any]) -> None:
-        if options["restart"]:
-            backfill.restart()
         self._tell_resumed(backfill)
         with Progress(
             backfill.keys_left.count(),
@@ -166,12 +141,11 @@ class Command(EmbedCommand):
             out=self.stderr,
             is_quiet=options["verbosity"] < 1,
         ) as progress:
-            looked_at, queued = self._queue(backfill, options["rate"], progress)
-            self._warn(backfill, options)
-            # Wait for running jobs too: leaving now would stop an inline worker in the middle.
+            looked_at, queued = self._queue(backfill, progress)
+            self._warn(backfill)
             while not options["no_wait"] and (unfinished := backfill.unfinished):
                 progress.show(looked_at - unfinished)
-                self._rest(LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
             progress.show(looked_at)
         how = "queued" if options["no_wait"] else "embedded, or failed (see embed_status)"
         self.stdout.write(
@@ -186,48 +160,38 @@ class Command(EmbedCommand):
         left = len(backfill.left)
         self.stdout.write(
             f"{backfill.spec.key}: going on after {backfill.resumed_from}"
-            f"{f', with {left:,} rows that were being written' * bool(left)}. "
-            "--restart starts over."
+            f"{f', with {left:,} rows that were being written' * bool(left)}."
         )
 
-    def _queue(self, backfill: Backfill, rate: float | None, progress: Progress) -> tuple[int, int]:
+    def _queue(self, backfill: Backfill, progress: Progress) -> tuple[int, int]:
         """Queue the rows. Return how many were looked at, and how many of them queued.
 
         Rows that stay locked are left in ``backfill.left``.
         """
-        limit = PAGE_ROWS if rate is None else max(1, min(PAGE_ROWS, int(rate)))
         looked_at = queued = in_vain = 0
         while True:
-            step = backfill.step(limit=limit)
+            step = backfill.step()
             if step is None:  # the backlog is full
                 progress.show(looked_at - backfill.unfinished)
-                self._rest(LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
                 continue
             looked_at += step.rows
             queued += step.enqueued
             progress.show(looked_at - backfill.unfinished)
             in_vain = in_vain + 1 if step.is_in_vain else 0
             # By then each locked row was tried at least once.
-            tries = max(TRIES, math.ceil(len(backfill.left) / limit))
+            tries = max(TRIES, math.ceil(len(backfill.left) / PAGE_ROWS))
             if step.is_last or in_vain >= tries:
                 return looked_at, queued
             if in_vain:
-                self._rest(LOOK_SECONDS)  # most writers commit soon
-            else:
-                self._rest(min(step.enqueued / rate, TIMEOUT_MAX) if rate else 0)
+                time.sleep(LOOK_SECONDS)  # most writers commit soon
 
-    def _warn(self, backfill: Backfill, options: dict[str, Any]) -> None:
-        if options["inline"] or not backfill.waiting:
+    def _warn(self, backfill: Backfill) -> None:
+        if not backfill.waiting:
             return
         [found] = status.overview(specs=[backfill.spec], using=self.using).specs
         if not found.workers:
             self.stderr.write("No worker is running: start manage.py embed_worker.")
-
-    def _rest(self, seconds: float) -> None:
-        if self._died:
-            raise CommandError(f"The worker in this process has ended: {self._died[0]}")
-        if seconds:
-            time.sleep(seconds)
 
     def _estimate(self, backfill: Backfill, price: float | None) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(backfill.spec.key))
@@ -243,15 +207,17 @@ class Command(EmbedCommand):
             self.stdout.write(text)
 
 
-def refuse_what_does_not_go_together(options: dict[str, Any]) -> None:
-    """Raise if options exclude each other, or if one lacks the option that it needs."""
-    for name, other, needs in TOGETHER:
-        if options[name] and bool(options[other]) != needs:
-            one, two = (f"--{word.replace('_', '-')}" for word in (name, other))
-            raise CommandError(
-                f"{one} goes with {two} only." if needs else f"{one} does not go with {two}.",
-                returncode=CANNOT_START,
-            )
+@contextmanager
+def stopping_on_sigterm() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C: it ends the command with a message, and not in a statement."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def roughly(cost: float) -> str:
