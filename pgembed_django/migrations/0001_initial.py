@@ -160,10 +160,7 @@ class Migration(migrations.Migration):
                 ('seconds', models.SmallIntegerField(choices=[(60, 'minute'), (900, 'quarter of an hour')])),
                 ('starts_at', models.DateTimeField()),
                 ('completed', models.IntegerField(db_default=0, help_text='Units.')),
-                ('embedded', models.IntegerField(db_default=0, help_text='Chunks.')),
-                ('reused', models.IntegerField(db_default=0, help_text='Chunks whose vectors were there already.')),
                 ('failed', models.IntegerField(db_default=0, help_text='Units that will not be tried again.')),
-                ('retried', models.IntegerField(db_default=0, help_text='Attempts that failed, with another one to come.')),
                 ('waits', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), default=list, help_text='Writes by the time until their vectors, in the bounds of rollups.BOUNDS.')),
             ],
             options={

@@ -21,14 +21,7 @@ class Rollup(NotFromFixtures):
     seconds = models.SmallIntegerField(choices=Width)
     starts_at = models.DateTimeField()
     completed = models.IntegerField(db_default=0, help_text=_("Units."))
-    embedded = models.IntegerField(db_default=0, help_text=_("Chunks."))
-    reused = models.IntegerField(
-        db_default=0, help_text=_("Chunks whose vectors were there already.")
-    )
     failed = models.IntegerField(db_default=0, help_text=_("Units that will not be tried again."))
-    retried = models.IntegerField(
-        db_default=0, help_text=_("Attempts that failed, with another one to come.")
-    )
     waits = ArrayField(
         models.IntegerField(),
         default=list,

@@ -27,36 +27,27 @@ KEPT = {Rollup.Width.MINUTE.value: 2 * 3600, Rollup.Width.QUARTER.value: 2 * 86_
 # Rows are written in key order, as by every writer of several rows: so there are no deadlocks.
 ADD = """
     INSERT INTO pgembed_rollup AS sums (
-        spec, seconds, starts_at, completed, embedded, reused, failed, retried, waits
+        spec, seconds, starts_at, completed, failed, waits
     )
     SELECT
         spec,
         width.seconds,
         date_bin(width.seconds * interval '1 second', statement_timestamp(), 'epoch'),
         completed,
-        embedded,
-        reused,
         failed,
-        retried,
         string_to_array(waits, ',')::int[]
     FROM unnest(
         %(specs)s::text[],
         %(completed)s::int[],
-        %(embedded)s::int[],
-        %(reused)s::int[],
         %(failed)s::int[],
-        %(retried)s::int[],
         -- As text, because unnest would flatten arrays of arrays.
         %(waits)s::text[]
-    ) AS counted(spec, completed, embedded, reused, failed, retried, waits)
+    ) AS counted(spec, completed, failed, waits)
     CROSS JOIN unnest(%(widths)s::int[]) AS width(seconds)
     ORDER BY width.seconds, spec
     ON CONFLICT (seconds, spec, starts_at) DO UPDATE SET
         completed = sums.completed + excluded.completed,
-        embedded = sums.embedded + excluded.embedded,
-        reused = sums.reused + excluded.reused,
         failed = sums.failed + excluded.failed,
-        retried = sums.retried + excluded.retried,
         waits = ARRAY(
             SELECT COALESCE(old, 0) + COALESCE(new, 0)
             FROM unnest(sums.waits, excluded.waits) WITH ORDINALITY AS wait(old, new, position)
@@ -77,10 +68,7 @@ class Sums:
     """Counts of one spec's units. ``waits``: a histogram of how long writes waited for vectors."""
 
     completed: int = 0
-    embedded: int = 0
-    reused: int = 0
     failed: int = 0
-    retried: int = 0
     waits: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
 
 
@@ -90,21 +78,17 @@ class Tally:
     def __init__(self) -> None:
         self._sums: defaultdict[str, Sums] = defaultdict(Sums)
 
-    def completed(self, spec: str, *, embedded: int, reused: int, waited: float | None) -> None:
-        """Count a completed unit, its chunks, and for a write, how long its vectors took."""
+    def completed(self, spec: str, *, waited: float | None) -> None:
+        """Count a completed unit, and for a write, how long its vectors took."""
         sums = self._sums[spec]
         sums.completed += 1
-        sums.embedded += embedded
-        sums.reused += reused
         if waited is not None:
             sums.waits[bisect.bisect_left(BOUNDS, waited)] += 1
 
     def ended(self, spec: str, ending: Ending) -> None:
-        """Count the end of a failed attempt or a crash: a retry, or a failed job."""
+        """Count the end of an attempt or a crash, if the job has failed with it."""
         if ending is Ending.FAILED:
             self._sums[spec].failed += 1
-        elif ending is Ending.REQUEUED:
-            self._sums[spec].retried += 1
 
     def flush(self, *, using: str) -> None:
         """Add the counts to the current sums in the table, by the database's clock."""
@@ -117,10 +101,7 @@ class Tally:
             ADD,
             specs=specs,
             completed=[one.completed for one in sums],
-            embedded=[one.embedded for one in sums],
-            reused=[one.reused for one in sums],
             failed=[one.failed for one in sums],
-            retried=[one.retried for one in sums],
             waits=[",".join(map(str, one.waits)) for one in sums],
             widths=list(KEPT),
         )

@@ -15,18 +15,12 @@ from pgembed_django.queue import rollups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Counts for the ``seconds`` from ``at`` on.
-
-    ``embedded`` and ``reused`` count chunks, the others units.
-    """
+    """Counts of units for the ``seconds`` from ``at`` on."""
 
     at: datetime
     seconds: int
     completed: int = 0
-    embedded: int = 0
-    reused: int = 0
     failed: int = 0
-    retried: int = 0
     p50_seconds: float | None = None
     p99_seconds: float | None = None
     """p50 and p99 of the time from write to vector. None: no write was completed."""
@@ -101,10 +95,7 @@ def _point(at: datetime, seconds: int, rows: Sequence[Rollup]) -> Point:
         at=at,
         seconds=seconds,
         completed=sum(row.completed for row in rows),
-        embedded=sum(row.embedded for row in rows),
-        reused=sum(row.reused for row in rows),
         failed=sum(row.failed for row in rows),
-        retried=sum(row.retried for row in rows),
         p50_seconds=rollups.quantile(waits, 0.5),
         p99_seconds=rollups.quantile(waits, 0.99),
     )

@@ -96,7 +96,7 @@ def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer
 
 def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_spaces):
     tally = rollups.Tally()
-    tally.completed(KEY, embedded=1, reused=0, waited=None)
+    tally.completed(KEY, waited=None)
     tally.flush(using="default")
     Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
     make_failures(1)
@@ -111,7 +111,7 @@ def test_the_last_gaps_which_no_sample_has_are_no_standstill(two_spaces):
         cursor.execute("ANALYZE app_article")
     tally = rollups.Tally()
     for _ in range(600):
-        tally.completed(KEY, embedded=1, reused=0, waited=None)
+        tally.completed(KEY, waited=None)
     tally.flush(using="default")
     Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
     [found] = status.overview(specs=[specs.get(KEY)], using="default").specs
@@ -140,7 +140,7 @@ def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
 
     tally = rollups.Tally()
     for _ in range(600):
-        tally.completed(KEY, embedded=1, reused=0, waited=None)
+        tally.completed(KEY, waited=None)
     tally.flush(using="default")
     # Nobody goes on at that rate.
     assert "0 of 1 rows (0.0%), at a standstill: embed_status says why" in embed_spaces()

@@ -75,7 +75,7 @@ def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
     run_jobs()
     WorkerRow.objects.create(host="here", pid=7, version="1", specs=[KEY])
     tally = rollups.Tally()
-    tally.completed(KEY, embedded=1, reused=0, waited=1.0)
+    tally.completed(KEY, waited=1.0)
     tally.flush(using="default")
 
     documented = {

@@ -33,8 +33,7 @@ def test_what_a_worker_completes_is_summed_up_by_minute_and_quarter(make_article
     run(make_worker())
 
     for sums in Rollup.objects.filter(spec=KEY):
-        assert (sums.completed, sums.embedded, sums.reused) == (2, 2, 0)
-        assert (sums.failed, sums.retried, sum(sums.waits)) == (0, 0, 2)
+        assert (sums.completed, sums.failed, sum(sums.waits)) == (2, 0, 2)
     assert sorted(Rollup.objects.values_list("seconds", flat=True)) == [60, 900]
 
 
@@ -49,27 +48,14 @@ def test_several_workers_add_to_the_same_sums(make_article, make_worker):
     assert all(len(row.waits) == len(rollups.BOUNDS) + 1 for row in rows)
 
 
-def test_a_chunk_whose_vector_was_there_is_reused(make_article, make_worker):
-    article = make_article()
-    run(make_worker())
-    Rollup.objects.all().delete()
-    Article.objects.filter(pk=article.pk).update(title=article.title)
-    Article.objects.filter(pk=article.pk).update(title="Another", contents="x")
-    Article.objects.filter(pk=article.pk).update(title=article.title, contents=article.contents)
-
-    run(make_worker())
-
-    assert (minute().completed, minute().embedded, minute().reused) == (1, 0, 1)
-
-
-def test_failures_and_further_attempts_are_counted(make_article, make_worker, provider):
+def test_jobs_that_have_failed_for_good_are_counted(make_article, make_worker, provider):
     make_article()
     make_article(title="poison")
     make_article(title="trouble")
 
     run(make_worker())
 
-    assert (minute().completed, minute().failed, minute().retried) == (1, 1, 1)
+    assert (minute().completed, minute().failed) == (1, 1)
 
 
 def test_freshness_is_from_the_write_to_the_vectors_by_the_databases_clock(
@@ -143,7 +129,7 @@ def test_the_series_of_an_hour_and_of_a_day_have_no_gaps(
 
     assert (len(hour), len(day)) == (60, 96)
     assert sum(point.completed for point in hour) == 1
-    assert sum(point.embedded for point in day) == 1
+    assert sum(point.completed for point in day) == 1
     assert day[-1].p99_seconds is not None
     assert hour[0].p50_seconds is None
     assert hour[-1].at.timestamp() <= now.timestamp()
@@ -159,7 +145,7 @@ def test_nothing_counted_is_nothing_written(django_assert_num_queries):
 def test_a_quantile_is_off_by_a_bucket_at_most(waits: list[float], share: float) -> None:
     tally = rollups.Tally()
     for wait in waits:
-        tally.completed(KEY, embedded=0, reused=0, waited=wait)
+        tally.completed(KEY, waited=wait)
     [sums] = tally._sums.values()
     exact = sorted(waits)[max(0, -int(-share * len(waits) // 1) - 1)]
 
@@ -171,7 +157,7 @@ def test_a_quantile_is_off_by_a_bucket_at_most(waits: list[float], share: float)
 
 def test_waits_beyond_the_last_bound_are_counted_and_nothing_has_no_quantile() -> None:
     tally = rollups.Tally()
-    tally.completed(KEY, embedded=0, reused=0, waited=1e9)
+    tally.completed(KEY, waited=1e9)
     [sums] = tally._sums.values()
 
     assert rollups.quantile(sums.waits, 0.5) == rollups.BOUNDS[-1]

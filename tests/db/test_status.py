@@ -331,7 +331,7 @@ def test_a_new_model_that_cannot_be_reached_is_told_and_nothing_is_promised(
     reconcile.reconcile_once(spec, using="default")
     Worker.objects.update(paused={"default": "Pull it."}, paused_seconds={"default": 30.0})
     tally = rollups.Tally()
-    tally.completed(KEY, embedded=1, reused=0, waited=1.0)
+    tally.completed(KEY, waited=1.0)
     tally.flush(using="default")
 
     found = look()
@@ -508,7 +508,7 @@ def test_workers_show_what_they_hold_also_those_that_are_forgotten(make_article,
 def complete_lately(count: int) -> None:
     tally = rollups.Tally()
     for _ in range(count):
-        tally.completed(KEY, embedded=1, reused=0, waited=0.5)
+        tally.completed(KEY, waited=0.5)
     tally.flush(using="default")
 
 
@@ -602,7 +602,7 @@ def test_a_row_that_has_failed_is_not_on_its_way(look, make_article, run_jobs, l
     make_article()
     run_jobs()
     tally = rollups.Tally()
-    tally.completed(KEY, embedded=1, reused=0, waited=0.5)
+    tally.completed(KEY, waited=0.5)
     tally.flush(using="default")
     make_article()
     Job.objects.filter(status="pending").delete()

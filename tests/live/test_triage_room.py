@@ -316,7 +316,7 @@ def test_charts_are_whole_from_wherever_the_page_is_read(
 ) -> None:
     settings.LANGUAGE_CODE = language
     tally = Tally()
-    tally.completed("app.ArticleEmbedding", embedded=1, reused=0, waited=0.3)
+    tally.completed("app.ArticleEmbedding", waited=0.3)
     tally.flush(using="default")
     page = open_admin(*OPERATOR)
 
