@@ -15,7 +15,8 @@ class PgembedConfig(AppConfig):
 
     def ready(self) -> None:
         # Importing checks registers the system checks.
-        from pgembed_django import checks, tracing, unmigrated  # noqa: F401
+        from pgembed_django import checks, unmigrated  # noqa: F401
+        from pgembed_django.contrib import tracing
         from pgembed_django.maintenance import numbering, rebinding, renaming
 
         tracing.install()

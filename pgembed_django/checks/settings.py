@@ -11,7 +11,8 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, providers, specs, tracing
+from pgembed_django import conf, providers, specs
+from pgembed_django.contrib import tracing
 
 NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 

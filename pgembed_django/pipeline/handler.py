@@ -200,12 +200,8 @@ class EmbeddingHandler(Handler):
             asked, had = unit.embedded, unit.reused
             embedded += asked
             reused += had
-            self.held.tally.completed(
-                unit.spec.key,
-                embedded=asked,
-                reused=had,
-                waited=done.waited.get(unit.claim.id),
-            )
+            waited = done.waited.get(unit.claim.id)
+            self.held.tally.completed(unit.spec.key, waited=waited)
         events.tell(
             events.JOBS_COMPLETED,
             about=stored,

@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from pgembed_django import search, spaces, specs, status
 from pgembed_django.admin.vector_states import state_of
-from pgembed_django.metrics import exposition
+from pgembed_django.contrib.metrics import exposition
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.retrieval import queries
 from pgembed_django.testing import without_triggers

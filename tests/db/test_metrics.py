@@ -15,11 +15,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from pgembed_django import events, metrics, specs, status
-from pgembed_django.metrics import exposition, gauges
-from pgembed_django.metrics.counters import Counters
-from pgembed_django.metrics.exposition import Exposition
-from pgembed_django.metrics.gauges import QueueCollector
+from pgembed_django import events, specs, status
+from pgembed_django.contrib import metrics
+from pgembed_django.contrib.metrics import exposition, gauges
+from pgembed_django.contrib.metrics.counters import Counters
+from pgembed_django.contrib.metrics.exposition import Exposition
+from pgembed_django.contrib.metrics.gauges import QueueCollector
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline.handler import EmbeddingHandler

@@ -22,12 +22,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pgembed_django import providers, search
 from pgembed_django.checks import check_settings
+from pgembed_django.contrib.tracing.spans import Spans
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Space
 from pgembed_django.providers import errors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.testing import run_jobs
-from pgembed_django.tracing.spans import Spans
 from tests import played
 from tests.app.models import Note
 

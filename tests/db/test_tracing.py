@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 
-from pgembed_django import tracing
+from pgembed_django.contrib import tracing
+from pgembed_django.contrib.tracing.carrying import carry
+from pgembed_django.contrib.tracing.spans import Spans
 from pgembed_django.models import Job
-from pgembed_django.tracing.carrying import carry
-from pgembed_django.tracing.spans import Spans
 from tests.app.models import Article, Category, Note
 
 pytestmark = pytest.mark.django_db

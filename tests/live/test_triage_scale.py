@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from pgembed_django.metrics import exposition
+from pgembed_django.contrib.metrics import exposition
 from pgembed_django.models import Job, Worker
 from pgembed_django.queue import rollups
 

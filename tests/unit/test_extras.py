@@ -10,7 +10,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
 
-from pgembed_django import metrics
+from pgembed_django.contrib import metrics
 from pgembed_django.management import port
 from tests.unit.test_docs import ROOT
 
@@ -18,7 +18,7 @@ LOADED = """
 import sys
 import django
 django.setup()
-import pgembed_django.metrics, pgembed_django.tracing
+import pgembed_django.contrib.metrics, pgembed_django.contrib.tracing
 import pgembed_django.management.commands.embed_worker
 from django.core.management import call_command
 call_command("check")

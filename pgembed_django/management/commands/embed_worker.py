@@ -19,7 +19,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, events, tracing
+from pgembed_django import conf, database, events
+from pgembed_django.contrib import tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management import reloading
 from pgembed_django.management.command import EmbedCommand, seconds, whole

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from pgembed_django.metrics.counters import Counters
-from pgembed_django.metrics.gauges import QueueCollector
-from pgembed_django.metrics.state import StateCollector
+from pgembed_django.contrib.metrics.counters import Counters
+from pgembed_django.contrib.metrics.gauges import QueueCollector
+from pgembed_django.contrib.metrics.state import StateCollector
 
 if TYPE_CHECKING:
     from pgembed_django.queue.worker import Worker

@@ -19,8 +19,8 @@ from pgembed_django.models.shown import shown_database
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-    from pgembed_django.metrics.exposition import Exposition
-    from pgembed_django.queue.worker import Worker
+from pgembed_django.contrib.metrics.exposition import Exposition
+from pgembed_django.queue.worker import Worker
 
 __all__ = ["queue_collector", "view"]
 
@@ -52,6 +52,6 @@ def _exposition() -> type[Exposition]:
         raise ImproperlyConfigured(
             "Metrics need prometheus-client. Install it: pip install 'pgembed-django[metrics]'."
         )
-    from pgembed_django.metrics.exposition import Exposition
+    from pgembed_django.contrib.metrics.exposition import Exposition
 
     return Exposition

@@ -45,13 +45,13 @@ def of_worker() -> AbstractContextManager[object]:
     """
     if not is_installed():
         raise ImproperlyConfigured(f"{MISSING} {REMEDY}")
-    from pgembed_django.tracing.spans import Spans
+    from pgembed_django.contrib.tracing.spans import Spans
 
     return Spans()
 
 
 def _wrap(connection: BaseDatabaseWrapper, **_: object) -> None:
-    from pgembed_django.tracing.carrying import carry
+    from pgembed_django.contrib.tracing.carrying import carry
 
     if connection.vendor == "postgresql" and carry not in connection.execute_wrappers:
         connection.execute_wrappers.append(carry)

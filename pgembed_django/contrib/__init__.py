@@ -1,0 +1,1 @@
+"""What depends on other packages, and what nothing else here depends on."""
