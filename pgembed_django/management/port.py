@@ -89,7 +89,7 @@ def _readiness(readiness: Readiness) -> Answer:
 
 def _metrics(worker: Worker) -> Page:
     try:
-        exposition = metrics.of_worker(worker)
+        render = metrics.of_worker(worker)
     except ImproperlyConfigured as error:
         text = f"{error}\n"
         return lambda _: Answer(text, HTTPStatus.NOT_IMPLEMENTED)
@@ -100,7 +100,7 @@ def _metrics(worker: Worker) -> Page:
 
     def page(accept: str) -> Answer:
         try:
-            body, content_type = exposition.render(accept)
+            body, content_type = render(accept)
         finally:
             # The thread ends with the request, but would leave its connection open.
             connections[worker.using].close()

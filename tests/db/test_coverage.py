@@ -13,7 +13,8 @@ from django.urls import reverse
 
 from pgembed_django import search, spaces, specs, status
 from pgembed_django.admin.vector_states import state_of
-from pgembed_django.contrib.metrics import exposition
+from pgembed_django.contrib import metrics
+from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.retrieval import queries
 from pgembed_django.testing import without_triggers
@@ -31,10 +32,10 @@ assert [specs.of(model)[0].stale for model in MODELS] == ["hide", "serve"]
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> Iterator[None]:
     queries.vectors.clear()
-    exposition._queue_collector.cache_clear()
+    collectors._queue_collector.cache_clear()
     yield
     queries.vectors.clear()
-    exposition._queue_collector.cache_clear()
+    collectors._queue_collector.cache_clear()
 
 
 def make(model: type[models.Model], text: str) -> Any:
@@ -224,7 +225,7 @@ def test_every_place_shows_what_a_search_returns(run_jobs, admin_client):
     assert spaces.coverage_of(spec, space, using="default") == status.Coverage(rows=5, covered=4)
     page = admin_client.get(reverse("admin:app_list", args=["pgembed"])).content.decode()
     assert "80 % of 5 rows" in page
-    gauge: Callable[..., float | None] = scrape(exposition.Exposition.of_queue("default"))
+    gauge: Callable[..., float | None] = scrape(metrics.of_queue("default"))
     assert gauge("coverage_ratio", spec=key, space="active") == 0.8
     assert gauge("rows", spec=key) == 5
 

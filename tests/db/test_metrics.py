@@ -17,10 +17,8 @@ from prometheus_client.samples import Sample
 
 from pgembed_django import events, specs, status
 from pgembed_django.contrib import metrics
-from pgembed_django.contrib.metrics import exposition, gauges
-from pgembed_django.contrib.metrics.counters import Counters
-from pgembed_django.contrib.metrics.exposition import Exposition
-from pgembed_django.contrib.metrics.gauges import QueueCollector
+from pgembed_django.contrib.metrics import collectors
+from pgembed_django.contrib.metrics.collectors import QueueCollector, WorkerCollector
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.pipeline.handler import EmbeddingHandler
@@ -38,28 +36,34 @@ KEY = "app.ArticleEmbedding"
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """The collector remembers for seconds, which is longer than a test."""
-    exposition._queue_collector.cache_clear()
+    collectors._queue_collector.cache_clear()
     yield
-    exposition._queue_collector.cache_clear()
+    collectors._queue_collector.cache_clear()
 
 
 @pytest.fixture
-def shown() -> Iterator[Exposition]:
-    """What a worker shows. The jobs are run by the test, in this process."""
+def worker() -> Iterator[Worker]:
+    """A worker that is not started. The jobs are run by the test, in this process."""
     worker = Worker(
         [EmbeddingHandler({spec.key: spec for spec in specs.all()}, using="default")],
         using="default",
     )
-    yield metrics.of_worker(worker)
+    yield worker
     worker._rest.close()
 
 
-def samples(shown: Exposition) -> Iterator[Sample]:
-    for family in text_string_to_metric_families(shown.render("")[0].decode()):
+@pytest.fixture
+def shown(worker: Worker) -> metrics.Render:
+    """What that worker shows."""
+    return metrics.of_worker(worker)
+
+
+def samples(shown: metrics.Render) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(shown("")[0].decode()):
         yield from family.samples
 
 
-def scrape(shown: Exposition) -> Callable[..., float | None]:
+def scrape(shown: metrics.Render) -> Callable[..., float | None]:
     """Return what looks a sample up by its name and labels."""
     found = {(one.name, frozenset(one.labels.items())): one.value for one in samples(shown)}
 
@@ -85,7 +89,7 @@ def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
         if len(cells) == 3
     }
     exported: dict[str, tuple[str, set[str]]] = {}
-    for family in text_string_to_metric_families(shown.render("")[0].decode()):
+    for family in text_string_to_metric_families(shown("")[0].decode()):
         if not family.name.startswith("process_") and not family.name.endswith("_created"):
             labels = {label for sample in family.samples for label in sample.labels}
             name = family.name + "_total" * (family.type == "counter")
@@ -148,8 +152,8 @@ def test_a_lost_lease_is_counted(shown, make_worker, make_article):
     assert scrape(shown)("leases_lost_total", spec=KEY) == 1
 
 
-def test_counters_end_with_the_last_reference_to_them():
-    counters = Counters(CollectorRegistry(), [KEY])
+def test_counters_end_with_the_last_reference_to_them(worker):
+    counters = WorkerCollector(worker, CollectorRegistry())
     reference = weakref.ref(counters)
 
     del counters
@@ -168,7 +172,7 @@ def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
         spec=KEY, source_pk="later", kind="reconciler", run_at="2100-01-01T00:00:00Z"
     )
 
-    found = scrape(Exposition.of_queue("default"))
+    found = scrape(metrics.of_queue("default"))
 
     assert found("queue_up") == 1
     assert found("jobs_ready", spec=KEY, kind="write") == 1
@@ -188,12 +192,12 @@ def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
 def test_failures_of_a_spec_that_is_gone_are_shown_too():
     make_failures(2, spec="blog.Gone")
 
-    assert scrape(Exposition.of_queue("default"))("open_failures", spec="blog.Gone") == 2
+    assert scrape(metrics.of_queue("default"))("open_failures", spec="blog.Gone") == 2
 
 
 def test_a_spec_without_a_space_has_no_coverage_and_its_jobs_wait():
     Note.objects.create(body="waits")
-    found = scrape(Exposition.of_queue("default"))
+    found = scrape(metrics.of_queue("default"))
 
     assert found("coverage_ratio", spec="app.NoteEmbedding", space="active") is None
     assert found("jobs_ready", spec="app.NoteEmbedding", kind="write") == 1
@@ -215,9 +219,9 @@ def test_scrapes_that_come_together_share_one_look(django_assert_num_queries, ma
 def test_a_database_that_does_not_answer_in_time_is_told_and_no_error(
     second_connection: psycopg.Connection, monkeypatch
 ):
-    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.1)
+    monkeypatch.setattr(collectors, "STATEMENT_SECONDS", 0.1)
     second_connection.execute("LOCK TABLE pgembed_job IN ACCESS EXCLUSIVE MODE")
-    shown = Exposition.of_queue("default")
+    shown = metrics.of_queue("default")
 
     assert [(one.name, one.value) for one in samples(shown)] == [("pgembed_queue_up", 0)]
 
@@ -237,7 +241,7 @@ def test_a_transaction_around_a_look_keeps_its_time_out():
 
 
 def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
-    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.05)
+    monkeypatch.setattr(collectors, "STATEMENT_SECONDS", 0.05)
     collector = QueueCollector(using="default")
     collector.collect()
     collector._lock.acquire()
@@ -251,7 +255,7 @@ def test_a_look_under_way_holds_no_other_scrape_up(monkeypatch):
 
 
 def test_a_look_that_gets_no_answer_is_told_to_the_scrapes_after_it(monkeypatch, make_article):
-    monkeypatch.setattr(gauges, "STATEMENT_SECONDS", 0.05)
+    monkeypatch.setattr(collectors, "STATEMENT_SECONDS", 0.05)
     now = [0.0]
     collector = QueueCollector(using="default", clock=lambda: now[0])
     collector.collect()
@@ -302,9 +306,9 @@ def test_registering_the_collector_asks_nothing_of_the_database(django_assert_nu
 def test_the_queues_of_two_tenants_are_not_mixed_up(monkeypatch, make_article):
     wrapper = connections["default"]
     monkeypatch.setattr(wrapper, "schema_name", "one", raising=False)
-    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
     make_article()
-    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
 
     monkeypatch.setattr(wrapper, "schema_name", "two")
-    assert scrape(Exposition.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 1
+    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 1

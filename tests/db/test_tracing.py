@@ -15,8 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, format_span_id, format_trace_id
 
 from pgembed_django.contrib import tracing
-from pgembed_django.contrib.tracing.carrying import carry
-from pgembed_django.contrib.tracing.spans import Spans
+from pgembed_django.contrib.tracing.spans import Spans, carry
 from pgembed_django.models import Job
 from tests.app.models import Article, Category, Note
 

@@ -13,7 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from pgembed_django.contrib.metrics import exposition
+from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Worker
 from pgembed_django.queue import rollups
 
@@ -152,7 +152,7 @@ def test_every_page_takes_few_queries_that_read_little(operator: Client) -> None
 
     assert not costly
     # A scrape counts further than a page, and is bounded all the same.
-    exposition._queue_collector.cache_clear()
+    collectors._queue_collector.cache_clear()
     with counted() as cost:
         scraped = Client().get("/metrics").content.decode()
     assert "pgembed_queue_up 1.0" in scraped

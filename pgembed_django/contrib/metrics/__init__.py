@@ -7,6 +7,8 @@ then raise ``ImproperlyConfigured``.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,6 +26,9 @@ from pgembed_django.queue.worker import Worker
 
 __all__ = ["queue_collector", "view"]
 
+Render = Callable[[str], tuple[bytes, str]]
+"""Takes the header ``Accept`` of a scrape, and returns the body and its content type."""
+
 
 @never_cache
 @require_safe
@@ -32,26 +37,34 @@ def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
 
     It has no access control: do not expose it to the internet, or wrap it.
     """
-    exposition = _exposition().of_queue(using or shown_database())
-    body, content_type = exposition.render(request.headers.get("Accept", ""))
+    render = of_queue(using or shown_database())
+    body, content_type = render(request.headers.get("Accept", ""))
     return HttpResponse(body, content_type=content_type)
 
 
 def queue_collector(*, using: str | None = None) -> Collector:
     """Return the queue's gauges for a registry of your own: ``REGISTRY.register(...)``."""
-    return _exposition().queue_collector(using or shown_database())
+    found: Collector = _collectors().queue_collector(using or shown_database())
+    return found
 
 
-def of_worker(worker: Worker) -> Exposition:
-    """Return the metrics for a worker's port: its own counters, and the queue's gauges."""
-    return _exposition().of_worker(worker)
+def of_queue(using: str) -> Render:
+    """Return what renders the queue's gauges only: a web process is one of many, counts nothing."""
+    render: Render = _collectors().of_queue(using)
+    return render
 
 
-def _exposition() -> type[Exposition]:
+def of_worker(worker: Worker) -> Render:
+    """Return what renders a worker's counters from now on, its state, and the queue's gauges."""
+    render: Render = _collectors().of_worker(worker)
+    return render
+
+
+def _collectors() -> ModuleType:
     if importlib.util.find_spec("prometheus_client") is None:
         raise ImproperlyConfigured(
             "Metrics need prometheus-client. Install it: pip install 'pgembed-django[metrics]'."
         )
-    from pgembed_django.contrib.metrics.exposition import Exposition
+    from pgembed_django.contrib.metrics import collectors
 
-    return Exposition
+    return collectors

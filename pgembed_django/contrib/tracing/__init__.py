@@ -51,7 +51,7 @@ def of_worker() -> AbstractContextManager[object]:
 
 
 def _wrap(connection: BaseDatabaseWrapper, **_: object) -> None:
-    from pgembed_django.contrib.tracing.carrying import carry
+    from pgembed_django.contrib.tracing.spans import carry
 
     if connection.vendor == "postgresql" and carry not in connection.execute_wrappers:
         connection.execute_wrappers.append(carry)

@@ -1,27 +1,85 @@
-"""Turn a worker's events into spans: one per claim, batch, store transaction and job.
+"""Store the trace of a write in its job, and turn a worker's events into spans.
 
-A job's span is in the trace of the write that enqueued it. The other spans are about many jobs,
-so each begins a trace of its own, with links to the spans of its jobs.
+A write hands its trace over through a setting that lasts for the transaction and that the
+trigger's function reads. Setting it costs another round trip, but only within a recording span,
+and for statements that may write a watched row.
+
+A worker makes a span per claim, batch, store transaction and job. A job's span is in the trace of
+the write that enqueued it. The other spans are about many jobs, so each begins a trace of its own,
+with links to the spans of its jobs.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from django.db import transaction
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pgembed_django import __version__, events
+from pgembed_django import __version__, database, events, specs
 from pgembed_django.models import Ending
 from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
 
+SET = "SELECT set_config('pgembed.traceparent', %s, true)"
+WRITES = r"\s*(?:/\*.*?\*/\s*)*(?:insert|update|merge|with)\b"
+
 MAX_LINKS = 128
 """How many links per span the SDK keeps by default."""
+
+
+def carry(
+    execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    """Run a statement. If it may enqueue jobs, first set the trace for these.
+
+    A wrapper for Django's ``connection.execute_wrapper``.
+    """
+    traceparent = _traceparent()
+    if traceparent is None or not _may_enqueue(sql):
+        return execute(sql, params, many, context)
+    connection = context["connection"]
+    if not connection.get_autocommit():
+        _set(connection, traceparent)
+        return execute(sql, params, many, context)
+    # Without a transaction the setting would be gone before the statement runs.
+    with transaction.atomic(using=connection.alias):
+        _set(connection, traceparent)
+        return execute(sql, params, many, context)
+
+
+database.ONE_AT_A_TIME.append(carry)
+
+
+def _traceparent() -> str | None:
+    if not trace.get_current_span().is_recording():
+        return None
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def _set(connection: Any, traceparent: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(SET, [traceparent])
+
+
+def _may_enqueue(sql: object) -> bool:
+    return isinstance(sql, str) and _pattern().match(sql) is not None
+
+
+@functools.cache
+def _pattern() -> re.Pattern[str]:
+    names = {spec.model._meta.db_table.rpartition(".")[2].strip('"') for spec in specs.all()}
+    tables = "|".join(re.escape(name) for name in sorted(names)) or "$."
+    return re.compile(rf"{WRITES}.*(?<!\w)(?:{tables})(?!\w)", re.IGNORECASE | re.DOTALL)
 
 
 class Spans:
