@@ -13,10 +13,10 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
-from pgembed_django import status
 from pgembed_django.admin import acts, bulk
 from pgembed_django.moments import seconds_between
-from pgembed_django.status import FailureKind
+from pgembed_django.ops import status
+from pgembed_django.ops.status import FailureKind
 
 if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin

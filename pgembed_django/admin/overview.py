@@ -10,12 +10,13 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from pgembed_django import specs, status
+from pgembed_django import specs
 from pgembed_django.admin import acts, drawing
 from pgembed_django.models import Job, Rollup
 from pgembed_django.moments import seconds_between
-from pgembed_django.status import Overview, Point, ProviderStatus, SpecStatus
-from pgembed_django.status.verdicts import duration as in_words
+from pgembed_django.ops import status
+from pgembed_django.ops.status import Overview, Point, ProviderStatus, SpecStatus
+from pgembed_django.ops.verdicts import duration as in_words
 
 REFRESH_SECONDS = 10
 RANGES = {"1": gettext_lazy("last hour"), "24": gettext_lazy("last day")}

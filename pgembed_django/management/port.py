@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from pgembed_django.contrib import metrics
-from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django.ops.stoppable import CANNOT_START
 from pgembed_django.queue.readiness import Readiness
 from pgembed_django.queue.serving import Answer, Page, Server
 from pgembed_django.queue.worker import Worker

@@ -7,10 +7,11 @@ from typing import Any
 
 from django.utils import timezone
 
-from pgembed_django import events, status
+from pgembed_django import events
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.moments import seconds_between
-from pgembed_django.status.verdicts import duration
+from pgembed_django.ops import status
+from pgembed_django.ops.verdicts import duration
 
 SAMPLE_CHARACTERS = 100
 SHOWN_KEYS = 20

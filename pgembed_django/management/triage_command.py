@@ -10,10 +10,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DataError
 
-from pgembed_django import faults, status
-from pgembed_django.management.command import EmbedCommand
-from pgembed_django.management.progress import Progress
-from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django import faults
+from pgembed_django.ops import status
+from pgembed_django.ops.command import EmbedCommand
+from pgembed_django.ops.progress import Progress
+from pgembed_django.ops.stoppable import CANNOT_START
 
 BATCH = 1000
 

@@ -13,8 +13,8 @@ from django.core.management import call_command
 from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import status
 from pgembed_django.models import Worker
+from pgembed_django.ops import status
 from pgembed_django.queue import liveness, presence
 from tests.app.models import Product
 from tests.conftest import wait_until

@@ -11,11 +11,12 @@ from django.core.management import CommandError
 from django.db import models
 from django.urls import reverse
 
-from pgembed_django import search, spaces, specs, status
+from pgembed_django import search, spaces, specs
 from pgembed_django.admin.vector_states import state_of
 from pgembed_django.contrib import metrics
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.ops import status
 from pgembed_django.retrieval import queries
 from pgembed_django.testing import without_triggers
 from tests.app.models import Archived, Note, Page, PageExtra

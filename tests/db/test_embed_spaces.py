@@ -9,9 +9,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import override_settings
 
-from pgembed_django import spaces, specs, status
+from pgembed_django import spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Rollup, Space, Worker
+from pgembed_django.ops import status
 from pgembed_django.queue import rollups
 from tests.app.models import ArticleEmbedding
 from tests.db.conftest import Writer, backend_pid

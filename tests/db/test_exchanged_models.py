@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 
-from pgembed_django import search, spaces, specs, status
+from pgembed_django import search, spaces, specs
 from pgembed_django.maintenance import recognizing
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.ops import status
 from pgembed_django.providers import recognition
 from pgembed_django.queue.presence import Presence
 from pgembed_django.queue.work import Work

@@ -5,8 +5,9 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import specs, status
+from pgembed_django import specs
 from pgembed_django.models import Job, Rollup
+from pgembed_django.ops import status
 from pgembed_django.queue import rollups
 from tests.app.models import Article
 from tests.db.conftest import Maintenance

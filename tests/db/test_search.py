@@ -10,9 +10,10 @@ from django.db import connection
 from django.db.models import Count, F, Prefetch, Value
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import Results, SearchQuerySet, search, similar_to, specs, status
+from pgembed_django import Results, SearchQuerySet, search, similar_to, specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
+from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import answering, passages, queries, statistics
 from pgembed_django.specs import Spec

@@ -9,11 +9,12 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, providers, spaces, specs, status, store
+from pgembed_django import conf, providers, spaces, specs, store
 from pgembed_django.database import locks
 from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
+from pgembed_django.ops import status
 from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider

@@ -19,12 +19,13 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from pgembed_django import __version__, database, events, status
+from pgembed_django import __version__, database, events
 from pgembed_django.contrib.metrics import Render
+from pgembed_django.ops import status
+from pgembed_django.ops.status import Backlog, Overview, SpecStatus
 from pgembed_django.pipeline.transactions import Completion
 from pgembed_django.pipeline.units import Batch
 from pgembed_django.queue.jobs import Claim
-from pgembed_django.status import Backlog, Overview, SpecStatus
 from pgembed_django.worker import Worker
 
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

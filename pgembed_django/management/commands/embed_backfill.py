@@ -14,14 +14,15 @@ from django.core.exceptions import FieldError, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, DataError, ProgrammingError
 
-from pgembed_django import faults, spaces, status
+from pgembed_django import faults, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.management.command import EmbedCommand, above_zero
 from pgembed_django.management.lookups import lookup
-from pgembed_django.management.progress import Progress
-from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.management.telling import told_of_left
+from pgembed_django.ops import status
+from pgembed_django.ops.command import EmbedCommand, above_zero
+from pgembed_django.ops.progress import Progress
+from pgembed_django.ops.stoppable import CANNOT_START
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5

@@ -7,10 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import database, specs, status, triggers
+from pgembed_django import database, specs, triggers
 from pgembed_django.maintenance import forgetting, renaming
-from pgembed_django.management.command import EmbedCommand
-from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django.ops import status
+from pgembed_django.ops.command import EmbedCommand
+from pgembed_django.ops.stoppable import CANNOT_START
 
 
 class Command(EmbedCommand):

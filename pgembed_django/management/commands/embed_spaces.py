@@ -7,13 +7,14 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import spaces, specs, status
+from pgembed_django import spaces, specs
 from pgembed_django.database import Busy
 from pgembed_django.maintenance import reconcile, retired
-from pgembed_django.management.command import EmbedCommand, whole
-from pgembed_django.management.stoppable import CANNOT_START
 from pgembed_django.models import Space
-from pgembed_django.status.verdicts import duration
+from pgembed_django.ops import status
+from pgembed_django.ops.command import EmbedCommand, whole
+from pgembed_django.ops.stoppable import CANNOT_START
+from pgembed_django.ops.verdicts import duration
 
 
 class Command(EmbedCommand):

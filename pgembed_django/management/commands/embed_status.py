@@ -15,12 +15,13 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
-from pgembed_django import faults, status
-from pgembed_django.management.command import EmbedCommand, seconds
-from pgembed_django.management.stoppable import CANNOT_START
+from pgembed_django import faults
 from pgembed_django.management.telling import tell
+from pgembed_django.ops import status
+from pgembed_django.ops.command import EmbedCommand, seconds
+from pgembed_django.ops.stoppable import CANNOT_START
+from pgembed_django.ops.verdicts import duration
 from pgembed_django.specs import Spec
-from pgembed_django.status.verdicts import duration
 
 CLEAR = "\033[H\033[2J"
 

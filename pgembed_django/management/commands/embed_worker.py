@@ -23,10 +23,10 @@ from pgembed_django import conf, database, events
 from pgembed_django.contrib import tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.management import reloading
-from pgembed_django.management.command import EmbedCommand, seconds, whole
 from pgembed_django.management.port import Address, address, port
-from pgembed_django.management.stoppable import CANNOT_START, refused
 from pgembed_django.models import Job
+from pgembed_django.ops.command import EmbedCommand, seconds, whole
+from pgembed_django.ops.stoppable import CANNOT_START, refused
 from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import configuring
 from pgembed_django.queue.liveness import Stuck, Watchdog

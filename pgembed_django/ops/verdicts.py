@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pgembed_django.ops.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 from pgembed_django.spaces import Coverage, are_few
-from pgembed_django.status.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
 
 LATE_SECONDS = 60.0
 """A change that is older than this is late. Usually it takes a second."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.models.job import CHANGES
+from pgembed_django.ops.failures import FAILING
+from pgembed_django.ops.shapes import NONE, Backlog, Count, HeldJobs
 from pgembed_django.queue.jobs.claims import EVERY_LANE
-from pgembed_django.status.failures import FAILING
-from pgembed_django.status.shapes import NONE, Backlog, Count, HeldJobs
 
 MAX_COUNT = 10_000
 MIN_COUNT = 1000

@@ -4,11 +4,10 @@ Every function is cheap enough for a page that refreshes itself, however large t
 counts stop at a bound and say so, and large tables are sampled.
 """
 
-from pgembed_django.spaces import Coverage
-from pgembed_django.status.charts import Point, series
-from pgembed_django.status.failures import failure_batches, failure_kinds
-from pgembed_django.status.reading import overview
-from pgembed_django.status.shapes import (
+from pgembed_django.ops.charts import Point, series
+from pgembed_django.ops.failures import failure_batches, failure_kinds
+from pgembed_django.ops.overview import overview
+from pgembed_django.ops.shapes import (
     STATES,
     Backlog,
     Count,
@@ -22,6 +21,7 @@ from pgembed_django.status.shapes import (
     Verdict,
     WorkerStatus,
 )
+from pgembed_django.spaces import Coverage
 
 __all__ = [
     "STATES",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pgembed_django import database
-from pgembed_django.status.shapes import Count, FailureKind, FailureKinds
+from pgembed_django.ops.shapes import Count, FailureKind, FailureKinds
 
 MAX_COUNT = 10_000
 MAX_KINDS = 200

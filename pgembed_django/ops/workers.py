@@ -10,9 +10,9 @@ from itertools import chain
 from pgembed_django import conf
 from pgembed_django.models import Space, Worker
 from pgembed_django.moments import seconds_between
+from pgembed_django.ops.queue import Queue
+from pgembed_django.ops.shapes import ProviderStatus, WorkerStatus
 from pgembed_django.queue import jobs
-from pgembed_django.status.queue import Queue
-from pgembed_django.status.shapes import ProviderStatus, WorkerStatus
 
 SILENT_SECONDS = 60.0
 """A worker reports every ten seconds. After so long a silence it is believed dead."""

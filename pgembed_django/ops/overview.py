@@ -15,10 +15,13 @@ from pgembed_django.models.job import CHANGES
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
-from pgembed_django.status import charts, covering, queue, verdicts, working
-from pgembed_django.status.charts import Recent
-from pgembed_django.status.queue import Queue
 from pgembed_django.status.shapes import (
+from pgembed_django.ops import charts, queue, verdicts
+from pgembed_django.ops import coverage as covering
+from pgembed_django.ops import workers as working
+from pgembed_django.ops.charts import Recent
+from pgembed_django.ops.queue import Queue
+from pgembed_django.ops.shapes import (
     NONE,
     Count,
     Overview,
@@ -27,6 +30,9 @@ from pgembed_django.status.shapes import (
     SpecStatus,
     WorkerStatus,
 )
+from pgembed_django.queue import jobs
+from pgembed_django.spaces import Coverage, is_of, live_of
+from pgembed_django.specs import Spec
 
 MAX_UNKNOWN = 100
 """How many undeclared specs to report at most: anyone can enqueue jobs of any name, and each name

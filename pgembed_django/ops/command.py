@@ -16,8 +16,8 @@ from django.db import (
 
 from pgembed_django import conf, database, postgres, specs
 from pgembed_django.exceptions import did_you_mean
-from pgembed_django.management.deploying import newer_migration
-from pgembed_django.management.stoppable import CANNOT_START, StoppableCommand
+from pgembed_django.ops.deploying import newer_migration
+from pgembed_django.ops.stoppable import CANNOT_START, StoppableCommand
 
 # The second column: read-only for good, as on a replica or if the client asked for it.
 STATE = """

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import OutputWrapper
 
-from pgembed_django.status.verdicts import duration
+from pgembed_django.ops.verdicts import duration
 
 LINE_SECONDS = 5.0
 

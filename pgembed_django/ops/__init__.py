@@ -1,0 +1,1 @@
+"""What operators see and do: the status of everything, and what the commands share."""
