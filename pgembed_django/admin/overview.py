@@ -15,8 +15,8 @@ from pgembed_django.admin import acts, drawing
 from pgembed_django.models import Job, Rollup
 from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
+from pgembed_django.ops.formatting import duration as in_words
 from pgembed_django.ops.status import Overview, Point, ProviderStatus, SpecStatus
-from pgembed_django.ops.verdicts import duration as in_words
 
 REFRESH_SECONDS = 10
 RANGES = {"1": gettext_lazy("last hour"), "24": gettext_lazy("last day")}

@@ -1,23 +1,46 @@
-"""The base class of the ``embed_…`` commands. It checks the chosen specs, database and role."""
+"""The base classes of the ``embed_…`` commands.
+
+They check the chosen specs, database and role, and let a command end without a traceback after
+Ctrl-C, a closed pipe or a refusal by Postgres.
+"""
 
 from __future__ import annotations
 
 import argparse
-import threading
+import os
+import sys
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+import psycopg
+from django.core.management.base import BaseCommand, CommandError, CommandParser, SystemCheckError
 from django.db import (
     DEFAULT_DB_ALIAS,
+    InterfaceError,
     OperationalError,
     ProgrammingError,
     connections,
+    transaction,
 )
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 
-from pgembed_django import conf, database, postgres, specs
+from pgembed_django import conf, database, faults, postgres, specs
 from pgembed_django.exceptions import did_you_mean
-from pgembed_django.ops.deploying import newer_migration
-from pgembed_django.ops.stoppable import CANNOT_START, StoppableCommand
+from pgembed_django.faults import Fault
+
+CANNOT_START = 2
+"""The exit status of a command with wrong options, or without its database."""
+
+INTERRUPTED = 130
+"""The exit status of a command that was stopped by Ctrl-C, as in a shell."""
+
+UNREAD = 141
+"""The exit status of a command whose output pipe was closed, as in a shell."""
+
+NOT_AS_DECLARED = (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable)
+"""What a statement fails with before its table is migrated. All else may be a mistake of ours."""
 
 # The second column: read-only for good, as on a replica or if the client asked for it.
 STATE = """
@@ -35,6 +58,116 @@ HIDDEN = """
     WHERE row_security_active(to_regclass(name)::oid)
     ORDER BY name
 """
+
+
+class StoppableCommand(BaseCommand):
+    """A command that may be stopped by Ctrl-C, or whose output may be cut off by ``| head``."""
+
+    stopped = "Stopped."
+    """The message after Ctrl-C."""
+    is_a_program = False
+    """Whether it was run by ``manage.py``, rather than by ``call_command``."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Run from the command line. A failure's exit status wins over that of a closed pipe."""
+        status: int | str | None = None
+        self.is_a_program = True
+        try:
+            super().run_from_argv(argv)
+        except BrokenPipeError:
+            status = UNREAD
+        except SystemExit as ended:
+            status = ended.code
+        try:
+            self.stdout.flush()
+        except BrokenPipeError:
+            # At exit Python would write what is still buffered, and fail with a traceback.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = status or UNREAD
+        if status:
+            sys.exit(status)
+
+    def check(self, *args: Any, **options: Any) -> None:
+        """Run the system checks. If one fails, the command cannot start: 1 would say it did."""
+        try:
+            super().check(*args, **options)
+        except SystemCheckError as error:
+            error.returncode = CANNOT_START
+            raise
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command. Ctrl-C ends it with a message instead of a traceback.
+
+        So do a missing privilege, a table that is not as declared and a lost connection.
+        """
+        try:
+            return super().execute(*args, **self._parsed(options))
+        except KeyboardInterrupt:
+            raise CommandError(self.stopped, returncode=INTERRUPTED) from None
+        except (OperationalError, InterfaceError) as error:
+            if not faults.is_lost_connection(error):
+                raise
+            raise CommandError(
+                f"The connection to the database is lost: {faults.said(error)}. What was done "
+                "before is done: run it again."
+            ) from error
+        except ProgrammingError as error:
+            refusal = refused(error)
+            if refusal is None:
+                raise
+            raise refusal from error
+
+    def _parsed(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Parse the options that ``call_command`` was given, which it passes on as they are."""
+        parsed = dict(options)
+        for action in self.create_parser("manage.py", "")._actions:  # noqa: SLF001 - as Django does
+            given = options.get(action.dest)
+            if given is None or action.nargs == 0:
+                continue
+            if action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction):  # noqa: SLF001
+                several = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
+                parsed[action.dest] = [_parsed(action, one) for one in several]
+            else:
+                parsed[action.dest] = _parsed(action, given)
+        return parsed
+
+
+def _parsed(action: argparse.Action, given: Any) -> Any:
+    """Parse one value. Parsers return what they have parsed already unchanged."""
+    parse: Any = action.type or str
+    name = action.option_strings[-1] if action.option_strings else action.dest
+    try:
+        parsed = parse(given)
+    except (argparse.ArgumentTypeError, OverflowError, TypeError, ValueError) as error:
+        said = str(error).removesuffix(".")
+        raise CommandError(f"{name}: {said}.", returncode=CANNOT_START) from error
+    if action.choices and parsed not in action.choices:
+        choices = ", ".join(map(str, action.choices))
+        raise CommandError(f"{name} is {given!r}. Choose: {choices}.", returncode=CANNOT_START)
+    return parsed
+
+
+def refused(error: BaseException | None) -> CommandError | None:
+    """Return the message for a missing privilege, table or column, else None."""
+    if not isinstance(error, ProgrammingError):
+        return None
+    if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+        return CommandError(
+            f"The role of this connection may not do that: {faults.said(error)}. What it needs "
+            "is under 'Roles with few rights' in the documentation.",
+            returncode=CANNOT_START,
+        )
+    if faults.of(error) is Fault.OURS:
+        return CommandError(
+            f"A table or function of pgembed is not as this code expects: {faults.said(error)}. "
+            "Run manage.py migrate with this code, or start it with the code that was migrated."
+        )
+    if isinstance(error.__cause__, NOT_AS_DECLARED):
+        return CommandError(
+            f"A table is not as this code declares it: {faults.said(error)}. "
+            "Run manage.py makemigrations and migrate, or start it with the code that was migrated."
+        )
+    return None
 
 
 class EmbedCommand(StoppableCommand):
@@ -173,32 +306,22 @@ def migrate(alias: str) -> str:
     return f"manage.py migrate{option}"
 
 
-def whole(value: object) -> int:
-    """Parse a whole number of one or more."""
-    text = str(value)
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of one or more")
-    return int(text)
+def newer_migration(spec: specs.Spec, *, using: str) -> str:
+    """Return the last applied migration of a spec's app if this code lacks it, else "".
 
-
-def seconds(value: object) -> float:
-    """Parse a number of seconds above zero."""
-    parsed = _number(value, "a number of seconds above zero")
-    if parsed > threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{value!r} is more seconds than can be waited for")
-    return parsed
-
-
-def above_zero(value: object) -> float:
-    """Parse a number above zero."""
-    return _number(value, "a number above zero")
-
-
-def _number(value: object, what: str) -> float:
+    Earlier ones are not looked for: the code may lack them because they were squashed. Also
+    returns "" if this role may not read which migrations are applied.
+    """
+    label = spec.embedding_model._meta.app_label
     try:
-        parsed = float(str(value))
-    except ValueError:
-        parsed = -1.0
-    if not 0 < parsed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r} is not {what}")
-    return parsed
+        with transaction.atomic(using=using):
+            applied = MigrationRecorder(connections[using]).applied_migrations().values()
+    except ProgrammingError:
+        return ""
+    of_app = [one for one in applied if one.app == label]
+    if not of_app:
+        return ""
+    last = max(of_app, key=attrgetter("pk")).name
+    loader = MigrationLoader(None, load=False)
+    loader.load_disk()
+    return "" if (label, last) in loader.disk_migrations else f"{label}.{last}"

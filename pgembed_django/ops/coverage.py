@@ -101,7 +101,7 @@ Counts = QuerySet[Any, dict[str, Any]]
 """A query that counts one spec's rows. It returns one row, with a column per space."""
 
 
-def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
+def read_tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
     """Return the database's time, and the specs' tables by spec key. Reads only the catalogue."""
     declared = triggers.names([spec.key for spec in specs])
     found = database.rows(
@@ -122,7 +122,7 @@ def tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Ta
     }
 
 
-def coverage(
+def read_coverage(
     specs: Sequence[Spec],
     live: Mapping[str, Sequence[Space]],
     of: Mapping[str, Table],

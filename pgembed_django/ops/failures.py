@@ -7,42 +7,18 @@ from one kind to the next.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgembed_django import database
-from pgembed_django.ops.shapes import Count, FailureKind, FailureKinds
+from pgembed_django.ops.queue import FAILING, Count
 
 MAX_COUNT = 10_000
 MAX_KINDS = 200
 """How many kinds per spec are looked for. Kinds of the ``RECENT`` latest failures are added."""
 
 RECENT = 1000
-
-# The specs that have open failures. The query jumps along their index.
-FAILING = """
-    failing AS (
-        (
-            SELECT spec
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-            ORDER BY spec
-            LIMIT 1
-        )
-      UNION ALL
-        SELECT following.spec
-        FROM failing
-        CROSS JOIN LATERAL (
-            SELECT spec
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-              AND pgembed_job.spec > failing.spec
-            ORDER BY spec
-            LIMIT 1
-        ) AS following
-    )
-"""
 
 OF_EACH_KIND = """,
     kind AS (
@@ -174,6 +150,28 @@ NEXT_OF_KIND = """
 # As text, which has the offset: with USE_TZ off a time is naive, and one hour a year is ambiguous.
 NOW = "SELECT statement_timestamp()::text"
 MAX_ID = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKind:
+    """The open failures of one spec with one signature. ``sample`` is the latest error."""
+
+    spec: str
+    signature: str
+    count: Count
+    first_at: datetime
+    last_at: datetime
+    sample: str
+    sample_id: int
+    """The id of the job with this error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureKinds:
+    """Kinds of open failures, the largest first. ``is_whole``: there are no other kinds."""
+
+    kinds: tuple[FailureKind, ...]
+    is_whole: bool
 
 
 def failure_kinds(

@@ -9,14 +9,38 @@ from typing import NamedTuple
 
 from pgembed_django import database
 from pgembed_django.models.job import CHANGES
-from pgembed_django.ops.failures import FAILING
-from pgembed_django.ops.shapes import NONE, Backlog, Count, HeldJobs
 from pgembed_django.queue.jobs.claims import EVERY_LANE
 
 MAX_COUNT = 10_000
 MIN_COUNT = 1000
 BUDGET = 60_000
 """How many jobs one overview reads at most, divided among the specs."""
+
+# The specs that have open failures. The query jumps along their index.
+FAILING = """
+    failing AS (
+        (
+            SELECT spec
+            FROM pgembed_job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+            ORDER BY spec
+            LIMIT 1
+        )
+      UNION ALL
+        SELECT following.spec
+        FROM failing
+        CROSS JOIN LATERAL (
+            SELECT spec
+            FROM pgembed_job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND pgembed_job.spec > failing.spec
+            ORDER BY spec
+            LIMIT 1
+        ) AS following
+    )
+"""
 
 # The first column is the status, the others are those of ``Row``. Counts stop at the limit.
 COUNTS = """
@@ -93,6 +117,50 @@ COUNTS = """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of rows, counted up to a bound. ``is_capped``: there may be more."""
+
+    value: int
+    is_capped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value:,}{'+' * self.is_capped}"
+
+    def __bool__(self) -> bool:
+        return self.value > 0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.value + other.value, self.is_capped or other.is_capped)
+
+
+NONE = Count(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """The pending jobs of one kind. ``later`` counts those of them that are not due yet.
+
+    ``oldest_seconds`` is the age of the oldest counted job. If the count is capped, the jobs that
+    are due first were counted.
+    """
+
+    kind: str
+    waiting: Count
+    later: Count
+    oldest_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldJobs:
+    """The jobs of one spec that one worker holds."""
+
+    spec: str
+    jobs: int
+    oldest_seconds: float
+    """How long it has held the oldest of them."""
+
+
 class Row(NamedTuple):
     """A count of jobs that have all of this in common. Failed and dismissed: only the spec."""
 
@@ -122,7 +190,7 @@ class Queue:
     dismissed: dict[str, Count] = field(default_factory=dict)
 
 
-def count(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
+def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
     """Count jobs in one statement. Failures and dismissals are counted for all specs."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
     found: dict[str, list[Row]] = defaultdict(list)

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, get_args
 
-from pgembed_django.ops.shapes import Count, ProviderStatus, SpecStatus, State, Verdict
+from pgembed_django.models.job import CHANGES
+from pgembed_django.ops.formatting import duration
+from pgembed_django.ops.queue import NONE, Backlog, Count
+from pgembed_django.ops.workers import ProviderStatus
 from pgembed_django.spaces import Coverage, are_few
+
+State = Literal["fresh", "indexing", "degraded", "stalled"]
+STATES: tuple[State, ...] = get_args(State)
+"""From best to worst."""
 
 LATE_SECONDS = 60.0
 """A change that is older than this is late. Usually it takes a second."""
@@ -19,6 +28,73 @@ STUCK_SECONDS = 300.0
 
 WORKER = "Start manage.py embed_worker."
 DRIFT = "for its tables are not as the code declares them"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state of a spec, with the reason in sentences for a person who is on call."""
+
+    state: State
+    reason: str
+
+
+NOT_JUDGED = Verdict("fresh", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceStatus:
+    """The status of a live space. ``coverage`` is None if it could not be read."""
+
+    id: int
+    provider: str
+    model: str
+    dimensions: int
+    is_active: bool
+    created_at: datetime
+    coverage: Coverage | None
+    eta_seconds: float | None
+    """Time until it is full at the present rate. None: full, unknown, or nothing is being done."""
+    exchanged: str
+    """How a worker has seen that its model is another one now. Empty: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecStatus:
+    """The status of one spec."""
+
+    key: str
+    verdict: Verdict = NOT_JUDGED
+    active: SpaceStatus | None
+    building: SpaceStatus | None
+    backlog: tuple[Backlog, ...]
+    """One for each kind that has pending jobs, the most urgent first."""
+    running: Count
+    oldest_change_seconds: float | None
+    """Age of the oldest write or manual retry that is pending or running."""
+    open_failures: Count
+    dismissed: Count
+    """Dismissed failures whose rows have not been embedded since."""
+    units_per_second: float
+    """Units completed per second, the mean of the last minutes."""
+    p50_seconds: float | None
+    p99_seconds: float | None
+    """p50 and p99 of the time from write to vector in the last minutes."""
+    eta_seconds: float | None
+    """Time until nothing is pending at the present rate. None: nothing is being completed."""
+    workers: int
+    """How many live workers work on it."""
+    paused_by: str
+    """Who has paused it by hand. Empty: nobody."""
+
+    @property
+    def waiting(self) -> Count:
+        """The number of pending jobs of all kinds."""
+        return sum((one.waiting for one in self.backlog), NONE)
+
+    @property
+    def changes(self) -> Count:
+        """How many of the pending jobs are changes."""
+        return sum((one.waiting for one in self.backlog if one.kind in CHANGES), NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +312,3 @@ def _eta(spec: SpecStatus) -> str:
         return ""
     least = "at least" if spec.waiting.is_capped else "about"
     return f", {least} {duration(spec.eta_seconds)} to go"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words: 4 s, 12 min, 3 h, 2 days."""
-    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 86_400:.0f} days"

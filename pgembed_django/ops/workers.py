@@ -4,21 +4,80 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
 
 from pgembed_django import conf
 from pgembed_django.models import Space, Worker
 from pgembed_django.moments import seconds_between
-from pgembed_django.ops.queue import Queue
-from pgembed_django.ops.shapes import ProviderStatus, WorkerStatus
+from pgembed_django.ops.queue import HeldJobs, Queue
 from pgembed_django.queue import jobs
 
 SILENT_SECONDS = 60.0
 """A worker reports every ten seconds. After so long a silence it is believed dead."""
 
 
-def workers(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """The status of a worker. It is believed dead after a minute of silence.
+
+    The defaults are for a worker whose row is gone: only the jobs that it holds are known.
+    """
+
+    id: int
+    held: tuple[HeldJobs, ...]
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    specs: tuple[str, ...] = ()
+    started_at: datetime | None = None
+    last_seen_at: datetime | None = None
+    silent_seconds: float | None = None
+    is_live: bool = False
+    paused: dict[str, str] = field(default_factory=dict)
+    """Provider -> why this worker has paused it."""
+    retries_at: dict[str, datetime] = field(default_factory=dict)
+    """Provider -> when this worker tries it again."""
+    aside: dict[str, str] = field(default_factory=dict)
+    """Spec -> why this worker has set it aside."""
+
+    @property
+    def name(self) -> str:
+        """Host and process id."""
+        return f"{self.host}:{self.pid}" if self.host else f"worker {self.id}, gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderStatus:
+    """A provider that the settings declare or a live space needs.
+
+    ``is_down``: all live workers that need it have paused it, because it does not answer.
+    """
+
+    name: str
+    """Its alias. With its model if the settings declare another model under the alias by now."""
+    alias: str
+    model: str
+    specs: tuple[str, ...]
+    """The specs whose live spaces need it."""
+    is_declared: bool
+    out_of_reach_of: tuple[str, ...]
+    """The names of the workers that have paused it."""
+    is_down: bool
+    reason: str
+    retries_at: datetime | None
+    """When the first of these workers tries it again."""
+    paused_by: str
+    """Who has paused it by hand. Empty: nobody."""
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no worker asks it now: it is down, or paused by hand."""
+        return self.is_down or bool(self.paused_by)
+
+
+def read_workers(
     counted: Queue, now: datetime, live: Mapping[str, Sequence[Space]], *, using: str
 ) -> list[WorkerStatus]:
     """Return the workers that have a row or still hold jobs."""
@@ -59,7 +118,7 @@ def workers(
     return [*found, *gone]
 
 
-def providers(
+def read_providers(
     live: Mapping[str, Sequence[Space]], workers: Iterable[WorkerStatus], paused: jobs.Paused
 ) -> dict[str, ProviderStatus]:
     """Return the declared providers and those of the live spaces, by name."""

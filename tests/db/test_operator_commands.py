@@ -22,7 +22,7 @@ from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.maintenance import backfill, laps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap, Rollup, Space, Worker
-from pgembed_django.ops.progress import Progress
+from pgembed_django.ops.formatting import Progress
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.reembedding import MAX_BUSY
 from tests.app.models import Article, ArticleComment, ArticleEmbedding, Note

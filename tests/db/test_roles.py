@@ -24,7 +24,7 @@ from pgembed_django.maintenance import reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.ops import status
-from pgembed_django.ops.deploying import newer_migration
+from pgembed_django.ops.command import newer_migration
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_embedding_pending, assert_fresh

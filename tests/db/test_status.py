@@ -14,8 +14,7 @@ from pgembed_django import spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, Worker
-from pgembed_django.ops import coverage as covering
-from pgembed_django.ops import status
+from pgembed_django.ops import coverage, status
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.presence import Presence
 from pgembed_django.reembedding import reembed
@@ -144,7 +143,7 @@ def test_triggers_that_do_not_fire_degrade(look, make_article, run_jobs, live_wo
     Article.objects.update(title="past the trigger")
 
     found = look()
-    _, tables = covering.tables(specs.all(), using="default")
+    _, tables = coverage.read_tables(specs.all(), using="default")
     silent = {key: table.silent_triggers for key, table in tables.items() if table.silent_triggers}
 
     assert found.verdict.state == "degraded"
@@ -882,9 +881,9 @@ def test_a_sample_says_that_it_is_one_and_exact_coverage_can_be_asked_for(
     for _ in range(5):
         make_article()
     run_jobs()
-    monkeypatch.setattr(covering, "MIN_SAMPLE", 1)
-    monkeypatch.setattr(covering, "MAX_SAMPLE", 1)
-    monkeypatch.setattr(covering, "SAMPLE", covering.SAMPLE.replace("(%s)", "(%s + 100 - 2.5)"))
+    monkeypatch.setattr(coverage, "MIN_SAMPLE", 1)
+    monkeypatch.setattr(coverage, "MAX_SAMPLE", 1)
+    monkeypatch.setattr(coverage, "SAMPLE", coverage.SAMPLE.replace("(%s)", "(%s + 100 - 2.5)"))
 
     assert str(look().active.coverage).startswith("about 100 % of about ")
     assert str(look(is_exact=True).active.coverage) == "100 % of 5 rows"
@@ -905,7 +904,7 @@ def test_partitions_are_counted_by_the_statistics_of_each():
             ANALYZE app_note
             """
         )
-        _, tables = covering.tables([spec], using="default")
+        _, tables = coverage.read_tables([spec], using="default")
         cursor.execute("DROP TABLE app_note; ALTER TABLE app_note_whole RENAME TO app_note")
 
     assert round(tables[spec.key].rows) == 100
@@ -917,8 +916,8 @@ def test_a_sample_of_a_table_without_statistics_counts_by_its_own_rows(
     for _ in range(200):
         make_article(contents="long " * 300)
     run_jobs()
-    monkeypatch.setattr(covering, "MIN_SAMPLE", 1)
-    monkeypatch.setattr(covering, "MAX_SAMPLE", 700)
+    monkeypatch.setattr(coverage, "MIN_SAMPLE", 1)
+    monkeypatch.setattr(coverage, "MAX_SAMPLE", 700)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pg_class SET reltuples = -1 WHERE oid = 'app_article'::regclass")
 
@@ -930,11 +929,11 @@ def test_a_sample_of_a_table_without_statistics_counts_by_its_own_rows(
 
 def test_a_sample_that_is_empty_says_nothing(spec, make_article, run_jobs, monkeypatch):
     run_jobs()
-    _, tables = covering.tables([spec], using="default")
+    _, tables = coverage.read_tables([spec], using="default")
     large = {key: table._replace(rows=1e9) for key, table in tables.items()}
     live = {KEY: spaces.live(spec, using="default")}
 
-    assert covering.coverage([spec], live, large, using="default") == {}
+    assert coverage.read_coverage([spec], live, large, using="default") == {}
 
 
 def test_the_reaper_counts_what_it_failed(make_article, spec):

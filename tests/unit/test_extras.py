@@ -11,7 +11,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test import RequestFactory
 
 from pgembed_django.contrib import metrics
-from pgembed_django.management import port
+from pgembed_django.management.commands import embed_worker
 from tests.unit.test_docs import ROOT
 
 LOADED = """
@@ -50,7 +50,7 @@ def test_the_view_names_the_extra_that_it_lacks(without_prometheus) -> None:
 
 
 def test_a_workers_port_is_there_without_the_extra_and_names_it(without_prometheus) -> None:
-    answer = port._metrics(object())("")  # type: ignore[arg-type]
+    answer = embed_worker._metrics(object())("")  # type: ignore[arg-type]
 
     assert answer.status == 501
     assert "pgembed-django[metrics]" in str(answer.body)

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.management.port import Address, address
+from pgembed_django.ops.formatting import Address, address
 from pgembed_django.queue import configuring, serving, stopping
 from pgembed_django.queue.liveness import Liveness, Watchdog
 from pgembed_django.queue.serving import Answer, Server

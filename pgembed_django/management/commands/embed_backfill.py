@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,15 +18,14 @@ from django.db import DatabaseError, DataError, ProgrammingError
 from pgembed_django import faults, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.management.lookups import lookup
-from pgembed_django.management.telling import told_of_left
 from pgembed_django.ops import status
-from pgembed_django.ops.command import EmbedCommand, above_zero
-from pgembed_django.ops.progress import Progress
-from pgembed_django.ops.stoppable import CANNOT_START
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.ops.formatting import Progress, above_zero
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
+SHOWN_KEYS = 20
+TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 UNUSABLE = (
     FieldError,
@@ -206,6 +206,41 @@ class Command(EmbedCommand):
             if found.errors:
                 text += f"; {found.errors:,} rows give no text"
             self.stdout.write(text)
+
+
+def lookup(value: object) -> tuple[str, Any]:
+    """Parse FIELD=VALUE of ``--where``. Django converts the value to the field's type."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+        return value
+    name, equals, text = str(value).partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
+    if name.endswith("__isnull"):
+        if text.lower() not in TRUTHS:
+            raise argparse.ArgumentTypeError(f"{value!r}: {text!r} is not true or false")
+        return name, TRUTHS[text.lower()]
+    if name.endswith("__in"):
+        return name, text.split(",")
+    if name.endswith("__range"):
+        if text.count(",") != 1:
+            raise argparse.ArgumentTypeError(f"{value!r}: a range is two values with a comma")
+        return name, text.split(",")
+    return name, text
+
+
+def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) -> str:
+    """Return in words which rows were locked and not queued, and how to go on. Empty: none."""
+    lines = []
+    for one in filled:
+        if not one.left:
+            continue
+        keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
+        line = f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and "
+        line += f"are not embedded again yet: {keys}. "
+        if and_rows_after and (rows := one.keys_left.count()):
+            line += f"{rows:,} rows after them have yet to be looked at. "
+        lines.append(f"{line}The same command goes on with them.")
+    return "\n".join(lines)
 
 
 @contextmanager

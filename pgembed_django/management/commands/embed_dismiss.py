@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from pgembed_django.management.triage_command import TriageCommand
+from pgembed_django.management.commands import embed_retry
 from pgembed_django.queue import jobs
 
 
-class Command(TriageCommand):
+class Command(embed_retry.Command):
     verb = "dismiss"
     help = (
         "Dismisses failures that need no fix: those of some specs, of some rows, of one kind of "

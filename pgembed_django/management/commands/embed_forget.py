@@ -10,8 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from pgembed_django import database, specs, triggers
 from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.ops import status
-from pgembed_django.ops.command import EmbedCommand
-from pgembed_django.ops.stoppable import CANNOT_START
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
 
 
 class Command(EmbedCommand):

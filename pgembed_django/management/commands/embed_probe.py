@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, providers
-from pgembed_django.ops.stoppable import CANNOT_START, StoppableCommand
+from pgembed_django.ops.command import CANNOT_START, StoppableCommand
 from pgembed_django.providers import Provider, Report, probes
 
 

@@ -10,9 +10,8 @@ from django.db import DatabaseError
 
 from pgembed_django import faults, spaces, specs
 from pgembed_django.maintenance import laps, reconcile
-from pgembed_django.ops.command import EmbedCommand
-from pgembed_django.ops.progress import Progress
-from pgembed_django.ops.stoppable import CANNOT_START
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.ops.formatting import Progress
 from pgembed_django.queue import jobs
 
 TRIES = 100

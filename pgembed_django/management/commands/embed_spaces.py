@@ -12,9 +12,8 @@ from pgembed_django.database import Busy
 from pgembed_django.maintenance import reconcile, retired
 from pgembed_django.models import Space
 from pgembed_django.ops import status
-from pgembed_django.ops.command import EmbedCommand, whole
-from pgembed_django.ops.stoppable import CANNOT_START
-from pgembed_django.ops.verdicts import duration
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.ops.formatting import duration, whole
 
 
 class Command(EmbedCommand):

@@ -6,11 +6,13 @@ import gc
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.db.models.functions import Now
+from django.utils import autoreload
 
 from pgembed_django import conf, database, events
-from pgembed_django.contrib import tracing
+from pgembed_django.contrib import metrics, tracing
 from pgembed_django.exceptions import PgembedError
-from pgembed_django.management import reloading
-from pgembed_django.management.port import Address, address, port
 from pgembed_django.models import Job
-from pgembed_django.ops.command import EmbedCommand, seconds, whole
-from pgembed_django.ops.stoppable import CANNOT_START, refused
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
+from pgembed_django.ops.formatting import Address, address, seconds, whole
 from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import configuring
 from pgembed_django.queue.liveness import Stuck, Watchdog
@@ -56,6 +57,9 @@ GIVE_UP_SECONDS = 10.0
 GARBAGE_THRESHOLD = 10_000
 """For ``gc.set_threshold``. Each held row means a dozen objects for a second. They have no cycles,
 so frequent collections would find nothing to free."""
+
+START_AGAIN = 3
+"""The exit status of a child that is to be started again. Django's reloaders use the same."""
 
 
 class Command(EmbedCommand):
@@ -119,8 +123,8 @@ class Command(EmbedCommand):
         )
 
     def handle(self, **options: Any) -> None:
-        if options["autoreload"] and not reloading.is_child():
-            sys.exit(reloading.supervise())
+        if options["autoreload"] and not is_child():
+            sys.exit(supervise())
         given = {name: options[name] for name in INSTEAD if options[name] is not None}
         with conf.instead(**given):
             self._work(**options)
@@ -147,7 +151,7 @@ class Command(EmbedCommand):
         try:
             with ExitStack() as stack:
                 if options["autoreload"]:
-                    stack.enter_context(reloading.ended_by_a_change(worker.stop))
+                    stack.enter_context(ended_by_a_change(worker.stop))
                 for watch in self._watches(worker, options["listen"], options["heartbeat_file"]):
                     stack.enter_context(watch)
                 # Django and the models stay in memory: collections need not scan them again.
@@ -259,3 +263,115 @@ class Command(EmbedCommand):
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             logger.addHandler(handler)
             logger.setLevel(LEVELS[verbosity])
+
+
+def port(worker: Worker, listen: Address) -> Server:
+    """Return the server of a worker's pages, bound but not started.
+
+    Raises:
+        CommandError: the address cannot be listened on.
+    """
+    readiness = Readiness(worker)
+    pages: dict[str, Page] = {
+        "/healthz": lambda _: _health(worker),
+        "/readyz": lambda _: _readiness(readiness),
+        "/metrics": _metrics(worker),
+    }
+    try:
+        return Server(*listen, pages)
+    except OSError as error:
+        raise CommandError(
+            f"Cannot listen on {listen}: {error.strerror}. Does another worker use it? Give each "
+            "worker on one machine its own port with --listen.",
+            returncode=CANNOT_START,
+        ) from error
+
+
+def _health(worker: Worker) -> Answer:
+    stuck = worker.liveness.stuck()
+    if stuck is None:
+        return Answer("ok\n")
+    text = f"The loop has been stuck for {stuck.seconds:.0f} s in {stuck.where}\n"
+    return Answer(text, HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _readiness(readiness: Readiness) -> Answer:
+    missing = readiness.missing()
+    if not missing:
+        return Answer("ready\n")
+    return Answer("\n".join([*missing, ""]), HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _metrics(worker: Worker) -> Page:
+    try:
+        render = metrics.of_worker(worker)
+    except ImproperlyConfigured as error:
+        text = f"{error}\n"
+        return lambda _: Answer(text, HTTPStatus.NOT_IMPLEMENTED)
+    except OSError as error:  # PROMETHEUS_MULTIPROC_DIR cannot be written to
+        raise CommandError(
+            f"Cannot count for /metrics: {error}.", returncode=CANNOT_START
+        ) from error
+
+    def page(accept: str) -> Answer:
+        try:
+            body, content_type = render(accept)
+        finally:
+            # The thread ends with the request, but would leave its connection open.
+            connections[worker.using].close()
+        return Answer(body, content_type=content_type)
+
+    return page
+
+
+def is_child() -> bool:
+    """Return whether this process is the child, which works."""
+    return os.environ.get(autoreload.DJANGO_AUTORELOAD_ENV) == "true"
+
+
+def supervise() -> int:
+    """Run this command line in a child, as often as it asks for. Return its last exit status.
+
+    The worker keeps its main thread there, so that signals and failures end it as they do without
+    a reloader.
+    """
+    environment = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
+    child: subprocess.Popen[bytes] | None = None
+    asked = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        if child is not None:
+            child.terminate()
+
+    # A terminal sends Ctrl-C to the child as well, which then stops at once.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    while True:
+        # S603: these are the arguments of this very process.
+        child = subprocess.Popen(autoreload.get_child_arguments(), env=environment)  # noqa: S603
+        if asked:
+            child.terminate()
+        status = child.wait()
+        if status != START_AGAIN or asked:
+            return status
+
+
+@contextmanager
+def ended_by_a_change(stop: Callable[[], None]) -> Iterator[None]:
+    """Stop the worker at once when code changes, and then exit with ``START_AGAIN``."""
+    changed = threading.Event()
+
+    def watch() -> None:
+        try:
+            autoreload.get_reloader().run(threading.main_thread())
+        except SystemExit:  # what Django's reloaders raise at a change
+            changed.set()
+            stop()
+            stop()  # at once
+
+    threading.Thread(target=watch, name="pgembed-reloader", daemon=True).start()
+    yield
+    if changed.is_set():
+        sys.exit(START_AGAIN)
