@@ -73,7 +73,7 @@ WORKER_STARTED = _event("worker_started", INFO, "Worker %(worker)s works on %(sp
 WORKER_PROGRESS = _event(
     "worker_progress",
     INFO,
-    "Brought %(rows)d rows up to date in the last %(seconds).0f s, holds %(holds)d",
+    "Embedded %(rows)d rows in the last %(seconds).0f s, holds %(holds)d jobs",
 )
 WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is in flight")
 WORKER_RECYCLED = _event("worker_recycled", INFO, "Stopping, to be restarted: %(reason)s")

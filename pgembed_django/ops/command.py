@@ -108,8 +108,8 @@ class StoppableCommand(BaseCommand):
             if not faults.is_lost_connection(error):
                 raise
             raise CommandError(
-                f"The connection to the database is lost: {faults.said(error)}. What was done "
-                "before is done: run it again."
+                f"The connection to the database was lost: {faults.said(error)}. What was done "
+                "so far is kept. Run it again."
             ) from error
         except ProgrammingError as error:
             refusal = refused(error)
@@ -153,18 +153,18 @@ def refused(error: BaseException | None) -> CommandError | None:
         return None
     if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
         return CommandError(
-            f"The role of this connection may not do that: {faults.said(error)}. What it needs "
-            "is under 'Roles with few rights' in the documentation.",
+            f"The database role lacks a privilege: {faults.said(error)}. See "
+            "'Roles with few rights' in the documentation.",
             returncode=CANNOT_START,
         )
     if faults.of(error) is Fault.OURS:
         return CommandError(
-            f"A table or function of pgembed is not as this code expects: {faults.said(error)}. "
+            f"A table or function of pgembed does not match this code: {faults.said(error)}. "
             "Run manage.py migrate with this code, or start it with the code that was migrated."
         )
     if isinstance(error.__cause__, NOT_AS_DECLARED):
         return CommandError(
-            f"A table is not as this code declares it: {faults.said(error)}. "
+            f"A table does not match this code: {faults.said(error)}. "
             "Run manage.py makemigrations and migrate, or start it with the code that was migrated."
         )
     return None
@@ -206,14 +206,14 @@ class EmbedCommand(StoppableCommand):
                 )
             if key not in here:
                 raise CommandError(
-                    f"{key} is not in the database {using!r}: a router keeps it elsewhere. Say "
-                    "where with --database.",
+                    f"{key} is not in the database {using!r}: a router keeps it elsewhere. Name "
+                    "its database with --database.",
                     returncode=CANNOT_START,
                 )
         if not here:
             raise CommandError(
                 f"No embeddable model is in the database {using!r}: routers keep them elsewhere. "
-                "Say where with --database.",
+                "Name their database with --database.",
                 returncode=CANNOT_START,
             )
         return {key: spec for key, spec in here.items() if not keys or key in keys}
@@ -230,7 +230,7 @@ class EmbedCommand(StoppableCommand):
             tables = ", ".join(name for _, name in hidden)
             raise CommandError(
                 f"Row-level security hides rows of {tables} from the role {hidden[0][0]!r}. "
-                "Run it as one that sees all: ALTER ROLE … BYPASSRLS.",
+                "Use a role that sees all rows: ALTER ROLE … BYPASSRLS.",
                 returncode=CANNOT_START,
             )
 
@@ -293,7 +293,7 @@ class EmbedCommand(StoppableCommand):
             ) from error
         if writes and is_read_only and (is_for_good or not waits):
             raise CommandError(
-                f"The database {alias!r} is read-only: a replica? Name the one that is written to "
+                f"The database {alias!r} is read-only: is it a replica? Name the writable one "
                 "with --database.",
                 returncode=CANNOT_START,
             )

@@ -77,6 +77,13 @@ def _number(value: object, what: str) -> float:
     return parsed
 
 
+def rows_text(rows: int) -> str:
+    """Return a number of rows in words: no rows, 1 row, 1,205 rows."""
+    if rows == 1:
+        return "1 row"
+    return f"{rows:,} rows" if rows else "no rows"
+
+
 def duration(seconds: float) -> str:
     """Return a duration in words: 4 s, 12 min, 3 h, 2 days."""
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "min"), (172_800, 3600, "h")):

@@ -13,7 +13,7 @@ from itertools import islice
 
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import providers, rollups
+from pgembed_django import providers
 from pgembed_django import specs as declared
 from pgembed_django.models import Space
 from pgembed_django.models.job import CHANGES
@@ -33,8 +33,8 @@ from pgembed_django.ops.workers import (
     read_providers,
     read_workers,
 )
-from pgembed_django.queue import jobs
-from pgembed_django.rollups import Point, Recent, series
+from pgembed_django.queue import jobs, rollups
+from pgembed_django.queue.rollups import Point, Recent, series
 from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
 

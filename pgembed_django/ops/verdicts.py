@@ -27,7 +27,7 @@ STUCK_SECONDS = 300.0
 """A spec is stalled if a change waits this long while nothing is completed."""
 
 WORKER = "Start manage.py embed_worker."
-DRIFT = "for its tables are not as the code declares them"
+DRIFT = "because its tables do not match the code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ class Facts:
         if new := self.spec.building:
             covered = f" ({new.coverage})" if new.coverage else ""
             return (
-                f"Searches go by words until the new space {new.id} is full{covered}: the server "
-                f"has another model than that of space {self.spec.active.id}."
+                f"Searches use full text only until the new space {new.id} is full{covered}: the "
+                f"server has another model than that of space {self.spec.active.id}."
             )
-        return f"Searches go by words. {self.spec.active.exchanged}"
+        return f"Searches use full text only. {self.spec.active.exchanged}"
 
     @property
     def is_filling(self) -> bool:
@@ -190,20 +190,18 @@ def judge(facts: Facts) -> Verdict:
         if found := " ".join(sentences):
             return Verdict(state, found)
     if facts.spec.oldest_change_seconds is not None:
-        found = (
-            f"All else is found with its present text{_but(facts.spec)}: {_changes(facts.spec)}."
-        )
-        return Verdict("fresh", found)
+        others = f"Every other row is found with its current text{_but(facts.spec)}"
+        return Verdict("fresh", f"{others}: {_changes(facts.spec)}.")
     if facts.coverage is None:
-        return Verdict("fresh", "Nothing waits.")
-    return Verdict("fresh", f"Every row is found with its present text{_but(facts.spec)}.")
+        return Verdict("fresh", "Nothing is waiting.")
+    return Verdict("fresh", f"Every row is found with its current text{_but(facts.spec)}.")
 
 
 def _stalled(facts: Facts) -> Iterator[str]:
     spec = facts.spec
     has_work = bool(spec.waiting) or facts.is_short
     if not facts.has_tables:
-        yield "Its tables are not there: run manage.py makemigrations and manage.py migrate."
+        yield "Its tables do not exist. Run manage.py makemigrations and manage.py migrate."
     elif spec.active is None:
         yield f"Nothing has been embedded yet. {WORKER}"
     elif facts.paused and has_work:
@@ -223,22 +221,22 @@ def _stalled(facts: Facts) -> Iterator[str]:
 def _degraded(facts: Facts) -> Iterator[str]:
     spec = facts.spec
     if facts.paused:
-        yield f"{facts.paused}. Nothing waits yet."
+        yield f"{facts.paused}. Nothing is waiting yet."
     elif not spec.workers:
-        yield f"No worker is running. Nothing waits yet, but the next change will. {WORKER}"
+        yield f"No worker is running. Nothing is waiting yet, but the next change will. {WORKER}"
     elif facts.is_aside:
-        yield f"Set aside by every worker, {DRIFT}. Nothing waits yet. {facts.aside[0]}"
+        yield f"Set aside by every worker, {DRIFT}. Nothing is waiting yet. {facts.aside[0]}"
     elif facts.exchanged:
         yield facts.exchanged
     elif facts.down:
-        yield f"The provider is down. Nothing waits yet. {facts.down}"
+        yield f"The provider is down. Nothing is waiting yet. {facts.down}"
     elif facts.unreachable_for:
         yield f"{facts.unreachable_for} of {spec.workers} workers cannot reach the provider."
     if facts.silent_triggers:
         one = facts.silent_triggers == 1
         yield (
             f"{facts.silent_triggers} of its triggers {'is' if one else 'are'} missing or "
-            "disabled: what is written is found late. Run manage.py check --database "
+            "disabled, so changes are found late. Run manage.py check --database "
             f"{facts.database}."
         )
     if facts.aside and not facts.is_aside:
@@ -248,14 +246,14 @@ def _degraded(facts: Facts) -> Iterator[str]:
         one = spec.open_failures.value == 1
         yield (
             f"{spec.open_failures} {'row has' if one else 'rows have'} failed and "
-            f"may not be found with {'its' if one else 'their'} present text."
+            f"may not be found with {'its' if one else 'their'} current text."
         )
         if facts.is_held_up:
-            yield "The new space is not searched until they are mended or dismissed."
+            yield "The new space is not searched until they are fixed or dismissed."
     if facts.coverage and facts.coverage.is_of_other_language:
         yield (
             "Texts are stored with another full-text configuration than "
-            "PGEMBED_TEXT_SEARCH_CONFIG: a search by words may miss them."
+            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them."
         )
     if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
         yield f"Changes are late: {_changes(spec)}{_eta(spec)}."
@@ -267,7 +265,7 @@ def _indexing(facts: Facts) -> Iterator[str]:
         yield f"{spec.waiting} {_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
     elif facts.is_short and spec.oldest_change_seconds is None:
         # Not if there are changes: the rows may be missing only because of these.
-        yield f"Covered: {facts.coverage}. The reconciler looks for the others every few minutes."
+        yield f"Searches find {facts.coverage}. The reconciler checks the rest every few minutes."
     if spec.building:
         coverage = spec.building.coverage
         covered = f": {coverage}" if coverage else ""
@@ -284,9 +282,9 @@ def _indexing(facts: Facts) -> Iterator[str]:
 
 def _but(spec: SpecStatus) -> str:
     if not spec.dismissed:
-        return ", but perhaps for some that were dismissed" * spec.dismissed.is_capped
+        return ", except perhaps some that were dismissed" * spec.dismissed.is_capped
     were = "was" if spec.dismissed == Count(1) else "were"
-    return f", but for {spec.dismissed} that {were} dismissed"
+    return f", except {spec.dismissed} that {were} dismissed"
 
 
 def _waiting(facts: Facts) -> str:
@@ -298,13 +296,13 @@ def _waiting(facts: Facts) -> str:
 def _changes(spec: SpecStatus) -> str:
     oldest = duration(spec.oldest_change_seconds or 0.0)
     if not spec.changes:
-        return f"one change has been at work for {oldest}"
-    changes = "change waits" if spec.changes == Count(1) else "changes wait"
+        return f"one change has been in progress for {oldest}"
+    changes = "change is waiting" if spec.changes == Count(1) else "changes are waiting"
     return f"{spec.changes} {changes}, the oldest for {oldest}"
 
 
 def _jobs(count: Count) -> str:
-    return "job waits" if count == Count(1) else "jobs wait"
+    return "job is waiting" if count == Count(1) else "jobs are waiting"
 
 
 def _eta(spec: SpecStatus) -> str:

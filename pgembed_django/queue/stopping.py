@@ -64,7 +64,7 @@ class Limits:
     def reached(self, completed: int) -> str | None:
         """Return why the worker should end, or None."""
         if self.max_jobs is not None and completed >= self.max_jobs:
-            return f"{brought(completed)}, --max-jobs is {self.max_jobs:,}"
+            return f"--max-jobs is {self.max_jobs:,}, embedded: {completed:,}"
         if self.max_memory_mib is not None and self._is_time():
             used = memory_bytes() / MIB
             if used > self.max_memory_mib:
@@ -77,12 +77,6 @@ class Limits:
             return False
         self._looked_at = now
         return True
-
-
-def brought(rows: int) -> str:
-    """Say how many rows a worker has brought up to date."""
-    some = f"{rows:,} rows were" if rows > 1 else ("1 row was" if rows else "No row was")
-    return f"{some} brought up to date"
 
 
 def memory_bytes() -> int:

@@ -75,7 +75,7 @@ def test_the_overview_tells_a_fresh_spec_from_one_that_failed(
     Worker.objects.create(host="host-1", pid=17, version="1", specs=[KEY])
     make_article()
     run_jobs()
-    assert "<strong>Fresh.</strong> Every row is found with its present text." in text(viewer)
+    assert "<strong>Fresh.</strong> Every row is found with its current text." in text(viewer)
 
     fail("too bad", make_article())
 

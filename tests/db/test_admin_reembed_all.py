@@ -125,8 +125,8 @@ def test_the_command_goes_on_with_it_too(operator, articles):
 
     told = run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert f"going on after {articles[1].pk}" in told
-    assert "1 rows looked at, 1 queued" in told
+    assert f"continuing after {articles[1].pk}" in told
+    assert "checked 1 row, 1 queued" in told
 
 
 def test_another_backfill_of_the_model_does_not_set_it_back(operator, articles):

@@ -266,4 +266,4 @@ def test_a_row_that_is_hidden_until_its_change_is_embedded_is_no_gap(run_jobs, s
 
     assert found(PageExtra) == seen.active.coverage.covered == 0
     assert seen.verdict.state == "fresh"
-    assert seen.verdict.reason.startswith("All else is found with its present text: ")
+    assert seen.verdict.reason.startswith("Every other row is found with its current text: ")

@@ -21,7 +21,7 @@ def test_failed_rows_were_waiting_too(capsys: pytest.CaptureFixture[str]) -> Non
     call_command("embed_worker", "--drain")
 
     said = capsys.readouterr().out
-    assert said == "No row was brought up to date. 1 failed: manage.py embed_status says why.\n"
+    assert said == "Embedded no rows. 1 failed: manage.py embed_status says why.\n"
 
 
 @pytest.mark.usefixtures("provider")
@@ -32,7 +32,7 @@ def test_what_a_limit_leaves_waits_for_nothing_else(capsys: pytest.CaptureFixtur
         call_command("embed_worker", "--drain", "--max-jobs", "1", "--claim", "1")
 
     said = capsys.readouterr().out
-    told = re.match(r"(\d) rows? w\w+ brought up to date\. (\d) left\. Ended to be started", said)
+    told = re.match(r"Embedded (\d) rows?\. (\d) left\. Stopped, to be restarted", said)
     assert told
     assert int(told[1]) + int(told[2]) == 10
 
@@ -43,7 +43,7 @@ def test_a_row_in_backoff_does_not_wait_for_the_provider_that_is_down(
     settings.PGEMBED_BACKOFF_SECONDS = 3600
     Note.objects.create(body="trouble")
     call_command("embed_worker", "--drain")
-    assert "1 wait for their next attempt" in capsys.readouterr().out
+    assert "1 still waiting for the next attempt" in capsys.readouterr().out
 
     provider.is_down = True
     Note.objects.create(body="fine")
@@ -51,5 +51,8 @@ def test_a_row_in_backoff_does_not_wait_for_the_provider_that_is_down(
         call_command("embed_worker", "--drain")
 
     said = str(raised.value)
-    assert re.search(r"1 wait for their next attempt\. 1 wait for a provider that is down\. ", said)
+    assert re.search(
+        r"1 still waiting for the next attempt\. 1 still waiting for a provider that is down\. ",
+        said,
+    )
     assert "The server is down." in said

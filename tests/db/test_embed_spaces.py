@@ -92,7 +92,7 @@ def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer
     writer.go()
     writer.end()
 
-    assert "bag-of-words, 64 dimensions, not counted: a table of it is locked just now" in told
+    assert "bag-of-words, 64 dimensions, not counted: one of its tables is locked" in told
 
 
 def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_spaces):
@@ -102,7 +102,7 @@ def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_s
     Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
     make_failures(1)
 
-    assert "0 of 1 rows (0.0%), at a standstill: embed_status says why" in embed_spaces()
+    assert "0 of 1 rows (0.0%), stalled: embed_status says why" in embed_spaces()
 
 
 def test_the_last_gaps_which_no_sample_has_are_no_standstill(two_spaces):
@@ -137,14 +137,14 @@ def test_a_space_that_was_begun_anew_is_not_gone_back_to_twice(two_spaces):
 
 def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
     Rollup.objects.all().delete()
-    assert "0 of 1 rows (0.0%), none in the last minutes" in embed_spaces()
+    assert "0 of 1 rows (0.0%), no progress in the last minutes" in embed_spaces()
 
     tally = rollups.Tally()
     for _ in range(600):
         tally.completed(KEY, waited=None)
     tally.flush(using="default")
     # Nobody goes on at that rate.
-    assert "0 of 1 rows (0.0%), at a standstill: embed_status says why" in embed_spaces()
+    assert "0 of 1 rows (0.0%), stalled: embed_status says why" in embed_spaces()
     Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
     told = embed_spaces()
 
@@ -181,7 +181,7 @@ def test_a_changed_recipe_is_listed_until_all_rows_are_compared(
     changed = dataclasses.replace(spec, fields=("contents", "title"))
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
     monkeypatch.setitem(specs._registry, KEY, changed)
-    told = "for a changed recipe {} of 3 rows are compared, {} wait to be embedded again"
+    told = "changed recipe: {} of 3 rows compared, {} waiting"
     assert told.format(0, 0) in embed_spaces()
 
     reconcile.reconcile_page(changed, "stale", using="default")
@@ -193,15 +193,15 @@ def test_a_changed_recipe_is_listed_until_all_rows_are_compared(
 
 def test_a_person_can_switch_go_back_and_prune(two_spaces, run_jobs):
     old, new = two_spaces
-    assert "searched from now on" in embed_spaces("activate", str(new.pk))
-    assert "topped up" in embed_spaces("rollback", str(old.pk))
-    assert "no longer built" in embed_spaces("cancel", str(old.pk))
+    assert "Searches now use" in embed_spaces("activate", str(new.pk))
+    assert "top up" in embed_spaces("rollback", str(old.pk))
+    assert "no longer being built" in embed_spaces("cancel", str(old.pk))
 
     assert "Pruned" in embed_spaces("prune")
 
     assert not ArticleEmbedding.objects.filter(space=old).exists()
     assert "pruned" in embed_spaces()
-    assert "built again" in embed_spaces("rollback", str(old.pk))
+    assert "The workers build" in embed_spaces("rollback", str(old.pk))
     assert re.search(r"\d+  building  bag-of-words", embed_spaces())
 
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_done_is_said(two_spaces, arguments, message):
 def test_only_a_space_in_the_right_state_is_acted_on(two_spaces):
     old, _ = two_spaces
     for action in ("activate", "cancel", "rollback"):
-        with pytest.raises(CommandError, match="It has to be"):
+        with pytest.raises(CommandError, match="It must be"):
             embed_spaces(action, str(old.pk))
 
 
@@ -244,9 +244,9 @@ def test_one_retired_space_is_pruned_and_no_other(two_spaces):
 
 def test_a_number_is_never_left_out_of_account(two_spaces):
     old, _ = two_spaces
-    with pytest.raises(CommandError, match=r"is active\. It has to be retired"):
+    with pytest.raises(CommandError, match=r"is active\. It must be retired"):
         embed_spaces("prune", str(old.pk))
     with pytest.raises(CommandError, match="list takes no number"):
         embed_spaces("list", str(old.pk))
-    with pytest.raises(CommandError, match=r"is one of app.ArticleEmbedding, which is not among"):
+    with pytest.raises(CommandError, match=r"belongs to app.ArticleEmbedding, which is not one of"):
         call_command("embed_spaces", "cancel", str(old.pk), "--specs", "app.NoteEmbedding")

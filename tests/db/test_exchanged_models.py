@@ -246,7 +246,7 @@ def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_work
     assert providers["default"].specs == (NOTE,)
     assert shown.verdict.state == "degraded"
     assert shown.verdict.reason.startswith(
-        f"Searches go by words until the new space {new.pk} is full (50 % of 2 rows): the "
+        f"Searches use full text only until the new space {new.pk} is full (50 % of 2 rows): the "
         f"server has another model than that of space {former.pk}."
     )
 

@@ -69,7 +69,7 @@ def test_it_tells_what_is_left_and_deletes_nothing_by_itself(gone: str) -> None:
     told = run("embed_forget")
 
     assert f"{gone}\n  4 jobs, 1 attempts, 1 spaces, 1 staged vectors, 1 laps" in told
-    assert "Nothing was deleted: say --yes." in told
+    assert "Nothing was deleted. Pass --yes to delete it." in told
     assert KEY not in told
     assert rows_of(gone) == before
 
@@ -82,7 +82,7 @@ def test_told_so_it_deletes_all_of_that_and_nothing_else(gone: str) -> None:
     assert not any(rows_of(gone).values())
     assert rows_of(KEY) == others
     assert ArticleEmbedding.objects.count() == 1
-    assert "Nothing is left" in run("embed_forget", "--yes")
+    assert "No data is left" in run("embed_forget", "--yes")
 
 
 def test_no_table_of_ours_is_left_out(gone: str) -> None:
@@ -102,7 +102,7 @@ def test_a_declared_spec_is_not_forgotten(gone: str) -> None:
 def test_nor_one_that_a_live_worker_knows(gone: str) -> None:
     Worker.objects.create(host="here", pid=7, version="1", specs=[gone])
 
-    with pytest.raises(CommandError, match=r"the worker here:7 knows it\. Restart it"):
+    with pytest.raises(CommandError, match=r"the worker here:7 works on it\. Restart it"):
         run("embed_forget", "--yes")
 
     assert Job.objects.filter(spec=gone).count() == 4
@@ -144,7 +144,7 @@ def test_what_a_renamed_model_is_about_to_be_given_is_not_forgotten(
     other = connect()
     other.execute("SELECT FROM pgembed_job WHERE spec = %s FOR UPDATE", [GONE])
 
-    with pytest.raises(CommandError, match="once more"):
+    with pytest.raises(CommandError, match="Run it again"):
         run("embed_forget", "--yes")
 
     assert Space.objects.filter(spec=GONE).exists()

@@ -211,7 +211,9 @@ def test_a_worker_starts_and_drains_the_others(note, make_article, drift):
     with pytest.raises(CommandError) as raised:
         call_command("embed_worker", drain=True, verbosity=0)
 
-    assert "1 wait for their tables to be as declared. app.NoteEmbedding: " in str(raised.value)
+    assert "1 still waiting for tables that match the code. app.NoteEmbedding: " in str(
+        raised.value
+    )
     assert embedded_text(article)
     assert not Worker.objects.exists()
     assert Job.objects.get(spec=NOTE).attempts == 0
@@ -225,7 +227,7 @@ def test_a_drain_tells_each_thing_that_is_waited_for(provider, note, make_articl
     with pytest.raises(CommandError) as raised:
         call_command("embed_worker", drain=True, verbosity=0)
 
-    said = "2 wait for a provider that is down or for their tables to be as declared."
+    said = "2 still waiting for a provider that is down or for tables that match the code."
     assert f"{said} default: The server is down.; app.NoteEmbedding: " in str(raised.value)
 
 

@@ -103,18 +103,21 @@ def test_the_status_tells_what_is_to_be_known(make_article, run_jobs):
     told = run("embed_status", "--specs", KEY)
 
     assert f"{KEY}  stalled" in told
-    assert "The provider is down: 1 job waits. No route." in told
+    assert "The provider is down: 1 job is waiting. No route." in told
     number = Space.objects.get(spec=KEY).pk
     assert f"searched   space {number}, bag-of-words, 64 dimensions: 50 % of 2 rows" in told
     assert "1 write" in told
     assert "3  timed out" in told
     assert "app.Gone  is not declared here" in run("embed_status")
-    assert "here:7  seen 0 s ago, holds nothing, has set app.NoteEmbedding aside: no column" in told
-    assert "default  bag-of-words, down for all workers, tried again in 30 s: No route." in told
+    assert (
+        "here:7  last seen 0 s ago, holds nothing, has set app.NoteEmbedding aside: no column"
+        in told
+    )
+    assert "default  bag-of-words, down for all workers, next try in 30 s: No route." in told
 
     Worker.objects.update(paused_seconds={"default": 0.2})
     told = run("embed_status", "--specs", KEY)
-    assert "down for all workers, its next try is due: No route." in told
+    assert "down for all workers, next try is due: No route." in told
 
 
 def test_the_status_as_json_is_whole(make_article, run_jobs):
@@ -277,7 +280,7 @@ def test_watching_goes_on_when_the_database_is_back(make_article, second_connect
 
     told = run("embed_status", "--specs", KEY, "--watch")
 
-    assert told.count("Cannot look into the database 'default': ") == 1
+    assert told.count("Cannot read the database 'default': ") == 1
     assert told.count(f"{KEY}  ") == 2
 
 
@@ -287,7 +290,7 @@ def test_a_connection_that_is_lost_on_the_way_is_told_in_a_sentence(second_conne
     call_command("embed_worker", "--drain", verbosity=0)
     patience(monkeypatch, "embed_backfill", lambda _: cut_off(second_connection))
 
-    with pytest.raises(CommandError, match="The connection to the database is lost: ") as caught:
+    with pytest.raises(CommandError, match="The connection to the database was lost: ") as caught:
         run("embed_backfill", "--force")
 
     assert caught.value.returncode == 1
@@ -327,7 +330,7 @@ def test_retry_says_exactly_what_happened(make_article):
     with connection.execute_wrapper(settled_meanwhile):
         told = run("embed_retry", "--all", "--yes")
 
-    assert told == "retried 1, superseded by newer work 1, gone 1\n"
+    assert told == "1 retried, 1 superseded by newer work, 1 gone\n"
 
 
 def test_control_characters_of_an_error_do_not_reach_the_terminal():
@@ -346,8 +349,8 @@ def test_a_kind_is_chosen_by_its_signature():
     make_failures(1, error="refused", spec="app.Gone")
 
     assert run("embed_retry", "--signature", "refused", "--dry-run") == "3 open failures.\n"
-    assert "retried 2," in run("embed_retry", "--signature", "refused", "--specs", KEY, "--yes")
-    assert "dismissed 1," in run("embed_dismiss", "--specs", "app.Gone", "--yes")
+    assert "2 retried," in run("embed_retry", "--signature", "refused", "--specs", KEY, "--yes")
+    assert "1 dismissed," in run("embed_dismiss", "--specs", "app.Gone", "--yes")
     assert Job.objects.filter(status="failed", settled_at=None).count() == 1
 
 
@@ -355,10 +358,8 @@ def test_rows_are_chosen_by_their_keys():
     make_failures(3)
     [first, *_] = Job.objects.order_by("pk")
 
-    assert "dismissed 1, gone 0" in run("embed_dismiss", "--unit", first.source_pk, "--yes")
-    assert run("embed_dismiss", "--unit", "nobody", "--yes") == (
-        "No open failure is chosen by that.\n"
-    )
+    assert "1 dismissed, 0 gone" in run("embed_dismiss", "--unit", first.source_pk, "--yes")
+    assert run("embed_dismiss", "--unit", "nobody", "--yes") == ("No open failure matches.\n")
 
 
 @pytest.mark.parametrize("value", ["caf\udce9", "caf\0"])
@@ -388,14 +389,14 @@ def test_nothing_is_done_without_a_choice_or_an_answer(monkeypatch):
 
     assert exit_status("embed_retry") == 2
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    with pytest.raises(CommandError, match=r"Retry 2 open failures.*say --yes"):
+    with pytest.raises(CommandError, match=r"Retry 2 open failures.*pass --yes"):
         run("embed_retry", "--all")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     with pytest.raises(CommandError, match="Nothing was done"):
         run("embed_retry", "--all")
     monkeypatch.setattr("builtins.input", lambda question: "y")
-    assert run("embed_retry", "--all").startswith("retried 2")
+    assert run("embed_retry", "--all").startswith("2 retried")
 
 
 def test_a_spec_that_nobody_knows_is_refused():
@@ -404,14 +405,14 @@ def test_a_spec_that_nobody_knows_is_refused():
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
-    ("command", "done"), [("embed_retry", "retried 1"), ("embed_dismiss", "dismissed 1, gone 0")]
+    ("command", "done"), [("embed_retry", "1 retried"), ("embed_dismiss", "1 dismissed, 0 gone")]
 )
 def test_what_a_writer_has_locked_is_said(second_connection, impatient, command, done):
     make_failures(2)
     [first, _] = Job.objects.order_by("pk")
     second_connection.execute("SELECT FROM pgembed_job WHERE id = %s FOR UPDATE", [first.pk])
 
-    with pytest.raises(CommandError, match=f"{done}.*locked by an open write 1") as caught:
+    with pytest.raises(CommandError, match=f"{done}.*1 locked by an open transaction") as caught:
         run(command, "--all", "--yes")
 
     assert caught.value.returncode == 1
@@ -450,7 +451,7 @@ def test_reconcile_says_where_the_backlog_is_full(make_article, run_jobs, monkey
     make_gaps(3)
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
 
-    with pytest.raises(CommandError, match=rf"Not to the end: {KEY} \(missing\)") as caught:
+    with pytest.raises(CommandError, match=rf"Not finished: {KEY} \(missing\)") as caught:
         run("embed_reconcile", "--specs", KEY)
 
     assert caught.value.returncode == 1
@@ -470,7 +471,7 @@ def test_a_backfill_queues_gaps_behind_everything_else(run_jobs):
 
     told = run("embed_backfill", KEY, "--no-wait")
 
-    assert f"{KEY}: 3 rows looked at, 3 queued." in told
+    assert f"{KEY}: checked 3 rows, 3 queued." in told
     assert "No worker is running" in told
     assert set(Job.objects.values_list("kind", "priority")) == {("backfill", -2000)}
 
@@ -489,7 +490,7 @@ def test_rows_can_be_chosen_and_what_is_no_field_is_refused(run_jobs):
         "category__isnull=true",
     )
 
-    assert "2 rows looked at, 2 queued" in told
+    assert "checked 2 rows, 2 queued" in told
     assert exit_status("embed_backfill", KEY, "--where", "nothing=1") == 2
     assert exit_status("embed_backfill", KEY, "--where", "pk=x") == 2
     with pytest.raises(CommandError, match="not of the form FIELD=VALUE"):
@@ -520,7 +521,7 @@ def test_rows_are_chosen_from_a_program_as_from_a_shell(run_jobs):
 
     told = run("embed_backfill", KEY, no_wait=True, where=["title__range=Title 1,Title 2"])
 
-    assert "2 rows looked at, 2 queued" in told
+    assert "checked 2 rows, 2 queued" in told
 
 
 def test_conditions_on_one_field_have_to_hold_together(run_jobs):
@@ -528,7 +529,7 @@ def test_conditions_on_one_field_have_to_hold_together(run_jobs):
     make_gaps(12)
     wheres = ("--where", "title__contains=1", "--where", "title__contains=2")
 
-    assert "1 rows looked at, 1 queued" in run("embed_backfill", KEY, "--no-wait", *wheres)
+    assert "checked 1 row, 1 queued" in run("embed_backfill", KEY, "--no-wait", *wheres)
 
 
 def test_a_row_counts_once_however_many_related_ones_it_is_chosen_by(run_jobs):
@@ -540,7 +541,7 @@ def test_a_row_counts_once_however_many_related_ones_it_is_chosen_by(run_jobs):
 
     told = run("embed_backfill", KEY, "--no-wait", "--force", *where)
 
-    assert "2 rows looked at, 2 queued" in told
+    assert "checked 2 rows, 2 queued" in told
 
 
 def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
@@ -550,10 +551,10 @@ def test_a_backfill_goes_on_where_it_was_stopped(spec, run_jobs):
 
     told = run("embed_backfill", KEY, "--no-wait")
 
-    assert f"{KEY}: going on after" in told
-    assert "3 rows looked at, 3 queued" in told
+    assert f"{KEY}: continuing after" in told
+    assert "checked 3 rows, 3 queued" in told
     assert Job.objects.count() == 5
-    assert "5 rows looked at, 0 queued" in run("embed_backfill", KEY, "--no-wait")
+    assert "checked 5 rows, 0 queued" in run("embed_backfill", KEY, "--no-wait")
 
 
 def test_another_condition_is_another_backfill(spec, run_jobs):
@@ -599,7 +600,7 @@ def test_a_backfill_waits_until_all_is_embedded(run_jobs, monkeypatch):
     told = run("embed_backfill", KEY)
 
     assert waits == [0.5]
-    assert "4 rows looked at, 4 embedded, or failed" in told
+    assert "checked 4 rows, 4 embedded or failed" in told
     assert ArticleEmbedding.objects.count() == 4
 
 
@@ -655,8 +656,8 @@ def test_force_embeds_anew_what_is_fresh(make_article, run_jobs, make_worker, pr
     run_jobs()
     provider.reset()
 
-    assert "1 rows looked at, 0 queued" in run("embed_backfill", KEY, "--no-wait")
-    assert "1 rows looked at, 1 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
+    assert "checked 1 row, 0 queued" in run("embed_backfill", KEY, "--no-wait")
+    assert "checked 1 row, 1 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
     run_jobs()
 
     assert len(provider.embedded) == 1
@@ -690,7 +691,7 @@ def test_force_comes_back_to_rows_that_were_being_written(written, monkeypatch):
 
     told = run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert "3 rows looked at, 3 queued" in told
+    assert "checked 3 rows, 3 queued" in told
     assert outdated() == {article.pk for article in articles}
 
 
@@ -701,17 +702,17 @@ def test_force_tells_which_rows_it_could_not_have_embedded_anew(written):
         run("embed_backfill", KEY, "--no-wait", "--force")
 
     assert raised.value.returncode == 1
-    assert "1 rows are locked by an open write" in str(raised.value)
-    assert f"again yet: {articles[1].pk}. The same command goes on" in str(raised.value)
+    assert "1 row locked by an open transaction" in str(raised.value)
+    assert f"queued yet: {articles[1].pk}. Run the same command again" in str(raised.value)
     assert outdated() == {articles[0].pk, articles[2].pk}
 
     other.rollback()
     told = run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert "with 1 rows that were being written" in told
-    assert "0 rows looked at, 1 queued" in told
+    assert "with 1 row locked before" in told
+    assert "checked no rows, 1 queued" in told
     assert outdated() == {article.pk for article in articles}
-    assert "3 rows looked at, 3 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
+    assert "checked 3 rows, 3 queued" in run("embed_backfill", KEY, "--no-wait", "--force")
 
 
 def test_stopped_it_tells_them_too(written, monkeypatch):
@@ -725,7 +726,7 @@ def test_stopped_it_tells_them_too(written, monkeypatch):
     with pytest.raises(CommandError):
         call_command("embed_backfill", KEY, "--force", stdout=out, stderr=out)
 
-    assert f"again yet: {articles[1].pk}. The same command goes on" in out.getvalue()
+    assert f"queued yet: {articles[1].pk}. Run the same command again" in out.getvalue()
 
 
 BULK = 400
@@ -750,7 +751,7 @@ def test_force_asks_a_bulk_write_for_many_rows_at_once(bulk):
     with CaptureQueriesContext(connection) as asked, pytest.raises(CommandError) as raised:
         run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert f"{BULK:,} rows are locked by an open write" in str(raised.value)
+    assert f"{BULK:,} rows locked by an open transaction" in str(raised.value)
     assert "and so on" in str(raised.value)
     waits = [one for one in asked if "INSERT INTO pgembed_job" in one["sql"]]
     assert len(waits) <= 21 * MAX_BUSY
@@ -773,11 +774,11 @@ def test_force_walks_on_only_while_few_rows_are_left_behind(bulk, spec, monkeypa
     with pytest.raises(CommandError) as raised:
         run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert "50 rows are locked by an open write" in str(raised.value)
-    assert f"{BULK - 50} rows after them have yet to be looked at" in str(raised.value)
+    assert "50 rows locked by an open transaction" in str(raised.value)
+    assert f"{BULK - 50} rows after them are not checked yet" in str(raised.value)
     bulk.rollback()
     told = run("embed_backfill", KEY, "--no-wait", "--force")
-    assert f"{BULK - 50} rows looked at, {BULK} queued" in told
+    assert f"checked {BULK - 50} rows, {BULK} queued" in told
     assert len(outdated()) == BULK
 
 
@@ -839,9 +840,9 @@ def test_a_dry_run_says_why_tokens_cannot_be_counted(settings, make_article):
     ("arguments", "message"),
     [
         (["--dry-run", "--price", "-1"], "'-1' is not a number above zero"),
-        (["--price", "2"], "--price goes with --dry-run only"),
+        (["--price", "2"], "--price needs --dry-run"),
         (["--dry-run", "--price", "none"], "'none' is not a number above zero"),
-        (["--dry-run", "--no-wait"], "--dry-run does not go with --no-wait"),
+        (["--dry-run", "--no-wait"], "--dry-run cannot be combined with --no-wait"),
         (["--specs", "app.Nothing"], "No spec named 'app.Nothing'"),
     ],
 )

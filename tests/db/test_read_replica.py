@@ -130,7 +130,7 @@ def test_the_assertions_and_the_status_read_only(wool):
     ids=" ".join,
 )
 def test_a_command_that_writes_is_refused_with_what_to_do(command):
-    with pytest.raises(CommandError, match="'replica' is read-only: a replica") as raised:
+    with pytest.raises(CommandError, match="'replica' is read-only: is it a replica") as raised:
         call_command(*command, database="replica")
 
     assert raised.value.returncode == 2

@@ -240,7 +240,7 @@ def test_a_model_that_refuses_the_rows_does_not_replace_one_that_finds_them(
     assert f"embed_spaces activate {space.pk}" in told.getMessage()
     [seen] = status.overview(using="default", specs=[spec]).specs
     assert "3 rows have failed" in seen.verdict.reason
-    assert seen.verdict.reason.endswith("is not searched until they are mended or dismissed.")
+    assert seen.verdict.reason.endswith("is not searched until they are fixed or dismissed.")
 
     with picky_provider(max_characters=60 if way != "retry" else 1000):
         if way == "activate":
@@ -866,7 +866,7 @@ def test_a_provider_that_raises_errors_of_its_own_is_waited_for_like_one_that_is
     settings.PGEMBED_PROVIDERS = {"default": declared}
     make_article()
 
-    with pytest.raises(CommandError, match="1 wait for a provider that is down") as raised:
+    with pytest.raises(CommandError, match="1 still waiting for a provider that is down") as raised:
         call_command("embed_worker", "--drain", verbosity=0)
 
     told = "".join(record.getMessage() for record in caplog.records)

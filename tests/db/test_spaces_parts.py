@@ -364,7 +364,7 @@ def test_a_space_does_not_become_active_while_a_unit_is_stored_without_it(
 def test_a_drain_that_replaces_a_model_that_never_answered_is_well(declare, capsys):
     Moody.down = {"old"}
     Note.objects.create(body="salmon")
-    with pytest.raises(CommandError, match="1 wait for a provider that is down"):
+    with pytest.raises(CommandError, match="1 still waiting for a provider that is down"):
         call_command("embed_worker", drain=True, verbosity=0)
 
     declare("new")

@@ -117,7 +117,7 @@ def test_without_a_worker_it_is_degraded_and_stalled_once_something_waits(
     make_article()
 
     assert look().verdict.state == "stalled"
-    assert "No worker is running: 1 job waits" in look().verdict.reason
+    assert "No worker is running: 1 job is waiting" in look().verdict.reason
 
     Job.objects.filter(status="pending").delete()
 
@@ -172,11 +172,13 @@ def test_a_failed_row_is_not_said_to_be_out_of_date_for_sure(
     [held] = claim()
     jobs.fail(held, "too bad", using="default")
 
-    reason = "1 row has failed and may not be found with its present text."
+    reason = "1 row has failed and may not be found with its current text."
     assert look().verdict.reason == reason
 
 
-@pytest.mark.parametrize(("keys", "said"), [(["1"], "1 job waits"), (["1", "2"], "2 jobs wait")])
+@pytest.mark.parametrize(
+    ("keys", "said"), [(["1"], "1 job is waiting"), (["1", "2"], "2 jobs are waiting")]
+)
 def test_what_waits_behind_the_changes_is_told(
     look, make_article, run_jobs, live_worker, keys, said
 ):
@@ -365,7 +367,7 @@ def test_a_spec_that_all_workers_have_set_aside_stalls(look, make_article, run_j
     make_article()
 
     assert look().verdict.state == "stalled"
-    assert "1 job waits. ProgrammingError: no column" in look().verdict.reason
+    assert "1 job is waiting. ProgrammingError: no column" in look().verdict.reason
     assert status.overview(using="default").workers[0].aside == aside
 
 
@@ -393,12 +395,12 @@ def test_what_is_paused_by_hand_is_said_and_by_whom(
     run_jobs()
     jobs.pause(what, name, by="ann", using="default")
     assert look().verdict.state == "degraded"
-    assert look().verdict.reason == f"{said}. Nothing waits yet."
+    assert look().verdict.reason == f"{said}. Nothing is waiting yet."
 
     make_article()
 
     assert look().verdict.state == "stalled"
-    assert look().verdict.reason == f"{said}: 1 job waits."
+    assert look().verdict.reason == f"{said}: 1 job is waiting."
 
 
 def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_jobs, make_worker):
@@ -565,13 +567,13 @@ def test_a_dismissed_row_is_not_told_as_found_with_its_present_text(
     jobs.dismiss(Job.objects.filter(status="failed").values_list("pk", flat=True), using="default")
 
     found = look()
-    but = "Every row is found with its present text, but for 1 that was dismissed."
+    but = "Every row is found with its current text, except 1 that was dismissed."
     assert (found.verdict.state, found.verdict.reason) == ("fresh", but)
     assert (found.dismissed, found.open_failures) == (status.Count(1), status.Count(0))
 
     Article.objects.update(title="written again")
     run_jobs()
-    assert look().verdict.reason == "Every row is found with its present text."
+    assert look().verdict.reason == "Every row is found with its current text."
 
 
 def test_dismissed_rows_are_counted_up_to_a_bound(look, run_jobs, live_worker):
@@ -590,11 +592,11 @@ def test_dismissed_rows_of_other_specs_may_hide_those_of_a_spec(
     make_failures(2, spec="app.NoteEmbedding")
     jobs.dismiss(Job.objects.filter(status="failed").values_list("pk", flat=True), using="default")
 
-    assert look(max_count=3).verdict.reason == "Every row is found with its present text."
+    assert look(max_count=3).verdict.reason == "Every row is found with its current text."
     found = look(max_count=2)
 
     assert found.dismissed == status.Count(0, is_capped=True)
-    but = "Every row is found with its present text, but perhaps for some that were dismissed."
+    but = "Every row is found with its current text, except perhaps some that were dismissed."
     assert found.verdict.reason == but
 
 

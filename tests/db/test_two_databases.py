@@ -260,7 +260,7 @@ class TestCommands:
     def test_a_worker_of_a_database_drains_it(self, other, make_article):
         article, note = make_article(), Note.objects.create(body="a note")
 
-        assert "1 row was brought up to date" in run("embed_worker", "--drain", database=other)
+        assert "Embedded 1 row" in run("embed_worker", "--drain", database=other)
 
         assert_fresh(note)
         assert_embedding_pending(article)
@@ -281,10 +281,10 @@ class TestCommands:
         failed = {"status": "failed", "last_error": "no", "finished_at": "2026-01-01T00:00:00Z"}
         Job.objects.using(other).update(**failed)
 
-        assert "retried 1" in run("embed_retry", "--all", "--yes", database=other)
+        assert "1 retried" in run("embed_retry", "--all", "--yes", database=other)
 
         Job.objects.using(other).filter(status="pending").update(**failed)
-        assert "dismissed 1" in run("embed_dismiss", "--all", "--yes", database=other)
+        assert "1 dismissed" in run("embed_dismiss", "--all", "--yes", database=other)
 
     @pytest.mark.parametrize("command", ["embed_worker", "embed_status", "embed_spaces"])
     def test_a_spec_that_lives_elsewhere_is_refused(self, other, command):

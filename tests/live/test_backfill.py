@@ -48,8 +48,8 @@ def test_killed_it_goes_on_where_it_was(waiting, start_command):
 
     assert again.wait(timeout=60) == 0
     told = again.log.read_text()
-    assert f"{KEY}: going on after" in told
-    [looked_at] = re.findall(r"([\d,]+) rows looked at", told)
+    assert f"{KEY}: continuing after" in told
+    [looked_at] = re.findall(r"checked ([\d,]+) rows", told)
     # If it was killed between a page and its cursor, that page is looked at again.
     assert looked_at in {"500", "1,000"}
     assert Job.objects.filter(kind="backfill", status="pending").count() >= 500
@@ -61,6 +61,6 @@ def test_stopped_it_leaves_what_is_queued_to_the_workers(waiting, stop):
 
     assert waiting.wait(timeout=60) == 130
     told = waiting.log.read_text()
-    assert "the same command goes on with the rest" in told
+    assert "Run the same command again to continue with the rest" in told
     assert "Traceback" not in told
     assert Job.objects.filter(status="pending").count() == reconcile.MAX_BACKLOG

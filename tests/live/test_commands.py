@@ -75,7 +75,7 @@ def test_a_table_of_ours_that_vanishes_from_under_a_worker(start_worker, table):
             cursor.execute(f"ALTER TABLE away RENAME TO {table}")
 
     log = worker.log.read_text()
-    assert "CommandError: A table or function of pgembed is not as this code expects: " in log
+    assert "CommandError: A table or function of pgembed does not match this code: " in log
     assert f'relation "{table}" does not exist' in log
     assert "Traceback" not in log
 
@@ -89,7 +89,7 @@ def test_a_provider_that_answers_another_width_is_paused_and_charges_nobody(star
 
     assert worker.wait(timeout=60) == 1
     last = worker.log.read_text().splitlines()[-1]
-    assert "40 wait for a provider that is down" in last
+    assert "40 still waiting for a provider that is down" in last
     assert "16" in last
     assert "8" in last
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}

@@ -216,7 +216,7 @@ def test_a_project_that_takes_it_off_again_keeps_nothing_of_it(project):
     project.migrated(EMBEDDED + ITEM)
     project.ask(ROW)
     project.ask(SPACE)
-    assert "Nothing is left" in project.manage("embed_forget", "--yes")
+    assert "No data is left" in project.manage("embed_forget", "--yes")
     project.write(ITEM)
     assert "its triggers are on shop_item" in project.manage("embed_forget", "--yes", fails=True)
 
@@ -315,8 +315,8 @@ def test_a_worker_of_the_former_code_that_is_started_anew_works_on_the_others(pr
 
     said = project.manage("embed_worker", "--drain")
 
-    assert "1 row was brought up to date" in said
-    assert f"shop.{newest.stem} is applied, and is not in this code" in said
+    assert "Embedded 1 row" in said
+    assert f"shop.{newest.stem} is applied, but is not in this code" in said
     assert "No space" not in said
     assert project.ask("SELECT DISTINCT spec FROM pgembed_space") == [("shop.OtherEmbedding",)]
     assert project.jobs()[0] == ("shop.ThingEmbedding", "1")

@@ -247,7 +247,7 @@ def test_after_so_many_rows_a_worker_ends_to_be_started_again(start_worker):
     done = Job.objects.filter(status="succeeded").count()
     assert 100 <= done < 500
     assert "--max-jobs is 100" in log
-    assert f"{done} rows were brought up to date." in log
+    assert f"Embedded {done} rows." in log
     assert not Job.objects.filter(status="running").exists()
     assert not Job.objects.filter(attempts__gt=0).exists()
     assert not Worker.objects.exists()

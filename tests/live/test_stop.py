@@ -122,7 +122,7 @@ def test_a_drain_ends_when_nothing_is_left(start_worker):
     worker = start_worker("--drain")
 
     assert worker.wait(timeout=60) == 0
-    assert "100 rows were brought up to date." in worker.log.read_text()
+    assert "Embedded 100 rows." in worker.log.read_text()
     assert NoteEmbedding.objects.filter(embedding__isnull=False).count() == 100
     assert not Job.objects.exclude(status="succeeded").exists()
     assert not Worker.objects.exists()
@@ -136,7 +136,7 @@ def test_a_drain_beside_a_provider_that_is_down_ends_and_says_what_is_left(start
 
     assert worker.wait(timeout=60) == 1
     log = worker.log.read_text()
-    assert "No row was brought up to date. 40 wait for a provider that is down. default: " in log
+    assert "Embedded no rows. 40 still waiting for a provider that is down. default: " in log
     assert "loading model" in log.splitlines()[-1]
     assert "Traceback" not in log
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}

@@ -101,7 +101,7 @@ def test_no_batch_is_larger_than_the_provider_allows(serve):
 def test_a_model_that_is_not_pulled_is_named_with_the_remedy(serve):
     serve(MODEL="other")
 
-    with pytest.raises(CommandError, match="Not well: default") as raised:
+    with pytest.raises(CommandError, match="These providers failed: default") as raised:
         probe()
 
     assert raised.value.returncode == 1
@@ -137,7 +137,7 @@ def test_all_providers_are_asked_even_where_the_first_is_not_well(serve, capsys)
     serve("broken", MODEL="other")
     serve("well")
 
-    with pytest.raises(CommandError, match=r"Not well: broken\."):
+    with pytest.raises(CommandError, match=r"These providers failed: broken\."):
         call_command("embed_probe")
 
     assert "batch of 32" in capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_an_error_of_the_providers_own_is_told_by_its_name(settings, capsys):
     declared = {"BACKEND": backend, "MODEL": "mine", "DIMENSIONS": 8}
     settings.PGEMBED_PROVIDERS = {"default": declared}
 
-    with pytest.raises(CommandError, match="Not well: default"):
+    with pytest.raises(CommandError, match="These providers failed: default"):
         call_command("embed_probe")
 
     assert "mine (provider 'default') raised RuntimeError." in capsys.readouterr().out

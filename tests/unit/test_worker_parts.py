@@ -15,13 +15,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from pgembed_django.management.port import Address, address
-from pgembed_django.ops.formatting import Address, address
+from pgembed_django.ops.formatting import Address, address, rows_text
 from pgembed_django.queue import configuring, serving, stopping
 from pgembed_django.queue.liveness import Liveness, Watchdog
 from pgembed_django.queue.serving import Answer, Server
 from pgembed_django.queue.sessions import Sessions
-from pgembed_django.queue.stopping import MIB, Limits, brought, stopped_by_signals
+from pgembed_django.queue.stopping import MIB, Limits, stopped_by_signals
 from tests import played
 from tests.conftest import no_more_threads
 
@@ -156,10 +155,10 @@ def test_without_limits_it_may_use_what_it_likes(use):
 
 @pytest.mark.parametrize(
     ("rows", "told"),
-    [(0, "No row was"), (1, "1 row was"), (9010, "9,010 rows were")],
+    [(0, "no rows"), (1, "1 row"), (9010, "9,010 rows")],
 )
-def test_it_is_told_how_many_rows_were_brought_up_to_date(rows: int, told: str) -> None:
-    assert brought(rows) == f"{told} brought up to date"
+def test_rows_are_counted_in_words(rows: int, told: str) -> None:
+    assert rows_text(rows) == told
 
 
 def test_the_memory_is_that_of_this_process(monkeypatch):

@@ -21,7 +21,7 @@ from pgembed_django.models.shown import shown_database
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-from pgembed_django.queue.worker import Worker
+    from pgembed_django.queue.worker import Worker
 
 __all__ = ["queue_collector", "view"]
 

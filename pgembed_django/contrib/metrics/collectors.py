@@ -23,10 +23,9 @@ from pgembed_django import __version__, database, events
 from pgembed_django.contrib.metrics import Render
 from pgembed_django.ops import status
 from pgembed_django.ops.status import Backlog, Overview, SpecStatus
-from pgembed_django.pipeline.transactions import Completion
-from pgembed_django.pipeline.units import Batch
+from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
-from pgembed_django.worker import Worker
+from pgembed_django.queue.worker import Worker
 
 REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -158,7 +157,7 @@ class WorkerCollector(Collector):
         if sender is events.JOBS_CLAIMED:
             self._claim_seconds.observe(fields["milliseconds"] / 1000)
 
-    def _on_completed(self, about: Completion, fields: dict[str, Any], **_: object) -> None:
+    def _on_completed(self, about: Stored, fields: dict[str, Any], **_: object) -> None:
         by_spec = defaultdict(list)
         for unit in about.units:
             by_spec[unit.claim.spec].append(unit)

@@ -20,7 +20,7 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.ops import status
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.ops.formatting import Progress, above_zero
+from pgembed_django.ops.formatting import Progress, above_zero, rows_text
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
@@ -40,18 +40,18 @@ UNUSABLE = (
 
 class Command(EmbedCommand):
     stopped = (
-        "Stopped. What is queued is embedded by the workers that run, or the next one; the same "
-        "command goes on with the rest."
+        "Stopped. Workers embed what is queued. Run the same command again to continue with the "
+        "rest."
     )
     help = (
         "Queues rows without vectors, behind all other work and never more than 10,000 at a "
         "time, and waits until the workers have embedded them. Workers do the same by "
         "themselves every few minutes: this is for some rows only (--where), with progress, "
         "or to embed rows again whose text is the same (--force). "
-        "Stopped, by Ctrl-C, SIGTERM or kill, the same command goes on where it was. To see "
+        "After Ctrl-C, SIGTERM or kill, the same command continues where it stopped. To see "
         "first what it would embed and what that costs: --dry-run. "
-        "Exit status: 0 done; 1 not done, or with --force not all, because open writes lock some "
-        "rows: the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
+        "Exit status: 0 done; 1 not done, or with --force not all, because open transactions lock "
+        "some rows: the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -65,7 +65,7 @@ class Command(EmbedCommand):
             metavar="FIELD=VALUE",
             help=(
                 "Only rows like this, for example category__name=news or "
-                "published_time__gte=2026-01-01. Several: all of them have to hold."
+                "published_time__gte=2026-01-01. If given several times, all of them must match."
             ),
         )
         parser.add_argument(
@@ -86,9 +86,11 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         if options["price"] and not options["dry_run"]:
-            raise CommandError("--price goes with --dry-run only.", returncode=CANNOT_START)
+            raise CommandError("--price needs --dry-run.", returncode=CANNOT_START)
         if options["dry_run"] and options["no_wait"]:
-            raise CommandError("--dry-run does not go with --no-wait.", returncode=CANNOT_START)
+            raise CommandError(
+                "--dry-run cannot be combined with --no-wait.", returncode=CANNOT_START
+            )
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
         self.refuse_missing_tables(chosen.values(), using=self.using)
@@ -148,10 +150,10 @@ class Command(EmbedCommand):
                 progress.show(looked_at - unfinished)
                 time.sleep(LOOK_SECONDS)
             progress.show(looked_at)
-        how = "queued" if options["no_wait"] else "embedded, or failed (see embed_status)"
+        how = "queued" if options["no_wait"] else "embedded or failed (see embed_status)"
         self.stdout.write(
             self.style.SUCCESS(
-                f"{backfill.spec.key}: {looked_at:,} rows looked at, {queued:,} {how}."
+                f"{backfill.spec.key}: checked {rows_text(looked_at)}, {queued:,} {how}."
             )
         )
 
@@ -160,8 +162,8 @@ class Command(EmbedCommand):
             return
         left = len(backfill.left)
         self.stdout.write(
-            f"{backfill.spec.key}: going on after {backfill.resumed_from}"
-            f"{f', with {left:,} rows that were being written' * bool(left)}."
+            f"{backfill.spec.key}: continuing after {backfill.resumed_from}"
+            f"{f', with {rows_text(left)} locked before' * bool(left)}."
         )
 
     def _queue(self, backfill: Backfill, progress: Progress) -> tuple[int, int]:
@@ -204,7 +206,7 @@ class Command(EmbedCommand):
             if price is not None:
                 text += f", costs {roughly(found.tokens * price / 1e6)}"
             if found.errors:
-                text += f"; {found.errors:,} rows give no text"
+                text += f"; the text method fails for {found.errors:,} rows"
             self.stdout.write(text)
 
 
@@ -235,11 +237,11 @@ def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) ->
         if not one.left:
             continue
         keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
-        line = f"{one.spec.key}: {len(one.left):,} rows are locked by an open write, and "
-        line += f"are not embedded again yet: {keys}. "
+        line = f"{one.spec.key}: {rows_text(len(one.left))} locked by an open transaction "
+        line += f"and not queued yet: {keys}. "
         if and_rows_after and (rows := one.keys_left.count()):
-            line += f"{rows:,} rows after them have yet to be looked at. "
-        lines.append(f"{line}The same command goes on with them.")
+            line += f"{rows:,} rows after them are not checked yet. "
+        lines.append(f"{line}Run the same command again to continue.")
     return "\n".join(lines)
 
 

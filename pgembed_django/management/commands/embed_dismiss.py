@@ -15,7 +15,7 @@ class Command(embed_retry.Command):
         "Dismisses failures that need no fix: those of some specs, of some rows, of one kind of "
         "error, or all. Their rows are not tried again for a week, unless they are written. "
         "Searches still find what is stored of them. "
-        "Exit status: 0 done, or nothing to do; 1 some are locked by an open write, run it "
+        "Exit status: 0 done, or nothing to do; 1 some are locked by an open transaction, run it "
         "again; 2 called wrongly."
     )
 

@@ -15,7 +15,7 @@ from pgembed_django.ops.command import CANNOT_START, EmbedCommand
 
 class Command(EmbedCommand):
     help = (
-        "Lists what our tables still hold of specs whose @embeddable or model is gone: jobs, "
+        "Lists what our tables still hold of specs whose @embeddable or model was removed: jobs, "
         "failures, spaces. With --yes it deletes that. Their vectors and triggers go with the "
         "migration that makemigrations writes. "
         "Exit status: 0 done, or nothing is left; 1 not all, the message says why; "
@@ -30,12 +30,12 @@ class Command(EmbedCommand):
         self.using = self.chosen_database(options["database"], writes=options["yes"])
         if options["yes"] and not renaming.follow(using=self.using):
             raise CommandError(
-                "The jobs and spaces of a renamed model may still have its former name: an open "
-                "transaction has locked a job, or another process is moving them. Run it once more."
+                "The jobs and spaces of a renamed model may still have its old name: an open "
+                "transaction has locked a job, or another process is moving them. Run it again."
             )
         left = self._chosen(options["specs"])
         if not left:
-            self.stdout.write("Nothing is left of specs that are not declared.")
+            self.stdout.write("No data is left of specs that are not declared.")
             return
         used = {key: reason for key in left if (reason := self._used_by(key))}
         for key, rows in left.items():
@@ -46,24 +46,24 @@ class Command(EmbedCommand):
                     forgetting.forget(key, using=self.using)
                     told = f"deleted: {told}"
                 except database.Busy:
-                    used[key] = "an open transaction has some of its jobs. Run it once more"
+                    used[key] = "an open transaction has some of its jobs. Run it again"
             self.stdout.write(f"  {told}")
         if used:
             raise CommandError("\n".join(f"{key} is in use: {used[key]}." for key in used))
         if not options["yes"]:
-            self.stdout.write("Nothing was deleted: say --yes.")
+            self.stdout.write("Nothing was deleted. Pass --yes to delete it.")
 
     def _chosen(self, keys: list[str] | None) -> Mapping[str, Mapping[str, int]]:
         left = forgetting.left(using=self.using)
         for key in keys or ():
             if specs.get(key):
                 raise CommandError(
-                    f"{key} is declared. Take its @embeddable off, run makemigrations and migrate.",
+                    f"{key} is declared. Remove its @embeddable, run makemigrations and migrate.",
                     returncode=CANNOT_START,
                 )
             if key not in left:
-                others = f" There is something of: {', '.join(left)}." if left else ""
-                raise CommandError(f"Nothing is left of {key!r}.{others}", returncode=CANNOT_START)
+                others = f" There is data of: {', '.join(left)}." if left else ""
+                raise CommandError(f"No data is left of {key!r}.{others}", returncode=CANNOT_START)
         return {key: rows for key, rows in left.items() if not keys or key in keys}
 
     def _used_by(self, key: str) -> str:
@@ -75,5 +75,5 @@ class Command(EmbedCommand):
             )
         for worker in status.overview(specs=[], using=self.using).workers:
             if worker.is_live and key in worker.specs:
-                return f"the worker {worker.name} knows it. Restart it with the current code"
+                return f"the worker {worker.name} works on it. Restart it with the current code"
         return ""

@@ -18,7 +18,7 @@ class Command(StoppableCommand):
         "Asks providers to embed a word and then batches: is the server reached, does it have "
         "the model, how wide are its vectors, how fast is it? The milliseconds per text are what "
         "batches, time-outs and the number of workers follow from: see the page on sizing. "
-        "Exit status: 0 well, 1 at least one is not, 2 no such provider, or an unusable one."
+        "Exit status: 0 all work, 1 at least one does not, 2 no such provider, or an unusable one."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -42,7 +42,7 @@ class Command(StoppableCommand):
             if not self._is_well(provider):
                 unwell.append(alias)
         if unwell:
-            raise CommandError(f"Not well: {', '.join(unwell)}.", returncode=1)
+            raise CommandError(f"These providers failed: {', '.join(unwell)}.", returncode=1)
 
     def _is_well(self, provider: Provider) -> bool:
         """Probe a provider, and write each finding as soon as it is made."""
@@ -54,7 +54,7 @@ class Command(StoppableCommand):
             "model", {True: "present", False: "missing", None: "unknown"}[probe.model_present]
         )
         self._write("width", probe.width or "unknown")
-        self._write("digest", probe.digest or "not told")
+        self._write("digest", probe.digest or "not reported")
         self._write("first word", f"{probe.seconds * 1000:.0f} ms")
         if probe.doubt:
             self.stdout.write(self.style.WARNING(f"  {probe.doubt}"))

@@ -20,13 +20,13 @@ LOOK_SECONDS = 0.05
 
 class Command(EmbedCommand):
     help = (
-        "Looks at every row now: rows without vectors, and vectors without a row. What it finds "
-        "is queued behind the writes, and the workers embed it. They look by themselves, every "
+        "Checks every row now: rows without vectors, and vectors without a row. What it finds "
+        "is queued behind the writes, and the workers embed it. They check by themselves, every "
         "PGEMBED_RECONCILE_SECONDS. With --deep it also reads every text and compares it with "
         "the one that was embedded: after a restore, or after writes with triggers disabled. "
         "Run it as often as you like: nothing is queued twice. "
-        "Exit status: 0 looked at everything; 1 the backlog is full or the table locked, the "
-        "workers go on from there; 2 could not start."
+        "Exit status: 0 checked everything; 1 the backlog is full or the table locked, the "
+        "workers continue from there; 2 could not start."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,7 +34,7 @@ class Command(EmbedCommand):
         parser.add_argument(
             "--deep",
             action="store_true",
-            help="Also read every text, and find those that were changed past the triggers.",
+            help="Also read every text, and find those that changed without the triggers.",
         )
 
     def handle(self, **options: Any) -> None:
@@ -60,8 +60,8 @@ class Command(EmbedCommand):
             self.stdout.write(f"{spec.key}: {found:,} rows queued")
         if unfinished:
             raise CommandError(
-                f"Not to the end: {', '.join(unfinished)}. The backlog is full, or somebody "
-                "holds the table. The workers go on from there."
+                f"Not finished: {', '.join(unfinished)}. The backlog is full, or the table is "
+                "locked. The workers continue from there."
             )
 
     def _walk(

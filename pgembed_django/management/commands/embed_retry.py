@@ -23,11 +23,11 @@ class Command(EmbedCommand):
     verb = "retry"
     help = (
         "Retries failed rows, once the cause of the failure is fixed: those of some specs, of "
-        "some rows, of one kind of error, or all. Says what happened to them: 'superseded by "
+        "some rows, of one kind of error, or all. Shows what happened to them: 'superseded by "
         "newer work' are rows that have been written since, and have a job already; 'gone' are "
         "failures that were settled in another way meanwhile. Failures that come up while it "
         "runs are left alone. "
-        "Exit status: 0 done, or nothing to do; 1 some are locked by an open write, run it "
+        "Exit status: 0 done, or nothing to do; 1 some are locked by an open transaction, run it "
         "again; 2 called wrongly."
     )
 
@@ -48,7 +48,7 @@ class Command(EmbedCommand):
         )
         parser.add_argument("--all", action="store_true", help="All open failures.")
         parser.add_argument(
-            "--dry-run", action="store_true", help="Say how many there are, and do nothing."
+            "--dry-run", action="store_true", help="Show how many there are, and do nothing."
         )
         parser.add_argument(
             "--yes", "--no-input", action="store_true", help="Do not ask whether to go on."
@@ -57,15 +57,15 @@ class Command(EmbedCommand):
     def handle(self, **options: Any) -> None:
         if not any(options[name] for name in ("specs", "units", "signature", "all")):
             raise CommandError(
-                f"Which failures? Choose with --specs, --unit or --signature, or {self.verb} "
-                "--all of them. 'embed_status' lists them by kind.",
+                "Which failures? Choose some with --specs, --unit or --signature, or pass --all. "
+                "embed_status lists them by kind.",
                 returncode=CANNOT_START,
             )
         using = self.chosen_database(options["database"])
         ids = self._chosen(options, using=using)
         failures = f"{len(ids):,} open failure{'s' * (len(ids) != 1)}"
         if options["dry_run"] or not ids:
-            self.stdout.write(f"{failures}." if ids else "No open failure is chosen by that.")
+            self.stdout.write(f"{failures}." if ids else "No open failure matches.")
             return
         if not options["yes"]:
             self._ask(failures)
@@ -122,7 +122,7 @@ class Command(EmbedCommand):
     def _ask(self, failures: str) -> None:
         if not sys.stdin.isatty():
             raise CommandError(
-                f"{self.verb.capitalize()} {failures}? There is no terminal to ask on: say --yes.",
+                f"{self.verb.capitalize()} {failures}? There is no terminal to ask on: pass --yes.",
                 returncode=CANNOT_START,
             )
         answer = input(f"{self.verb.capitalize()} {failures}? [y/N] ")
@@ -131,9 +131,11 @@ class Command(EmbedCommand):
 
     def _tell(self, counts: Counter[str]) -> None:
         busy = counts.pop("busy", 0)
-        text = ", ".join(f"{what} {number}" for what, number in counts.items())
+        text = ", ".join(f"{number:,} {what}" for what, number in counts.items())
         if busy:
-            raise CommandError(f"{text}, locked by an open write {busy}. Run it again for those.")
+            raise CommandError(
+                f"{text}, {busy:,} locked by an open transaction. Run it again for them."
+            )
         self.stdout.write(self.style.SUCCESS(text))
 
 

@@ -23,7 +23,7 @@ class Command(EmbedCommand):
         "'activate' switches now, before it is full; 'cancel' stops building; 'rollback' goes "
         "back to a retired space, after it is topped up, or built again if it was pruned; 'prune' "
         "deletes what is retired: all of it, or the space of that number; 'renew' embeds all rows "
-        "anew, in a new space: those of every space whose model was exchanged, or of one space. "
+        "again, in a new space: those of every space whose model was exchanged, or of one space. "
         "Exit status: 0 done; 1 not done, the space is in another state; 2 could not start."
     )
 
@@ -69,8 +69,8 @@ class Command(EmbedCommand):
         if again := reconcile.refreshing(spec, using=self.using):
             moves = now.verdict.state != "stalled"
             self.stdout.write(
-                f"  for a changed recipe {again.compared:,} of {again.rows:,} rows are compared, "
-                f"{again.waiting:,} wait to be embedded again{_pace(again.left, now, moves=moves)}"
+                f"  changed recipe: {again.compared:,} of {again.rows:,} rows compared, "
+                f"{again.waiting:,} waiting{_pace(again.left, now, moves=moves)}"
             )
 
     def _described(self, spec: specs.Spec, space: Space, now: status.SpecStatus) -> str:
@@ -82,7 +82,7 @@ class Command(EmbedCommand):
         try:
             found = spaces.coverage_of(spec, space, using=self.using)
         except Busy:
-            return f"{model}, not counted: a table of it is locked just now"
+            return f"{model}, not counted: one of its tables is locked"
         if space.exchanged:
             model += ", exchanged for another model"
         told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.percent:.1f}%)"
@@ -105,7 +105,7 @@ class Command(EmbedCommand):
             )
         if space.spec not in chosen:
             raise CommandError(
-                f"Space {pk} is one of {space.spec}, which is not among: {', '.join(chosen)}.",
+                f"Space {pk} belongs to {space.spec}, which is not one of: {', '.join(chosen)}.",
                 returncode=CANNOT_START,
             )
         return space
@@ -113,21 +113,21 @@ class Command(EmbedCommand):
     def _act(self, action: str, space: Space) -> None:
         if action == "activate":
             done = spaces.activate(space, is_partial=True, using=self.using)
-            said, needed = f"{space} is searched from now on.", "building"
+            said, needed = f"Searches now use {space}.", "building"
         elif action == "rollback":
             built = spaces.reopen(space, using=self.using)
             done, needed = built is not None, "retired"
-            said = f"{space} is topped up by the workers, then searched."
+            said = f"The workers top up {space}, then searches use it."
             if built != space:
-                said = f"{space} is built again by the workers, then searched."
+                said = f"The workers build {space} again, then searches use it."
         elif action == "renew":
             done, needed = spaces.renew(space, using=self.using) is not None, "active or building"
-            said = f"{space} is built anew by the workers with the model that answers now."
+            said = f"The workers build {space} again with the model that answers now."
         else:
             done = space.state == Space.State.BUILDING and spaces.cancel(
                 space.spec, using=self.using
             )
-            said, needed = f"{space} is no longer built.", "building"
+            said, needed = f"{space} is no longer being built.", "building"
         if not done:
             self._refuse(space, needed)
         self.stdout.write(self.style.SUCCESS(said))
@@ -138,7 +138,7 @@ class Command(EmbedCommand):
         exchanged = [found[-1] for found in live.values() if found and found[-1].exchanged]
         if not exchanged:
             self.stdout.write(
-                "No model was exchanged. To embed rows anew all the same, give a number."
+                "No model was exchanged. To embed a space's rows again anyway, give its number."
             )
         for space in exchanged:
             self._act("renew", space)
@@ -148,12 +148,12 @@ class Command(EmbedCommand):
             raise CommandError(
                 f"Space {space.pk} was started again as {anew.pk}, which is {anew.state}."
             )
-        raise CommandError(f"Space {space.pk} is {space.state}. It has to be {needed}.")
+        raise CommandError(f"Space {space.pk} is {space.state}. It must be {needed}.")
 
     def _prune_one(self, chosen: dict[str, specs.Spec], space: Space) -> None:
         if space.state != Space.State.RETIRED or space.pruned_at:
             state = "pruned already" if space.pruned_at else space.state
-            raise CommandError(f"Space {space.pk} is {state}. It has to be retired.")
+            raise CommandError(f"Space {space.pk} is {state}. It must be retired.")
         self._prune(chosen, [space])
 
     def _prune(self, chosen: dict[str, specs.Spec], found: Iterable[Space]) -> None:
@@ -163,8 +163,8 @@ class Command(EmbedCommand):
         for space in of_chosen:
             if not retired.prune(chosen[space.spec], space, using=self.using):
                 raise CommandError(
-                    f"{space} is not pruned: a worker is building an index, or somebody has "
-                    "reopened it. 'embed_spaces' lists it; try again when it is retired."
+                    f"{space} is not pruned: a worker is building an index, or it was "
+                    "reopened. Try again when embed_spaces lists it as retired."
                 )
             self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 
@@ -185,7 +185,7 @@ def _pace(left: int, now: status.SpecStatus, *, moves: bool) -> str:
     if not left:
         return ""
     if not rate:
-        return ", none in the last minutes"
+        return ", no progress in the last minutes"
     if not moves:
-        return ", at a standstill: embed_status says why"
+        return ", stalled: embed_status says why"
     return f", {rate:.1f} rows a second, about {duration(left / rate)} to go"

@@ -30,8 +30,8 @@ EXACT_SECONDS = 9.5
 
 class Command(EmbedCommand):
     help = (
-        "Tells for each spec whether search is fresh, and why not: how many rows are covered, "
-        "what waits and since when, how fast it goes, what fails; then workers and providers. "
+        "Shows for each spec whether search is fresh, and why not: how many rows are covered, "
+        "what is waiting and since when, how fast it goes, what fails; then workers and providers. "
         "It reads little, whatever the tables hold: counts end with a + where there are more, "
         "and 'about' is a sample. The --fail-… options make its exit status an answer for scripts "
         "and probes. Exit status: 0; 1 one of them holds of a spec; 2 could not read the status."
@@ -85,7 +85,7 @@ class Command(EmbedCommand):
             found = status.overview(using=self.using, specs=chosen, is_exact=options["exact"])
             kinds = status.failure_kinds(using=self.using, specs=options["specs"], limit=10)
         except (OperationalError, InterfaceError) as error:
-            message = f"Cannot look into the database {self.using!r}: {faults.said(error)}"
+            message = f"Cannot read the database {self.using!r}: {faults.said(error)}"
             if options["watch"] is None:
                 raise CommandError(message, returncode=CANNOT_START) from error
             # The database may be back at the next look.
@@ -165,11 +165,11 @@ def _space(space: status.SpaceStatus) -> str:
 def _waiting(spec: status.SpecStatus) -> str:
     parts = []
     for backlog in spec.backlog:
-        later = f" ({backlog.later} back off)" if backlog.later else ""
+        later = f" ({backlog.later} backing off)" if backlog.later else ""
         parts.append(f"{backlog.waiting} {backlog.kind.replace('_', ' ')}{later}")
     text = ", ".join(parts) or "nothing"
     if spec.running:
-        text += f"; {spec.running} at work"
+        text += f"; {spec.running} running"
     if spec.oldest_change_seconds is not None:
         text += f"; oldest change {duration(spec.oldest_change_seconds)}"
     return text
@@ -205,7 +205,11 @@ def _worker(worker: status.WorkerStatus) -> str:
     held = ", ".join(
         f"{held.jobs} of {held.spec} for {duration(held.oldest_seconds)}" for held in worker.held
     )
-    seen = "" if worker.silent_seconds is None else f"seen {duration(worker.silent_seconds)} ago, "
+    seen = (
+        ""
+        if worker.silent_seconds is None
+        else f"last seen {duration(worker.silent_seconds)} ago, "
+    )
     dead = "" if worker.is_live else "believed dead, "
     aside = "".join(f", has set {key} aside: {why}" for key, why in worker.aside.items())
     return f"  {worker.name}  {dead}{seen}holds {held or 'nothing'}{aside}"
@@ -220,7 +224,7 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         text += f", down for {workers}"
         if provider.retries_at:
             wait = seconds_between(found.at, provider.retries_at)
-            text += f", tried again in {duration(wait)}" if wait >= 1 else ", its next try is due"
+            text += f", next try in {duration(wait)}" if wait >= 1 else ", next try is due"
         text += f": {provider.reason}"
     return text
 

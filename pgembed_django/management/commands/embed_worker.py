@@ -27,11 +27,13 @@ from pgembed_django.contrib import metrics, tracing
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
-from pgembed_django.ops.formatting import Address, address, seconds, whole
+from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
 from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import configuring
 from pgembed_django.queue.liveness import Stuck, Watchdog
-from pgembed_django.queue.stopping import Limits, brought
+from pgembed_django.queue.readiness import Readiness
+from pgembed_django.queue.serving import Answer, Page, Server
+from pgembed_django.queue.stopping import Limits
 from pgembed_django.queue.worker import Worker
 from pgembed_django.specs import Spec
 
@@ -212,37 +214,37 @@ class Command(EmbedCommand):
         )
         left = pending.count() if worker.drain else 0
         is_idle = worker.drain and not (stored or left or worker.failed)
-        text = "Nothing was waiting." if is_idle else f"{brought(stored)}."
+        text = "Nothing was waiting." if is_idle else f"Embedded {rows_text(stored)}."
         if worker.failed:
             text += f" {worker.failed:,} failed: manage.py embed_status says why."
         found = worker.hindrances
         if left and (found.paused or found.quarantined):
             waited_for = ["a provider that is down"] * bool(found.paused)
-            waited_for += ["their tables to be as declared"] * bool(found.quarantined)
+            waited_for += ["tables that match the code"] * bool(found.quarantined)
             why = "; ".join(
                 f"{name}: {why}"
                 for name, why in [*found.paused.items(), *found.quarantined.items()]
             )
             backing_off = pending.filter(attempts__gt=0, run_at__gt=Now()).count()
             if backing_off:
-                text += f" {backing_off:,} wait for their next attempt."
+                text += f" {backing_off:,} still waiting for the next attempt."
             if others := left - backing_off:
-                text += f" {others:,} wait for {' or for '.join(waited_for)}."
+                text += f" {others:,} still waiting for {' or for '.join(waited_for)}."
             raise CommandError(f"{text} {why}")
         if left and worker.is_asked_to_stop:
             text += f" {left:,} left."
         elif left:
-            text += f" {left:,} wait for their next attempt, or for an open transaction."
+            text += f" {left:,} still waiting for the next attempt, or for an open transaction."
         if worker.recycled_for:
-            text += f" Ended to be started again: {worker.recycled_for}."
+            text += f" Stopped, to be restarted: {worker.recycled_for}."
         if verbosity > 0:
             self.stdout.write(self.style.SUCCESS(text))
 
     def _look_at_tables(self, chosen: Iterable[Spec], *, using: str) -> None:
         if database.rows(using, "SELECT to_regtype('vector')") == [(None,)]:
             raise CommandError(
-                f"The database {using!r} has no extension vector. Have it created: "
-                "CREATE EXTENSION vector. Where it is in a schema of its own, have that added to "
+                f"The database {using!r} has no extension vector. Create it: "
+                "CREATE EXTENSION vector. If it is in a schema of its own, add that to "
                 "the role's search_path.",
                 returncode=CANNOT_START,
             )
@@ -250,7 +252,7 @@ class Command(EmbedCommand):
         for spec, migration in newer.items():
             # In the middle of a deploy: work on the other specs, as running workers do too.
             reason = (
-                f"it has no table, and the migration {migration} is applied, and is not in this "
+                f"it has no table: the migration {migration} is applied, but is not in this "
                 "code. Start a worker with the code that has it"
             )
             events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=reason)
