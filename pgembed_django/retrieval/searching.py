@@ -11,8 +11,8 @@ from django.db.models import Manager, Model, QuerySet
 
 from pgembed_django import text as texts
 from pgembed_django.exceptions import SearchError
-from pgembed_django.retrieval import answering, showing, targets
-from pgembed_django.retrieval.answering import Answer
+from pgembed_django.retrieval import fusion, showing, targets
+from pgembed_django.retrieval.fusion import Answer
 from pgembed_django.retrieval.results import Hit, Mode, Ranking, Results
 from pgembed_django.retrieval.showing import Ranked
 
@@ -70,10 +70,10 @@ def search(
         raise SearchError(f"Cannot search for {text!r}. Give a string.")
     found = targets.of_several(where, name=name)
     query = texts.clean(text[:MOST_CHARACTERS])
-    questions = [answering.ask(target, query, mode=mode) for target in found]
+    questions = [fusion.ask(target, query, mode=mode) for target in found]
     # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
-    answers = [answering.answer(question, reach=reach) for question in questions]
+    answers = [fusion.answer(question, reach=reach) for question in questions]
     return page(answers, limit=limit, offset=offset)
 
 
@@ -89,7 +89,7 @@ def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
         is_short = len(shown) < len(ranked) or showing.hides(answer.question.target, before)
         if not answer.within and is_short:
             # Rows outside the queryset were ranked too: rank again, within it.
-            within = answering.answer(answer.question, reach=answer.reach, within=True)
+            within = fusion.answer(answer.question, reach=answer.reach, within=True)
             others = [within if other is answer else other for other in answers]
             return page(others, limit=limit, offset=offset)
         hits |= {(number, hit.instance.pk): hit for hit in shown}

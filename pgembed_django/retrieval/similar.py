@@ -13,8 +13,8 @@ from django.db.models import Model, QuerySet
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import answering, queries, searching, surveying, targets
-from pgembed_django.retrieval.answering import Question
+from pgembed_django.retrieval import fusion, queries, searching, surveying, targets
+from pgembed_django.retrieval.fusion import Question
 from pgembed_django.retrieval.results import Results
 from pgembed_django.retrieval.targets import Target
 
@@ -67,7 +67,7 @@ def similar_to(
         survey=survey,
         pending=queries.known(survey.space, vector),
     )
-    answer = answering.answer(question, reach=offset + limit + 1)
+    answer = fusion.answer(question, reach=offset + limit + 1)
     return searching.page([answer], limit=limit, offset=offset)
 
 

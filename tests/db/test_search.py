@@ -15,7 +15,7 @@ from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import answering, passages, queries, statistics
+from pgembed_django.retrieval import fusion, passages, queries, statistics
 from pgembed_django.specs import Spec
 from pgembed_django.testing import without_triggers
 from tests.app.models import (
@@ -71,7 +71,7 @@ def test_another_language_than_the_texts_were_stored_with_is_told(make_article, 
     settings.PGEMBED_TEXT_SEARCH_CONFIG = "simple"
 
     for mode in ("hybrid", "lexical"):
-        assert search(Article, "swims", mode=mode).note == answering.OTHER_LANGUAGE
+        assert search(Article, "swims", mode=mode).note == fusion.OTHER_LANGUAGE
     assert titles(search(Article, "swims", mode="lexical")) == []
     assert search(Article, "swims", mode="semantic").note == ""
     assert told in _reason()

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 
 from pgembed_django import asearch, asimilar_to, search
 from pgembed_django.models import Space
-from pgembed_django.retrieval import SearchManager, answering, queries
+from pgembed_django.retrieval import SearchManager, fusion, queries
 from tests.app.models import Article, Note
 from tests.conftest import no_more_threads
 from tests.played.provider import PlayedProvider
@@ -77,7 +77,7 @@ def test_a_provider_that_is_down_costs_the_meaning_only(trout, provider, mode):
 
     assert list(results) == [trout]
     assert (results.ranking, results.degraded) == ("lexical", True)
-    assert results.note == answering.NO_VECTOR
+    assert results.note == fusion.NO_VECTOR
     assert results.space is not None
 
 
@@ -296,14 +296,14 @@ def test_with_neither_words_nor_meaning_nothing_is_found(trout, provider):
 
     assert len(results) == 0
     assert (results.ranking, results.degraded) == ("none", True)
-    assert answering.NO_VECTOR in results.note
-    assert answering.NO_WORDS in results.note
+    assert fusion.NO_VECTOR in results.note
+    assert fusion.NO_WORDS in results.note
 
 
 def test_a_space_that_is_not_full_yet_is_noted(trout):
     Space.objects.update(is_partial=True)
 
-    assert search(Article, "trout").note == answering.PARTIAL
+    assert search(Article, "trout").note == fusion.PARTIAL
 
 
 def test_only_the_latest_queries_are_kept(trout, provider, monkeypatch):

@@ -18,7 +18,7 @@ from pgvector.django import CosineDistance
 
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import arms, queries, routes, selects, statistics, targets
+from pgembed_django.retrieval import queries, retrievers, routes, selects, statistics, targets
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.words import Words
 from pgembed_django.spaces import indexes
@@ -374,8 +374,8 @@ def test_what_a_width_is_ordered_by_is_what_it_is_indexed_by(space, dimensions, 
         )
         cursor.execute("SET LOCAL enable_sort = off")
     survey = Survey(wide, Words(finding="", ranking=""), index, 60.0)
-    both = arms.of(targets.of(Article, name=None), survey, within=False)
-    depth = arms.Depth(results=10, rows=20)
+    both = retrievers.of(targets.of(Article, name=None), survey, within=False)
+    depth = retrievers.Depth(results=10, rows=20)
 
     with CaptureQueriesContext(connection) as captured:
         [found] = both.find([both.semantic(numbers[7], depth=depth)], depth=depth).values()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
-from pgembed_django.retrieval import answering, queries, routes
+from pgembed_django.retrieval import fusion, queries, routes
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider
 from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
@@ -59,7 +59,7 @@ def test_an_empty_query_finds_nothing_and_says_so(trout, text, mode):
     results = search(Article, text, mode=mode)
 
     assert len(results) == 0
-    assert (results.ranking, results.note) == ("none", answering.EMPTY)
+    assert (results.ranking, results.note) == ("none", fusion.EMPTY)
     assert not results.degraded
 
 
@@ -79,11 +79,11 @@ def test_without_a_word_for_full_text_meaning_decides_alone(trout, text):
     results = search(Article, text)
 
     assert list(results) == [trout]
-    assert (results.ranking, results.note) == ("semantic", answering.NO_WORDS)
+    assert (results.ranking, results.note) == ("semantic", fusion.NO_WORDS)
     assert not results.degraded
 
     lexical = search(Article, text, mode="lexical")
-    assert (len(lexical), lexical.ranking, lexical.note) == (0, "lexical", answering.NO_WORDS)
+    assert (len(lexical), lexical.ranking, lexical.note) == (0, "lexical", fusion.NO_WORDS)
 
 
 def test_a_query_of_exclusions_alone_finds_no_words(trout):
@@ -132,7 +132,7 @@ def test_a_query_that_the_model_refuses_is_looked_for_by_its_words(trout, provid
 
     assert list(results) == [trout]
     assert (results.ranking, results.degraded) == ("lexical", True)
-    assert results.note == answering.NO_VECTOR
+    assert results.note == fusion.NO_VECTOR
 
 
 @pytest.mark.parametrize(("too_long", "ranking"), [("cut", "hybrid"), ("refuse", "lexical")])

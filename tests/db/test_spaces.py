@@ -19,7 +19,7 @@ from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import answering, queries, search, surveying, targets
+from pgembed_django.retrieval import fusion, queries, search, surveying, targets
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding
@@ -808,7 +808,7 @@ def test_only_a_person_switches_to_a_space_that_is_not_full(spec, make_article, 
 
         call_command("embed_spaces", "activate", Space.objects.get(state="building").pk)
         assert spaces.active(spec, using="default").is_partial
-        assert search(Article, "title").note == answering.PARTIAL
+        assert search(Article, "title").note == fusion.PARTIAL
 
         worker.upkeep.reconcile()
         run_jobs()

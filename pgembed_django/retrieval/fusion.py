@@ -9,10 +9,10 @@ from typing import Any
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import arms, fusing, queries, surveying
-from pgembed_django.retrieval.arms import LEXICAL, SEMANTIC, Depth, Found, FoundBy
+from pgembed_django.retrieval import fusing, queries, retrievers, surveying
 from pgembed_django.retrieval.queries import Pending
 from pgembed_django.retrieval.results import Mode, Ranking
+from pgembed_django.retrieval.retrievers import LEXICAL, SEMANTIC, Depth, Found, FoundBy
 from pgembed_django.retrieval.showing import Ranked
 from pgembed_django.retrieval.surveying import Survey
 from pgembed_django.retrieval.targets import Target
@@ -93,7 +93,7 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         return replace(none, note=EMPTY)
     if survey is None:
         return replace(none, note=NOTHING_YET)
-    both = arms.of(target, survey, within=within)
+    both = retrievers.of(target, survey, within=within)
     if both is None:
         return replace(none, ranking=question.mode)
     by_words = bool(survey.words) and question.mode != "semantic"
