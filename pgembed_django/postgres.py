@@ -1,10 +1,29 @@
-"""Find out whether a database is PostgreSQL, how names are quoted, and its encoding."""
+"""What a database is: PostgreSQL or not, its encoding, its languages, how it quotes names."""
 
 from __future__ import annotations
 
-from django.db import DEFAULT_DB_ALIAS, connections
+from functools import lru_cache
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    DataError,
+    NotSupportedError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
+
+from pgembed_django.exceptions import did_you_mean
+
+FULL_TEXT_CONFIGURATIONS = """
+    SELECT cfgname
+    FROM pg_ts_config
+    WHERE pg_ts_config_is_visible(oid)
+    ORDER BY cfgname
+"""
 
 
 def not_postgres(using: str, *, remedy: str) -> str:
@@ -46,3 +65,29 @@ def encoding(using: str) -> str:
     connections[using].ensure_connection()
     info = connections[using].connection.info
     return info.parameter_status("server_encoding") or "UTF8"
+
+
+@lru_cache(maxsize=100)
+def require_language(using: str, language: str) -> None:
+    """Ask a database once for a full-text configuration. What is raised is not cached.
+
+    Raises:
+        ImproperlyConfigured: the database does not have it. A transaction goes on all the same.
+    """
+    if known := languages_instead(using, language):
+        raise ImproperlyConfigured(
+            f"PGEMBED_TEXT_SEARCH_CONFIG is {language!r}, which the database {using!r} does not "
+            f"have. {did_you_mean(language, known)}It has: {', '.join(known)}."
+        )
+
+
+def languages_instead(using: str, language: str) -> list[str]:
+    """Return the full-text configurations that a database has instead. Empty: it has this one."""
+    with connections[using].cursor() as cursor:
+        try:
+            with transaction.atomic(using=using):
+                cursor.execute("SELECT %s::regconfig", [language])
+        except (ProgrammingError, DataError, NotSupportedError):
+            cursor.execute(FULL_TEXT_CONFIGURATIONS)
+            return [name for [name] in cursor.fetchall()]
+    return []

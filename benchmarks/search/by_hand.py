@@ -95,9 +95,9 @@ class Prepared(NamedTuple):
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
     """Return the statement for a question, with all that a search would have to find out."""
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import queries, selects, surveying, targets
+    from pgembed_django.retrieval import queries, retrievers, statistics, targets
 
-    survey = surveying.survey(targets.of(Article, name=None), question)
+    survey = statistics.survey(targets.of(Article, name=None), question)
     vector = queries.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
@@ -114,7 +114,7 @@ def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepar
             "below": below,
             "finding": survey.words.finding,
             "ranking": survey.words.ranking,
-            "vector": selects.literal(vector),
+            "vector": retrievers.literal(vector),
         },
     )
 

@@ -210,18 +210,18 @@ def _recall(space: Any, questions: list[str]) -> float:
     """Return the share of the ten nearest that the index finds at default parameters."""
     from benchmarks.app.models import Article
     from pgembed_django import search
-    from pgembed_django.retrieval import routes
+    from pgembed_django.retrieval import retrievers
 
     shares = []
     seconds = []
-    by_index, by_reading = routes.is_exact, lambda *_, **__: True
+    by_index, by_reading = retrievers.is_exact, lambda *_, **__: True
     for question in questions:
         started = time.perf_counter()
         found = {row.pk for row in search(Article, question, mode="semantic")}
         seconds.append(time.perf_counter() - started)
-        routes.is_exact = by_reading
+        retrievers.is_exact = by_reading
         exact = {row.pk for row in search(Article, question, mode="semantic")}
-        routes.is_exact = by_index
+        retrievers.is_exact = by_index
         shares.append(len(found & exact) / len(exact))
     recalled = statistics.fmean(shares)
     print(

@@ -10,7 +10,7 @@ from django.db import ProgrammingError, connections, router, transaction
 from django.db.backends.postgresql import psycopg_any
 from django.db.utils import OperationalError
 
-from pgembed_django import conf, database, language, postgres, sql
+from pgembed_django import conf, database, postgres, sql
 from pgembed_django.checks.conditions import check_conditions
 from pgembed_django.checks.tables import check_tables
 from pgembed_django.checks.triggers import check_triggers
@@ -163,7 +163,7 @@ def _functions(connection: Any) -> Iterator[CheckMessage]:
 
 def _text_search(connection: Any) -> Iterator[CheckMessage]:
     name = conf.current().text_search_config
-    if known := language.others(connection.alias, name):
+    if known := postgres.languages_instead(connection.alias, name):
         yield Error(
             f"PGEMBED_TEXT_SEARCH_CONFIG is {name!r}, which the database does not have.",
             hint=f"It has: {', '.join(known)}.",

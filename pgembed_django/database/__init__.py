@@ -69,7 +69,8 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement and return its rows."""
     with connections[using].cursor() as cursor:
         run(cursor, statement, parameters or None)
-        pipelining.synchronize(connections[using])
+        if connections[using].connection.pgconn.pipeline_status:
+            pipelining.synchronize(connections[using])
         found: list[Row] = cursor.fetchall()
         return found
 

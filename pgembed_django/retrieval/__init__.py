@@ -3,10 +3,15 @@
 Start reading at ``searching.search``: it calls the other modules in turn.
 """
 
-from pgembed_django.retrieval.querysets import SearchManager, SearchQuerySet
 from pgembed_django.retrieval.results import Hit, Ranking, Results
-from pgembed_django.retrieval.searching import asearch, search
-from pgembed_django.retrieval.similar import asimilar_to, similar_to
+from pgembed_django.retrieval.searching import (
+    SearchManager,
+    SearchQuerySet,
+    asearch,
+    asimilar_to,
+    search,
+    similar_to,
+)
 
 __all__ = [
     "Hit",

@@ -1,15 +1,23 @@
-"""What a search returns: rows, how each was found, and any shortcomings of the search."""
+"""What a search returns: rows, how each was found, and the passage to show for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
+from django.db import DatabaseError
 from django.db.models import Model
-from django.utils.safestring import SafeString
+from django.utils.html import escape
+from django.utils.safestring import SafeString, mark_safe
+from psycopg import sql
 
+from pgembed_django import conf, database, faults, locales, postgres
 from pgembed_django.models import Space
+from pgembed_django.retrieval.statistics import Words
+from pgembed_django.retrieval.targets import Target
+from pgembed_django.specs import Spec
 
 Row = TypeVar("Row", bound=Model)
 
@@ -18,6 +26,59 @@ Mode = Literal["hybrid", "semantic", "lexical"]
 Ranking = Literal["hybrid", "semantic", "lexical", "mixed", "none"]
 """Which arms were used. ``mixed``: different ones for different models. ``none``: no arm."""
 
+LONGEST_BEGINNING = 500
+"""How many characters to show of a row whose best chunk has just been replaced."""
+
+SPACES = re.compile(r"\s+")
+
+
+class Marks(NamedTuple):
+    """The characters before and after each marked word, and the one in the place of ``<``."""
+
+    opens: str
+    closes: str
+    less_than: str
+
+
+# Private-use characters around each marked word, and one that takes the place of "<": the parser
+# would drop what looks like a tag. Only Unicode has such characters. Elsewhere control characters
+# are marks, and tags are dropped.
+UNICODE_MARKS = Marks("\ue000", "\ue001", "\ue002")
+OTHER_MARKS = Marks("\x02", "\x03", "")
+
+# All of a short passage. Of a longer one the part with most of the query's words, or else its
+# beginning. No passage has the characters of the marks when it is parsed, so none can forge a mark.
+HEADLINE = """
+    ts_headline(
+        %(language)s::regconfig,
+        translate(passage, %(replaced)s, %(replacement)s),
+        %(words)s::tsquery,
+        %(marks)s || CASE
+            WHEN length(passage) <= 320 THEN ', HighlightAll=true'
+            ELSE ', MaxFragments=1, MinWords=35, MaxWords=50, ShortWord=0'
+        END
+    )
+"""
+
+PASSAGES = """
+    SELECT
+        id,
+        passage,
+        start_offset,
+        end_offset,
+        text_digest,
+        embedding IS NULL,
+        {headline}
+    FROM {table}
+    WHERE id = ANY(%(ids)s)
+"""
+
+HEADLINES = """
+    SELECT {headline}
+    FROM unnest(%(passages)s::text[]) WITH ORDINALITY AS shown(passage, place)
+    ORDER BY place
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit(Generic[Row]):
@@ -25,8 +86,8 @@ class Hit(Generic[Row]):
 
     ``score`` orders the hits of one search: do not compare it between searches. ``similarity`` is
     the cosine similarity if the row was found by meaning, else None. ``start`` and ``end`` are
-    the passage's offsets in the row's text. ``marks`` has the start and end of each of the
-    query's words in the passage.
+    the passage's offsets in the row's text. ``marks`` has the start and end in the passage of
+    each word that ``highlight`` marks.
     """
 
     instance: Row
@@ -78,3 +139,187 @@ class Results(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self.hits)
+
+
+class Ranked(NamedTuple):
+    """A row's key, the id of its best chunk, and its scores."""
+
+    key: Any
+    chunk: int
+    score: float
+    similarity: float | None
+    merit: float
+    """A score by rank alone, which is comparable between models."""
+
+
+class _Passage(NamedTuple):
+    """A passage, its offsets in its row's text, and what ``ts_headline`` makes of it."""
+
+    text: str
+    start: int
+    end: int
+    headline: str = ""
+
+
+class _Stored(NamedTuple):
+    """A chunk as ``PASSAGES`` reads it."""
+
+    id: int
+    text: str | None
+    """None: the spec does not store texts."""
+    start: int
+    end: int
+    text_digest: bytes
+    waits: bool
+    """The chunk has no vector yet."""
+    headline: str | None
+
+
+def hits_of(
+    target: Target[Any], ranked: Sequence[Ranked], *, words: Words | None
+) -> list[Hit[Any]]:
+    """Return the hits in the order of ``ranked``, without rows that are not in the queryset."""
+    if not ranked:
+        return []
+    rows = {row.pk: row for row in target.rows.filter(pk__in=[one.key for one in ranked])}
+    chunks = {one.key: one.chunk for one in ranked}
+    passages = _passages(target, rows, chunks, words=words)
+    marks = _marks(target.using)
+    hits = []
+    for one in ranked:
+        if passage := passages.get(one.key):
+            places, highlight = highlighted(passage.headline, passage=passage.text, marks=marks)
+            hit = Hit(
+                instance=rows[one.key],
+                score=one.score,
+                similarity=one.similarity,
+                passage=passage.text,
+                start=passage.start,
+                end=passage.end,
+                marks=places,
+                highlight=highlight,
+            )
+            _annotate(hit)
+            hits.append(hit)
+    return hits
+
+
+def _annotate(hit: Hit[Any]) -> None:
+    """Set the hit's values as attributes of the instance, unless the name is taken."""
+    own = vars(hit.instance)
+    for name in ("score", "similarity", "passage", "highlight"):
+        # Look in the instance's own class, which may differ from the queryset's.
+        if name not in own and not hasattr(type(hit.instance), name):
+            own[name] = getattr(hit, name)
+
+
+def _passages(
+    target: Target[Any],
+    rows: Mapping[Any, Any],
+    chunks: Mapping[Any, int],
+    *,
+    words: Words | None,
+) -> dict[Any, _Passage]:
+    """Return the passage to show for each row, by its key.
+
+    ``rows`` has the instances and ``chunks`` the ids of their best chunks, both by key. Leaves
+    out a row whose chunk is of an older text if the spec hides stale rows.
+    """
+    spec = target.spec
+    stored = _stored(target, list(chunks.values()), words=words)
+    found: dict[Any, _Passage] = {}
+    cut: dict[Any, _Passage] = {}
+    for key, row in rows.items():
+        chunk = stored.get(chunks[key])
+        if chunk is None:
+            # A worker has replaced the chunk since. Still show the row: the start of its text.
+            text = (_text_now(spec, row) or "")[:LONGEST_BEGINNING]
+            cut[key] = _Passage(text, 0, len(text))
+        elif chunk.waits and spec.stale == "hide" and not _is_of_text(chunk, spec, row):
+            continue
+        elif chunk.text is None:
+            text = (_text_now(spec, row) or "")[chunk.start : chunk.end]
+            cut[key] = _Passage(text, chunk.start, chunk.end)
+        else:
+            found[key] = _Passage(chunk.text, chunk.start, chunk.end, chunk.headline or "")
+    if cut:
+        texts = [passage.text for passage in cut.values()]
+        parameters = _headline_parameters(target.using, words)
+        statement = _filled(HEADLINES, target)
+        headlines = database.rows(target.using, statement, passages=texts, **parameters)
+        for (key, passage), [headline] in zip(cut.items(), headlines, strict=True):
+            found[key] = passage._replace(headline=headline)
+    return found
+
+
+def _is_of_text(chunk: _Stored, spec: Spec, row: Any) -> bool:
+    """Return whether a chunk is of the row's present text."""
+    now = _text_now(spec, row)
+    return now is not None and spec.text_digest(now) == bytes(chunk.text_digest)
+
+
+@locales.of_settings()
+def _text_now(spec: Spec, row: Any) -> str | None:
+    """Return the row's text, or None if its text method raises: the other rows are still shown."""
+    try:
+        return spec.text_of(row)
+    except DatabaseError:
+        raise  # it may have aborted the caller's transaction
+    except BaseException as error:  # the user's method: its job reports it
+        if faults.is_interruption(error):
+            raise
+        return None
+
+
+def _stored(
+    target: Target[Any], chunks: Sequence[int], *, words: Words | None
+) -> dict[int, _Stored]:
+    """Return the chunks that are still there, by id."""
+    statement = _filled(PASSAGES, target)
+    parameters = _headline_parameters(target.using, words)
+    rows = database.rows(target.using, statement, ids=chunks, **parameters)
+    return {row[0]: _Stored(*row) for row in rows}
+
+
+def _filled(statement: str, target: Target[Any]) -> str:
+    names = {"headline": sql.SQL(HEADLINE), "table": sql.SQL(target.table)}
+    return sql.SQL(statement).format(**names).as_string(None)
+
+
+def _marks(using: str) -> Marks:
+    return UNICODE_MARKS if postgres.encoding(using) == "UTF8" else OTHER_MARKS
+
+
+def _headline_parameters(using: str, words: Words | None) -> dict[str, Any]:
+    marks = _marks(using)
+    return {
+        "language": conf.current().text_search_config,
+        "words": words.ranking if words else "",
+        # What has no replacement is removed.
+        "replaced": ("<" if marks.less_than else "") + "".join(marks),
+        "replacement": marks.less_than,
+        "marks": f"StartSel={marks.opens}, StopSel={marks.closes}",
+    }
+
+
+def highlighted(
+    headline: str, *, passage: str, marks: Marks
+) -> tuple[tuple[tuple[int, int], ...], SafeString]:
+    """Return where in the passage the headline's marked words are, and the headline as HTML."""
+    if marks.less_than:
+        headline = headline.replace(marks.less_than, "<")
+    pieces = re.split(f"[{marks.opens}{marks.closes}]", headline)
+    # Not found if characters or tags of the passage were removed.
+    start = passage.find("".join(pieces))
+    places = []
+    parts = ["… " if start > 0 else ""]
+    place = start
+    for number, piece in enumerate(pieces):
+        shown = str(escape(SPACES.sub(" ", piece)))
+        if number % 2:
+            places.append((place, place + len(piece)))
+        parts.append(f"<mark>{shown}</mark>" if number % 2 else shown)
+        place += len(piece)
+    parts.append(" …" if start >= 0 and place < len(passage) else "")
+    # Every part is escaped.
+    return tuple(places) if start >= 0 else (), mark_safe("".join(parts))  # noqa: S308

@@ -1,26 +1,142 @@
-"""The two arms of a search: by words, and by meaning. Each finds one chunk per row."""
+"""The two arms of a search: by words, and by meaning. Each finds one chunk per row.
+
+The planner at the end chooses how vectors are read: all of them, or through the index.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django.core.exceptions import EmptyResultSet
-from django.db import connections
+from django.db import connections, transaction
+from psycopg import sql
 
-from pgembed_django import database
+from pgembed_django import conf, database
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import routes, selects
-from pgembed_django.retrieval.selects import Statement
-from pgembed_django.retrieval.surveying import Survey
-from pgembed_django.retrieval.targets import Target
+from pgembed_django.retrieval.statistics import Survey
+from pgembed_django.retrieval.targets import Statement, Target
 
 CHUNKS_PER_ROW_AT_FIRST = 1.5
 """How many chunks the first statement fetches for each row that is wanted."""
 
 LEXICAL, SEMANTIC = "lexical", "semantic"
+
+SCANNED_PER_READ = 5
+"""Visiting one neighbour in an index costs as much as reading this many vectors (measured)."""
+
+MOST_CANDIDATES = 1000
+
+EXPLAIN = "EXPLAIN (FORMAT JSON) "
+
+# ts_rank, not ts_rank_cd: the latter ranks by how close together all the words are, and puts
+# passages that lack a word last (measured on the tuning questions of benchmarks/judged).
+# Normalization 1 prefers the shorter of two passages that match equally well.
+# Only the best chunks are joined again to see whether they have a vector: with the vectors in
+# the sort, the planner misses better plans.
+BY_WORDS = """(
+    SELECT 'lexical', best.source_id, best.id, best.value, chunk.embedding IS NULL
+    FROM (
+        SELECT
+            chunk.source_id,
+            chunk.id,
+            ts_rank(chunk.fulltext, %(ranking)s::tsquery, 1) AS value
+        FROM {table} AS chunk
+        WHERE chunk.space_id = %(space)s
+          AND chunk.fulltext @@ %(finding)s::tsquery
+          {among}
+          {fresh}
+        ORDER BY value DESC, chunk.id
+        LIMIT %(lexical_taken)s
+    ) AS best
+    JOIN {table} AS chunk ON chunk.id = best.id
+)"""
+
+# Without the cast to a width, the expression matches no index, so every vector is read.
+BY_READING = """(
+    SELECT
+        'semantic',
+        chunk.source_id,
+        chunk.id,
+        chunk.embedding <=> %(vector)s AS value,
+        false
+    FROM {table} AS chunk
+    WHERE chunk.space_id = %(space)s
+      AND chunk.embedding IS NOT NULL
+      {among}
+      {fresh}
+    ORDER BY value, chunk.id
+    LIMIT %(semantic_taken)s
+)"""
+
+# The index order may be approximate, since the chunks are ranked again anyway. That allows
+# relaxed_order, which has better recall. The subquery with set_config is evaluated once, before
+# the first row is fetched. Its settings last until the end of the transaction.
+BY_INDEX = """(
+    SELECT
+        'semantic',
+        chunk.source_id,
+        chunk.id,
+        chunk.embedding <=> %(vector)s,
+        false
+    FROM {table} AS chunk
+    WHERE chunk.space_id = %(space)s
+      AND chunk.embedding IS NOT NULL
+      AND (
+          SELECT
+              set_config('hnsw.iterative_scan', 'relaxed_order', true)
+              || set_config('hnsw.ef_search', %(candidates)s::text, true)
+      ) <> ''
+      {among}
+      {fresh}
+    ORDER BY {stored} {operator} {wanted}
+    LIMIT %(semantic_taken)s
+)"""
+
+# The rows of the queryset, as a CTE: two arms in one statement share its result, and with a
+# single arm Postgres inlines it.
+KEYS = "WITH pgembed_keys (pk) AS ({keys}) "
+AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
+
+# Leaves out stale rows: those with a write whose vectors are not stored yet. There is one
+# NOT EXISTS for each partial index of the job table. A chunk without a vector has just been
+# stored, so it is fresh. The reconciler's jobs do not count: while they fill another space, the
+# vectors of this one are fresh. If they could not fill this one, when it was reopened, chunks of a
+# former text are marked: that has the digest 'hidden'.
+FRESH = """
+      AND (
+          chunk.embedding IS NULL
+          OR chunk.text_digest <> 'hidden'
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = %(spec)s
+                AND job.source_pk = chunk.source_id::text
+                AND job.status = 'pending'
+                AND job.kind IN ('write', 'manual_retry')
+          )
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = %(spec)s
+                AND job.source_pk = chunk.source_id::text
+                AND job.status = 'running'
+                AND job.kind IN ('write', 'manual_retry')
+          )
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS job
+              WHERE job.spec = %(spec)s
+                AND job.source_pk = chunk.source_id::text
+                AND job.status IN ('failed', 'dismissed')
+                AND job.settled_at IS NULL
+                AND job.kind IN ('write', 'manual_retry')
+          )
+      )
+"""
 
 
 class Depth(NamedTuple):
@@ -66,20 +182,25 @@ class Arms:
     def lexical(self) -> Arm:
         """Return the arm that finds the chunks that match the query's words best."""
         words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
-        text = selects.lexical(self.target, among=self._among)
+        text = self._fill(BY_WORDS)
         return Arm(LEXICAL, text, self._parameters | words)
 
     def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
         """Return the arm that finds the chunks nearest to the query's vector."""
-        wanted = {"vector": selects.literal(vector)}
-        text = selects.exact(self.target, among=self._among)
+        wanted = {"vector": literal(vector)}
+        text = self._fill(BY_READING)
         exact = Arm(SEMANTIC, text, self._parameters | wanted)
         index = self.survey.vector_index
-        if index is None or routes.is_exact(
+        if index is None or is_exact(
             self.target.using, self.among, chunks=self.survey.chunks, taken=depth.rows
         ):
             return exact
-        text = selects.by_index(self.target, index=index, among=self._among)
+        text = self._fill(
+            BY_INDEX,
+            stored=sql.SQL(f"({index.of('chunk.embedding')})"),
+            operator=sql.SQL(index.kind.distance),
+            wanted=sql.SQL(index.wanted),
+        )
         return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
     def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
@@ -94,9 +215,19 @@ class Arms:
             for arm in arms
         }
 
-    @property
-    def _among(self) -> str:
-        return selects.AMONG if self.among else ""
+    def _fill(self, text: str, **names: sql.Composable) -> str:
+        """Return a statement with the spec's table and conditions filled in."""
+        hides_stale = self.target.spec.stale == "hide"
+        return (
+            sql.SQL(text)
+            .format(
+                table=sql.SQL(self.target.table),
+                among=sql.SQL(AMONG if self.among else ""),
+                fresh=sql.SQL(FRESH if hides_stale else ""),
+                **names,
+            )
+            .as_string(None)
+        )
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -119,10 +250,10 @@ class Arms:
         for arm in arms:
             parameters |= arm.parameters | {f"{arm.name}_taken": taken[arm.name]}
             if arm.exact:
-                parameters["candidates"] = routes.candidates(taken[arm.name])
-        with routes.leaving_no_settings(using) if "candidates" in parameters else nullcontext():
+                parameters["candidates"] = candidates(taken[arm.name])
+        with leaving_no_settings(using) if "candidates" in parameters else nullcontext():
             text = "UNION ALL".join(arm.text for arm in arms)
-            keys = selects.KEYS.format(keys=self.among.text) if self.among else ""
+            keys = KEYS.format(keys=self.among.text) if self.among else ""
             rows = database.rows(using, keys + text, **parameters)
         looks: FoundBy = {arm.name: [] for arm in arms}
         read = _key_reader(self.target)
@@ -157,7 +288,7 @@ def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
     ``within``: rank only rows of the queryset.
     """
     try:
-        return Arms(target, survey, selects.keys(target) if within else None)
+        return Arms(target, survey, target.keys_statement() if within else None)
     except EmptyResultSet:
         return None
 
@@ -178,3 +309,49 @@ def _key_reader(target: Target[Any]) -> Callable[[Any], Any] | None:
         return key
 
     return read
+
+
+def literal(vector: Vector) -> str:
+    """Return a vector in pgvector's text form. Nine digits preserve a float32 exactly."""
+    return ("[" + ",".join(["%.9g"] * len(vector)) + "]") % tuple(vector.tolist())
+
+
+def is_exact(using: str, keys: Statement | None, *, chunks: float, taken: int) -> bool:
+    """Return whether reading every vector of these rows is cheaper than reading the index.
+
+    ``keys`` selects the rows. None: all. The index has the ``chunks`` chunks of all rows, so to
+    return ``taken`` of those that match it visits about ``chunks * taken / matching``.
+    """
+    if keys is None:
+        return False
+    matching = estimate(using, keys)
+    return matching * matching <= SCANNED_PER_READ * max(chunks, 1.0) * taken
+
+
+def estimate(using: str, keys: Statement) -> int:
+    """Return how many rows the planner expects, without running the statement."""
+    with connections[using].cursor() as cursor:
+        # Parameters are given even if empty, so that %% in the queryset's SQL becomes %.
+        database.run(cursor, EXPLAIN + keys.text, keys.parameters)
+        [[plan]] = cursor.fetchall()
+    # A connection may return JSON as a string, or already parsed.
+    [explained] = json.loads(plan) if isinstance(plan, str) else plan
+    return int(explained["Plan"]["Plan Rows"])
+
+
+def candidates(taken: int) -> int:
+    """Return the ``hnsw.ef_search`` with which the index returns that many chunks."""
+    least: int = conf.usable("hnsw_ef_search")
+    return min(max(taken, least), MOST_CANDIDATES)
+
+
+@contextmanager
+def leaving_no_settings(using: str) -> Iterator[None]:
+    """Undo the settings that a statement makes inside the caller's transaction."""
+    if connections[using].get_autocommit():
+        yield
+        return
+    with transaction.atomic(using=using):
+        yield
+        # Releasing the savepoint would keep the settings; rolling back to it does not.
+        transaction.set_rollback(True, using=using)

@@ -1,23 +1,31 @@
-"""``search``: ask both arms of each model, fuse them by rank, return one page."""
+"""``search`` and ``similar_to``: run the arms of each model, fuse them by rank, return one page."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, get_args, overload
 
+import numpy as np
 from asgiref.sync import sync_to_async
+from django.core.exceptions import ValidationError
 from django.db.models import Manager, Model, QuerySet
 
 from pgembed_django import text as texts
 from pgembed_django.exceptions import SearchError
-from pgembed_django.retrieval import fusion, showing, targets
-from pgembed_django.retrieval.fusion import Answer
-from pgembed_django.retrieval.results import Hit, Mode, Ranking, Results
-from pgembed_django.retrieval.showing import Ranked
+from pgembed_django.models import Space
+from pgembed_django.providers.base import Vector
+from pgembed_django.retrieval import fusion, queries, results, statistics, targets
+from pgembed_django.retrieval.fusion import Answer, Question
+from pgembed_django.retrieval.results import Hit, Mode, Ranked, Ranking, Results
+from pgembed_django.retrieval.targets import Target
 
 MOST_CHARACTERS = 32_768
 """How much of a query is used. Models take less, and cut it to their context themselves."""
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""Characters that no text in a database has."""
 
 Row = TypeVar("Row", bound=Model)
 Some = type[Model] | QuerySet[Any] | Manager[Any]
@@ -74,34 +82,7 @@ def search(
     # Rank one row more than the page has, to know whether there is a next page.
     reach = offset + limit + 1
     answers = [fusion.answer(question, reach=reach) for question in questions]
-    return page(answers, limit=limit, offset=offset)
-
-
-def page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
-    """Return one page of the ranked rows. Several models are merged by rank, not by score."""
-    merged = _merged(answers)
-    wanted = merged[offset : offset + limit]
-    hits: dict[tuple[int, Any], Hit[Any]] = {}
-    for number, answer in enumerate(answers):
-        ranked = [one for where, one in wanted if where == number]
-        shown = showing.show(answer.question.target, ranked, words=answer.words)
-        before = [one.key for where, one in merged[:offset] if where == number]
-        is_short = len(shown) < len(ranked) or showing.hides(answer.question.target, before)
-        if not answer.within and is_short:
-            # Rows outside the queryset were ranked too: rank again, within it.
-            within = fusion.answer(answer.question, reach=answer.reach, within=True)
-            others = [within if other is answer else other for other in answers]
-            return page(others, limit=limit, offset=offset)
-        hits |= {(number, hit.instance.pk): hit for hit in shown}
-    in_order = (hits.get((number, one.key)) for number, one in wanted)
-    return Results(
-        hits=tuple(hit for hit in in_order if hit is not None),
-        ranking=_ranking(answers),
-        spaces=tuple(answer.space for answer in answers if answer.space),
-        degraded=any(answer.degraded for answer in answers),
-        note=" ".join(dict.fromkeys(answer.note for answer in answers if answer.note)),
-        next_offset=_next_offset(offset + limit, len(merged)),
-    )
+    return _page(answers, limit=limit, offset=offset)
 
 
 @overload
@@ -140,6 +121,33 @@ async def asearch(
     return await sync_to_async(run)()
 
 
+def _page(answers: Sequence[Answer], *, limit: int, offset: int) -> Results[Any]:
+    """Return one page of the ranked rows. Several models are merged by rank, not by score."""
+    merged = _merged(answers)
+    wanted = merged[offset : offset + limit]
+    hits: dict[tuple[int, Any], Hit[Any]] = {}
+    for number, answer in enumerate(answers):
+        ranked = [one for where, one in wanted if where == number]
+        shown = results.hits_of(answer.question.target, ranked, words=answer.words)
+        before = [one.key for where, one in merged[:offset] if where == number]
+        is_short = len(shown) < len(ranked) or answer.question.target.hides(before)
+        if not answer.within and is_short:
+            # Rows outside the queryset were ranked too: rank again, within it.
+            within = fusion.answer(answer.question, reach=answer.reach, within=True)
+            others = [within if other is answer else other for other in answers]
+            return _page(others, limit=limit, offset=offset)
+        hits |= {(number, hit.instance.pk): hit for hit in shown}
+    in_order = (hits.get((number, one.key)) for number, one in wanted)
+    return Results(
+        hits=tuple(hit for hit in in_order if hit is not None),
+        ranking=_ranking(answers),
+        spaces=tuple(answer.space for answer in answers if answer.space),
+        degraded=any(answer.degraded for answer in answers),
+        note=" ".join(dict.fromkeys(answer.note for answer in answers if answer.note)),
+        next_offset=_next_offset(offset + limit, len(merged)),
+    )
+
+
 def _merged(answers: Sequence[Answer]) -> list[tuple[int, Ranked]]:
     """Return the rows of all models, best first, each with the number of its answer."""
     if len(answers) == 1:
@@ -160,3 +168,141 @@ def _ranking(answers: Sequence[Answer]) -> Ranking:
 
 def _next_offset(offset: int, ranked: int) -> int | None:
     return offset if offset < min(ranked, targets.MOST_RESULTS) else None
+
+
+def similar_to(
+    instance: Row,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    among: QuerySet[Row] | None = None,
+    name: str | None = None,
+) -> Results[Row]:
+    """Return the rows that are nearest to ``instance``, which must be embedded already.
+
+    Uses stored vectors only, so it works while the provider is down.
+
+    Raises:
+        SearchError: the row has no vectors yet, its key is of another type, or ``among``, limit
+            or offset cannot be used.
+        ImproperlyConfigured: the model is not embeddable.
+    """
+    targets.check_page(limit, offset)
+    if not isinstance(instance, Model):
+        raise SearchError(f"Cannot compare {instance!r} with rows. Give a row.")
+    everything = instance.__class__._default_manager.using(instance._state.db)
+    target = targets.of(everything if among is None else among, name=name)
+    if target.spec is not targets.spec_of(instance.__class__, name=name):
+        raise SearchError(
+            f"Cannot compare rows of {instance.__class__.__name__} with rows of "
+            f"{target.queryset.model.__name__}: their vectors are of different spaces."
+        )
+    survey = statistics.survey(target, "")
+    key = _key_of(instance)
+    vector = survey and _mean_vector(target, survey.space, key)
+    if survey is None or vector is None:
+        raise SearchError(
+            f"{instance.__class__.__name__} {instance.pk} has no vectors yet. Save it, and see "
+            "that manage.py embed_worker runs, that it matches the condition of @embeddable, and "
+            "that its text is not empty."
+        )
+    question = Question(
+        target=Target(target.queryset.exclude(pk=key), target.spec),
+        text="",
+        mode="semantic",
+        survey=survey,
+        pending=queries.known(survey.space, vector),
+    )
+    answer = fusion.answer(question, reach=offset + limit + 1)
+    return _page([answer], limit=limit, offset=offset)
+
+
+async def asimilar_to(
+    instance: Row,
+    *,
+    limit: int = 10,
+    offset: int = 0,
+    among: QuerySet[Row] | None = None,
+    name: str | None = None,
+) -> Results[Row]:
+    """Find like ``similar_to``, without blocking the event loop."""
+    return await sync_to_async(similar_to)(
+        instance, limit=limit, offset=offset, among=among, name=name
+    )
+
+
+def _key_of(instance: Model) -> Any:
+    """Return the row's key as its field has it: an unsaved instance may have any value.
+
+    Raises:
+        SearchError: no row can have such a key.
+    """
+    field: Any = instance._meta.pk
+    try:
+        key = field.to_python(instance.pk)
+        if not isinstance(key, str) or not UNSTORABLE.search(key):
+            return key
+    except (TypeError, ValueError, ArithmeticError, ValidationError):
+        pass
+    raise SearchError(
+        f"{instance.pk!r} is no key of {instance.__class__.__name__}: "
+        f"{field.name} is a {field.__class__.__name__}."
+    )
+
+
+def _mean_vector(target: Target[Any], space: Space, key: Any) -> Vector | None:
+    """Return the mean of the vectors of the row with this key in a space, or None without any."""
+    if key is None:
+        return None
+    own = target.spec.embedding_model._base_manager.using(target.using).filter(
+        source_id=key, space_id=space.pk, embedding__isnull=False
+    )
+    vectors = list(own.values_list("embedding", flat=True))
+    if not vectors:
+        return None
+    middle: Vector = np.asarray(vectors, dtype=np.float32).mean(axis=0, dtype=np.float32)
+    return middle
+
+
+class SearchQuerySet(QuerySet[Row]):
+    """A queryset with search methods. They take the same keywords as the functions."""
+
+    def search(
+        self,
+        text: str,
+        *,
+        limit: int = 10,
+        offset: int = 0,
+        mode: Mode = "hybrid",
+        name: str | None = None,
+    ) -> Results[Row]:
+        """Return the rows of this queryset that match ``text`` best."""
+        return search(self, text, limit=limit, offset=offset, mode=mode, name=name)
+
+    async def asearch(
+        self,
+        text: str,
+        *,
+        limit: int = 10,
+        offset: int = 0,
+        mode: Mode = "hybrid",
+        name: str | None = None,
+    ) -> Results[Row]:
+        """Search like ``search``, without blocking the event loop."""
+        return await asearch(self, text, limit=limit, offset=offset, mode=mode, name=name)
+
+    def similar_to(
+        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
+    ) -> Results[Row]:
+        """Return the rows of this queryset nearest to ``instance``."""
+        return similar_to(instance, limit=limit, offset=offset, among=self, name=name)
+
+    async def asimilar_to(
+        self, instance: Row, *, limit: int = 10, offset: int = 0, name: str | None = None
+    ) -> Results[Row]:
+        """Find like ``similar_to``, without blocking the event loop."""
+        return await asimilar_to(instance, limit=limit, offset=offset, among=self, name=name)
+
+
+SearchManager = Manager.from_queryset(SearchQuerySet)
+"""A manager with the methods of ``SearchQuerySet``: ``objects = SearchManager()``."""

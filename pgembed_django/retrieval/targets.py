@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Manager, Model, QuerySet
@@ -20,6 +21,13 @@ MOST_RESULTS = 1000
 
 Row = TypeVar("Row", bound=Model)
 Where = type[Row] | QuerySet[Row] | Manager[Row]
+
+
+class Statement(NamedTuple):
+    """A statement, and its parameters by name."""
+
+    text: str
+    parameters: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,25 @@ class Target(Generic[Row]):
         keys = self.rows.values("pk")
         keys.query.select_for_update = False
         return keys
+
+    def keys_statement(self) -> Statement:
+        """Return the statement that selects these keys.
+
+        Raises:
+            EmptyResultSet: the queryset cannot have any rows.
+        """
+        text, values = self.keys.query.get_compiler(self.using).as_sql()
+        parameters = {f"key_{number}": value for number, value in enumerate(values)}
+        names = iter(parameters)
+        # Name the parameters, as in all our statements. %% is a literal % in the query.
+        named = re.sub(
+            "%%|%s", lambda found: "%%" if found[0] == "%%" else f"%({next(names)})s", text
+        )
+        return Statement(named, parameters)
+
+    def hides(self, keys: Sequence[Any]) -> bool:
+        """Return whether any of these rows is not in the queryset, or hidden from the role."""
+        return bool(keys) and self.keys.filter(pk__in=keys).distinct().count() < len(keys)
 
     @property
     def narrows(self) -> bool:

@@ -1,8 +1,12 @@
-"""The kinds of vector index, and the choice of one for a number of dimensions. Pure."""
+"""The kinds of vector index, and the choice of one for a space."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
+
+from pgembed_django import conf
+from pgembed_django.models import Space
 
 AUTO = "auto"
 
@@ -66,3 +70,25 @@ def vector_index(width: int, *, chosen: str = AUTO) -> VectorIndex:
     fitting = [kind for kind in KINDS.values() if width <= kind.widest]
     index = next((kind for kind in fitting if kind.name == chosen), fitting[0])
     return VectorIndex(index, width)
+
+
+def chosen_index(space: Space) -> VectorIndex:
+    """Return the index that the settings choose for a space."""
+    return vector_index(space.dimensions, chosen=conf.current().index_type)
+
+
+def vector_name(space: Space, kind: str = "") -> str:
+    """Return the name of a space's vector index of a kind. By default, of the chosen kind."""
+    return f"pgembed_{space.pk}_{kind or chosen_index(space).kind.name}"
+
+
+def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
+    """Return the space's vector index among these names, or None.
+
+    An index of the chosen kind is preferred. While it is being built, there may be one of the
+    kind that was chosen before.
+    """
+    for chosen in (chosen_index(space).kind.name, *KINDS):
+        if vector_name(space, chosen) in names:
+            return vector_index(space.dimensions, chosen=chosen)
+    return None

@@ -8,7 +8,7 @@ is fast, and exact.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from pgembed_django import conf, database, events, faults, postgres
 from pgembed_django.models import Space
 from pgembed_django.once import Told
 from pgembed_django.spaces.builder import as_builder
-from pgembed_django.spaces.index_kinds import KINDS, VectorIndex, vector_index
+from pgembed_django.spaces.index_kinds import KINDS, chosen_index, vector_name
 from pgembed_django.specs import Spec
 
 STATE = """
@@ -77,23 +77,6 @@ class _Index(NamedTuple):
 
 _told = Told()
 """Keyed by index and database. Refused builds are tried again: the role may get the privilege."""
-
-
-def vector_name(space: Space, kind: str = "") -> str:
-    """Return the name of a space's vector index of a kind. By default, of the chosen kind."""
-    return f"pgembed_{space.pk}_{kind or _chosen(space).kind.name}"
-
-
-def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
-    """Return the space's vector index among these names, or None.
-
-    An index of the chosen kind is preferred. While it is being built, there may be one of the
-    kind that was chosen before.
-    """
-    for chosen in (_chosen(space).kind.name, *KINDS):
-        if vector_name(space, chosen) in names:
-            return vector_index(space.dimensions, chosen=chosen)
-    return None
 
 
 def fulltext_name(space: Space) -> str:
@@ -162,10 +145,6 @@ def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
                     _run(using, DROP, name=_qualified(spec, name, using=using))
 
 
-def _chosen(space: Space) -> VectorIndex:
-    return vector_index(space.dimensions, chosen=conf.current().index_type)
-
-
 def _missing(spec: Spec, space: Space, *, using: str) -> list[_Index]:
     """Return the indexes that the space lacks. With too few rows it needs none."""
     least = conf.current().index_rows
@@ -177,7 +156,7 @@ def _missing(spec: Spec, space: Space, *, using: str) -> list[_Index]:
 def _wanted(spec: Spec, space: Space) -> list[_Index]:
     """Return the indexes of a space that has enough rows for them."""
     settings = conf.current()
-    index = _chosen(space)
+    index = chosen_index(space)
     names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
     return [
         _Index(

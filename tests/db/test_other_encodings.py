@@ -16,7 +16,7 @@ from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import jobs
 from pgembed_django.queue.presence import Presence
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import surveying, targets
+from pgembed_django.retrieval import statistics, targets
 from tests.app.models import Article
 from tests.conftest import testing_url
 
@@ -95,7 +95,7 @@ def test_words_that_it_cannot_hold_are_not_searched_for(encoded):
             "position int, start_offset int, end_offset int, passage text, fulltext tsvector)"
         )
 
-    found = surveying.survey(target, "temples of 京都 or kyoto")
+    found = statistics.survey(target, "temples of 京都 or kyoto")
 
     assert found is not None
     assert {"kyoto", "templ"} <= set(found.words.finding.replace("'", "").split(" | "))

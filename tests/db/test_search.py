@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 import pytest
@@ -9,13 +10,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.models import Count, F, Prefetch, Value
 from django.db.models.expressions import RawSQL
+from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import Results, SearchQuerySet, search, similar_to, specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, passages, queries, statistics
+from pgembed_django.retrieval import fusion, queries, statistics
+from pgembed_django.retrieval import results as results_of
 from pgembed_django.specs import Spec
 from pgembed_django.testing import without_triggers
 from tests.app.models import (
@@ -313,7 +316,7 @@ def test_a_text_method_that_raises_takes_no_other_row_along(run_jobs, monkeypatc
 
     monkeypatch.setattr(Spec, "text_of", text_of)
     if fails_at == "replaced":
-        monkeypatch.setattr(passages, "_stored", lambda *_, **__: {})
+        monkeypatch.setattr(results_of, "_stored", lambda *_, **__: {})
     results = search(Product, "trout", name="ProductTitle")
 
     assert {row.title: row.passage for row in results} == {
@@ -380,6 +383,84 @@ def test_a_highlight_is_safe_and_marks_the_words(make_article, run_jobs):
     assert "<mark>trout</mark>" in hit.highlight
     assert "&lt;b&gt;<mark>Swimming</mark>&lt;/b&gt; &amp; more" in hit.highlight
     assert [hit.passage[start:end] for start, end in hit.marks] == ["trout", "Swimming"]
+
+
+HOSTILE = [
+    "<script>alert('trout')</script>",
+    "<img src=x onerror=alert(1)> trout",
+    "&lt;b&gt; &amp;lt; trout &#60;script&#62;",
+    "\ue000<b>forged</b>\ue001 trout \ue001\ue000 \ue002script>",
+    "\x02forged\x03 trout",
+    "</mark><mark>forged</mark> trout",
+    "StartSel=<b>, StopSel=</b>, HighlightAll=true trout",
+    "x<y and trout>z \"quoted\" 'trout'",
+]
+
+
+@pytest.mark.parametrize("marks", [results_of.UNICODE_MARKS, results_of.OTHER_MARKS])
+@pytest.mark.parametrize("passage", HOSTILE)
+def test_no_passage_gets_through_as_html_or_forges_a_mark(
+    make_article, run_jobs, monkeypatch, passage, marks
+):
+    monkeypatch.setattr(results_of, "_marks", lambda _: marks)
+    make_article(title=passage, contents="")
+    run_jobs()
+
+    for query in ("trout", 'StartSel=<b> "trout"', "granite"):
+        for hit in search(Article, query, mode="semantic").hits:
+            marked = re.findall("<mark>(.*?)</mark>", hit.highlight)
+            bare = re.sub("</?mark>", "", hit.highlight)
+            assert not set("<>\"'") & set(bare)
+            assert not set("".join(marks)) & set(bare)
+            assert set(marked) <= {"trout", "StartSel", "b"}
+            assert not marked or query != "granite"
+
+
+def test_nothing_that_looks_like_a_tag_is_lost_from_a_highlight(make_article, run_jobs):
+    make_article(title="A List<String> of trout, if x<y and y>z", contents="")
+    run_jobs()
+
+    [hit] = search(Article, "trout").hits
+
+    assert hit.highlight == ("A List&lt;String&gt; of <mark>trout</mark>, if x&lt;y and y&gt;z")
+
+
+def test_a_long_passage_is_highlighted_where_its_words_are(make_article, run_jobs):
+    around = "stone " * 80
+    make_article(title="Stones", contents=f"{around}a trout\n swims {around}")
+    run_jobs()
+
+    [hit] = search(Article, "swimming trout", mode="lexical").hits
+
+    assert "a <mark>trout</mark> <mark>swims</mark> stone" in hit.highlight
+    assert hit.highlight.startswith("… ")
+    assert hit.highlight.endswith(" …")
+    assert len(hit.highlight) < len(hit.passage) / 2
+    assert [hit.passage[start:end] for start, end in hit.marks] == ["trout", "swims"]
+
+
+@pytest.mark.parametrize("query", ["granite", "the", "-granite"])
+def test_a_hit_without_the_words_shows_the_beginning_of_its_passage(make_article, run_jobs, query):
+    make_article(title="River trout", contents="stone " * 80)
+    run_jobs()
+
+    [hit] = search(Article, query, mode="semantic").hits
+
+    assert hit.highlight.startswith("River trout stone")
+    assert hit.highlight.endswith("stone …")
+    assert hit.marks == ()
+
+
+def test_only_the_page_that_is_shown_is_highlighted(make_article, run_jobs):
+    for number in range(5):
+        make_article(title=f"trout {number}", contents="")
+    run_jobs()
+
+    with CaptureQueriesContext(connection) as captured:
+        assert len(search(Article, "trout", limit=2)) == 2
+
+    [statement] = [query["sql"] for query in captured if "ts_headline" in query["sql"]]
+    assert len(re.search(r"ANY\('?\{?\[?(.*?)\]?\}?'?\)", statement)[1].split(",")) == 2
 
 
 def test_an_attribute_that_the_row_has_already_is_left_alone(make_article, run_jobs):

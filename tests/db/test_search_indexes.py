@@ -18,9 +18,8 @@ from pgvector.django import CosineDistance
 
 from pgembed_django import search, similar_to, spaces, specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import queries, retrievers, routes, selects, statistics, targets
-from pgembed_django.retrieval.surveying import Survey
-from pgembed_django.retrieval.words import Words
+from pgembed_django.retrieval import queries, retrievers, statistics, targets
+from pgembed_django.retrieval.statistics import Survey, Words
 from pgembed_django.spaces import indexes
 from pgembed_django.spaces.index_kinds import vector_index
 from tests.app.models import Article, ArticleEmbedding
@@ -314,10 +313,10 @@ def test_what_the_scan_sets_does_not_outlive_it_without_atomic_either(space):
 def test_the_estimate_runs_nothing(space):
     rows = Article.objects.filter(author="one in a hundred")
 
-    keys = selects.keys(targets.of(rows, name=None))
+    keys = targets.of(rows, name=None).keys_statement()
 
     with CaptureQueriesContext(connection) as captured:
-        assert 50 <= routes.estimate("default", keys) <= 200
+        assert 50 <= retrievers.estimate("default", keys) <= 200
 
     assert [query["sql"].split()[:2] for query in captured] == [["EXPLAIN", "(FORMAT"]]
 

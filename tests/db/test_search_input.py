@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
-from pgembed_django.retrieval import fusion, queries, routes
+from pgembed_django.retrieval import fusion, queries, retrievers
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider
 from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
@@ -449,7 +449,7 @@ def test_a_setting_that_no_search_can_use_is_named(make_article, run_jobs, setti
     setattr(settings, f"PGEMBED_{name}", value)
 
     with pytest.raises(ImproperlyConfigured, match=f"PGEMBED_{name} is {value!r}. Set it to a "):
-        assert all([search(Article, "trout"), routes.candidates(10)])
+        assert all([search(Article, "trout"), retrievers.candidates(10)])
 
 
 OTHER = {"MODEL": "bag-of-words", "DIMENSIONS": 64}

@@ -19,7 +19,7 @@ from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, queries, search, surveying, targets
+from pgembed_django.retrieval import fusion, queries, search, statistics, targets
 from pgembed_django.spaces import builder, indexes
 from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding
@@ -494,14 +494,14 @@ def test_an_index_of_another_type_takes_the_place_of_the_one_before(
 
     with override_settings(PGEMBED_INDEX_TYPE="halfvec"):
         assert not indexes.is_complete(spec, space, using="default")
-        survey = surveying.survey(targets.of(Article, name=None), "text")
+        survey = statistics.survey(targets.of(Article, name=None), "text")
         assert survey.vector_index.kind.name == "vector"  # until the other is built
 
         maintain().upkeep.build()
 
         assert indexes.vector_name(space) != before
         assert vector_indexes(space) == [indexes.vector_name(space)]
-        survey = surveying.survey(targets.of(Article, name=None), "text")
+        survey = statistics.survey(targets.of(Article, name=None), "text")
         assert survey.vector_index.kind.name == "halfvec"
         [found] = search(Article, article.title)
         assert found == article

@@ -20,7 +20,7 @@ from pgembed_django.checks import check_databases
 from pgembed_django.maintenance import renaming
 from pgembed_django.models import Job, Space
 from pgembed_django.queue.listener import KEYS
-from pgembed_django.retrieval import statistics, words
+from pgembed_django.retrieval import statistics
 from pgembed_django.spaces import indexes
 from pgembed_django.testing import assert_fresh, run_jobs
 from pgembed_django.triggers import triggers
@@ -186,7 +186,7 @@ def test_rows_that_are_enqueued_together_have_their_jobs_beside_them():
 
 
 def test_words_that_are_common_in_one_tenant_are_none_in_another(request_of, monkeypatch):
-    monkeypatch.setattr(words, "MOST_MATCHES", 50)
+    monkeypatch.setattr(statistics, "MOST_MATCHES", 50)
     for tenant, common in zip(TENANTS, ("wool", "granite"), strict=True):
         notes = [Note(body=f"{common} {number}") for number in range(60)]
         Note.objects.using(tenant).bulk_create(notes)

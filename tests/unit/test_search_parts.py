@@ -1,4 +1,4 @@
-"""Fusing, marking and choosing words, without a database."""
+"""Fusing and choosing words, without a database."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgembed_django import asearch, asimilar_to, search, similar_to
-from pgembed_django.retrieval import fusing, highlights, words
+from pgembed_django.retrieval import fusion, statistics
 
 RANKINGS = st.lists(st.lists(st.integers(0, 20), unique=True, max_size=10), max_size=3)
-MARK = "pgembedMARK"
 
 
 # Fusing
 
 
 def test_what_is_first_in_every_ranking_scores_one():
-    assert fusing.fuse([["a", "b"], ["a", "c"]])["a"] == 1.0
-    assert fusing.fuse([["a", "b"]])["a"] == 1.0
-    assert fusing.fuse([]) == {}
+    assert fusion.fuse([["a", "b"], ["a", "c"]])["a"] == 1.0
+    assert fusion.fuse([["a", "b"]])["a"] == 1.0
+    assert fusion.fuse([]) == {}
 
 
 def test_being_in_both_beats_being_first_in_one():
-    assert next(iter(fusing.fuse([["a", "b"], ["c", "b"]]))) == "b"
+    assert next(iter(fusion.fuse([["a", "b"], ["c", "b"]]))) == "b"
 
 
 def test_of_equals_the_earlier_ranking_comes_first():
-    assert list(fusing.fuse([["a"], ["b"]])) == ["a", "b"]
+    assert list(fusion.fuse([["a"], ["b"]])) == ["a", "b"]
 
 
 def test_what_can_be_in_one_ranking_only_is_not_held_back():
-    assert fusing.fuse([["a"], ["b", "a"]], only_in_one={"b"}) == {
+    assert fusion.fuse([["a"], ["b", "a"]], only_in_one={"b"}) == {
         "a": pytest.approx(43 / 44),
         "b": 1.0,
     }
@@ -42,7 +41,7 @@ def test_what_can_be_in_one_ranking_only_is_not_held_back():
 
 @given(RANKINGS)
 def test_a_fusion_has_every_item_once_with_falling_scores(rankings):
-    fused = fusing.fuse(rankings)
+    fused = fusion.fuse(rankings)
 
     assert set(fused) == {item for ranking in rankings for item in ranking}
     assert list(fused.values()) == sorted(fused.values(), reverse=True)
@@ -51,7 +50,7 @@ def test_a_fusion_has_every_item_once_with_falling_scores(rankings):
 
 @given(st.lists(st.integers(), unique=True))
 def test_one_ranking_keeps_its_order(ranking):
-    assert list(fusing.fuse([ranking])) == ranking
+    assert list(fusion.fuse([ranking])) == ranking
 
 
 # Words
@@ -61,7 +60,7 @@ def test_common_words_do_not_find_where_rarer_ones_do():
     common = {"return": 0.3, "use": 0.15, "file": 0.1}
 
     def rarest(chunks):
-        return words.rarest(
+        return statistics.rarest(
             ["return", "trout", "use", "file"], common, most_matches=20_000, chunks=chunks
         )
 
@@ -71,13 +70,13 @@ def test_common_words_do_not_find_where_rarer_ones_do():
 
 
 def test_the_rarest_word_is_looked_for_at_any_price():
-    assert words.rarest(["a"], {"a": 1.0}, most_matches=1, chunks=10**9) == ["a"]
-    assert words.rarest([], {}, most_matches=1, chunks=10**9) == []
+    assert statistics.rarest(["a"], {"a": 1.0}, most_matches=1, chunks=10**9) == ["a"]
+    assert statistics.rarest([], {}, most_matches=1, chunks=10**9) == []
 
 
 def test_a_query_with_operators_is_looked_for_as_it_is_written():
     def asked(text, *, tree="'trout'"):
-        return words.of(
+        return statistics.words_of(
             text, lexemes=["trout", "use"], written="'written'", tree=tree, common={}, chunks=1.0
         )
 
@@ -91,18 +90,18 @@ def test_a_pasted_text_finds_by_its_rarest_words_and_has_no_operators():
     many = [f"word{number}" for number in range(100)]
 
     def asked(text, *, chunks):
-        return words.of(
+        return statistics.words_of(
             text, lexemes=many, written="'written'", tree="'word1'", common={}, chunks=chunks
         )
 
     found = asked('He said "word1 word2" and more', chunks=10**6)
-    assert found.finding.count("|") == words.MOST_WORDS - 1
+    assert found.finding.count("|") == statistics.MOST_WORDS - 1
     assert found.ranking.count("|") == 99
     assert asked("and -word1 more", chunks=1.0).finding.count("|") == 99
 
 
 def test_common_words_that_do_not_find_rank_all_the_same():
-    found = words.of(
+    found = statistics.words_of(
         "the trout",
         lexemes=["the", "trout"],
         written="",
@@ -115,60 +114,8 @@ def test_common_words_that_do_not_find_rank_all_the_same():
 
 
 def test_lexemes_are_quoted():
-    assert words.any_of(["it's", "a\\b", "x"]) == r"'it''s' | 'a\\b' | 'x'"
-    assert words.any_of([]) == ""
-
-
-# Highlights
-
-
-def test_marks_are_read_from_the_headline():
-    headline = f"a {MARK}trout{MARK} and {MARK}trouts{MARK}"
-
-    marks = highlights.marks_in(headline, passage="a trout and trouts", mark=MARK)
-
-    assert marks == ((2, 7), (12, 18))
-    assert highlights.marks_in(headline, passage="something else", mark=MARK) == ()
-
-
-@given(st.text(), st.text(), st.text())
-def test_nothing_in_a_passage_gets_through_as_html(before, word, after):
-    passage = before + word + after
-    marks = ((len(before), len(before) + len(word)),)
-
-    shown = highlights.highlight(passage, marks)
-
-    bare = shown.replace("<mark>", "").replace("</mark>", "")
-    assert not {"<", ">", '"', "'"} & set(bare)
-
-
-def test_a_long_passage_is_cut_around_its_marks():
-    passage = "nothing here " * 100 + "the trout swims " + "nothing there " * 100
-    place = passage.index("trout")
-
-    shown = highlights.highlight(passage, ((place, place + 5),))
-
-    assert "the <mark>trout</mark> swims" in shown
-    assert shown.startswith("… ")
-    assert shown.endswith(" …")
-    assert len(shown) < highlights.LENGTH + 40
-
-
-def test_the_part_with_the_most_different_words_is_shown():
-    passage = "trout trout trout " + "x " * 400 + "trout river " + "x " * 400
-    marks = [(0, 5), (6, 11), (12, 17), (818, 823), (824, 829)]
-
-    assert "<mark>trout</mark> <mark>river</mark>" in highlights.highlight(passage, tuple(marks))
-
-
-def test_a_word_without_an_end_is_cut_anywhere():
-    assert len(highlights.highlight("x" * 10_000, ())) <= highlights.LENGTH + 2
-    assert len(highlights.highlight("x" * 10_000, ((9_000, 9_005),))) <= highlights.LENGTH + 30
-
-
-def test_a_short_passage_is_shown_whole_on_one_line():
-    assert highlights.highlight("a\n\n  trout", ()) == "a trout"
-    assert highlights.highlight("", ()) == ""
+    assert statistics.any_of(["it's", "a\\b", "x"]) == r"'it''s' | 'a\\b' | 'x'"
+    assert statistics.any_of([]) == ""
 
 
 # Sync and async
