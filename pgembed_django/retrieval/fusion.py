@@ -1,4 +1,4 @@
-"""Rank the rows of one target: run its arms, and fuse what they find by rank alone."""
+"""Rank the rows of one target: run its retrievers, and fuse what they find by rank alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pgembed_django.retrieval.retrievers import LEXICAL, SEMANTIC, Depth, Found,
 from pgembed_django.retrieval.statistics import Survey, Words
 from pgembed_django.retrieval.targets import Target
 
-# Two fixed depths: searching deeper changes how the arms are fused, but the first pages must not
+# Two fixed depths: searching deeper changes how rankings are fused, but the first pages must not
 # depend on how many rows the caller asks for. So DEEP only appends to the results of SHALLOW.
 SHALLOW = Depth(results=51, rows=100)
 DEEP = Depth(results=1001, rows=1001)
@@ -29,7 +29,7 @@ OTHER_LANGUAGE = "The texts are stored for another language: some of the words m
 PARTIAL = "A new model is searched already, although not all rows have its vectors yet."
 
 MOMENT_SECONDS = 0.005
-"""How long to wait for the query's vector: if it comes in time, one statement runs both arms."""
+"""How long to wait for the query's vector: if it comes in time, one statement finds by both."""
 
 
 Item = TypeVar("Item", bound=Hashable)
@@ -137,15 +137,15 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
 
 
 def _rank(look: Callable[[Depth], FoundBy], *, reach: int) -> list[Ranked]:
-    """Return the rows, best first. A row that is first in each arm has the merit 1.
+    """Return the rows, best first. A row that is first in each retriever has the merit 1.
 
-    ``look`` runs the arms at a depth.
+    ``look`` runs the retrievers at a depth.
     """
     ranked: dict[Any, Ranked] = {}
     least = 1.0
     for depth in (SHALLOW, DEEP) if reach > SHALLOW.results else (SHALLOW,):
         found = look(depth)
-        # The semantic arm goes first: if both rank a row the same, its chunk is shown.
+        # The semantic retriever goes first: if both rank a row the same, its chunk is shown.
         asked = [name for name in (SEMANTIC, LEXICAL) if name in found]
         rankings = [[one.key for one in found[name]] for name in asked]
         places = [{key: place for place, key in enumerate(keys)} for keys in rankings]
@@ -187,7 +187,10 @@ def _ranked(
     by_words: dict[Any, Found],
     places: Sequence[dict[Any, int]],
 ) -> Ranked:
-    """Return a row with the chunk of the arm that ranks it higher. ``places``: its rank per arm."""
+    """Return a row with the chunk of the retriever that ranks it higher.
+
+    ``places``: the rank of each row, per retriever.
+    """
     near, worded = by_meaning.get(key), by_words.get(key)
     similarity = near.value if near else None
     if near and worded:

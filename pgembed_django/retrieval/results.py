@@ -24,7 +24,7 @@ Row = TypeVar("Row", bound=Model)
 Mode = Literal["hybrid", "semantic", "lexical"]
 
 Ranking = Literal["hybrid", "semantic", "lexical", "mixed", "none"]
-"""Which arms were used. ``mixed``: different ones for different models. ``none``: no arm."""
+"""Which retrievers were used. ``mixed``: different ones for different models. ``none``: none."""
 
 LONGEST_BEGINNING = 500
 """How many characters to show of a row whose best chunk has just been replaced."""

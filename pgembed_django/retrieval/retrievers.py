@@ -1,4 +1,4 @@
-"""The two arms of a search: by words, and by meaning. Each finds one chunk per row.
+"""The two retrievers of a search: by words, and by meaning. Each finds one chunk per row.
 
 The planner at the end chooses how vectors are read: all of them, or through the index.
 """
@@ -29,8 +29,6 @@ SCANNED_PER_READ = 5
 """Visiting one neighbour in an index costs as much as reading this many vectors (measured)."""
 
 MOST_CANDIDATES = 1000
-
-EXPLAIN = "EXPLAIN (FORMAT JSON) "
 
 # ts_rank, not ts_rank_cd: the latter ranks by how close together all the words are, and puts
 # passages that lack a word last (measured on the tuning questions of benchmarks/judged).
@@ -96,8 +94,8 @@ BY_INDEX = """(
     LIMIT %(semantic_taken)s
 )"""
 
-# The rows of the queryset, as a CTE: two arms in one statement share its result, and with a
-# single arm Postgres inlines it.
+# The rows of the queryset, as a CTE: two retrievers in one statement share its result, and with a
+# single retriever Postgres inlines it.
 KEYS = "WITH pgembed_keys (pk) AS ({keys}) "
 AMONG = "AND chunk.source_id IN (SELECT pk FROM pgembed_keys)"
 
@@ -140,7 +138,7 @@ FRESH = """
 
 
 class Depth(NamedTuple):
-    """How many rows an arm ranks: up to ``rows``, and at least ``results`` if that many match."""
+    """How many rows to rank: up to ``rows``, and at least ``results`` if that many match."""
 
     results: int
     rows: int
@@ -153,43 +151,41 @@ class Found(NamedTuple):
     chunk: int
     value: float
     waits: bool
-    """The chunk has no vector yet: only the lexical arm can find it."""
+    """The chunk has no vector yet: only the lexical retriever can find it."""
 
 
 FoundBy = dict[str, list[Found]]
-"""What each arm found, best first, by the arm's name."""
+"""What each retriever found, best first, by the retriever's name."""
 
 
-class Arm(NamedTuple):
+class Retriever(NamedTuple):
     """A statement that finds the best chunks. ``spread``: fetch this many times as many."""
 
     name: str
     text: str
     parameters: dict[str, Any]
     spread: int = 1
-    exact: Arm | None = None
-    """If this arm reads an index, which may return too few rows: the same arm without it."""
+    exact: Retriever | None = None
+    """If this one reads an index, which may return too few rows: the same one without it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
-    """Builds and runs the arms of one search. ``among`` selects the rows to rank. None: all."""
+class Retrievers:
+    """Makes and runs those of one search. ``among`` selects the rows to rank. None: all."""
 
     target: Target[Any]
     survey: Survey
     among: Statement | None
 
-    def lexical(self) -> Arm:
-        """Return the arm that finds the chunks that match the query's words best."""
+    def lexical(self) -> Retriever:
+        """Return the retriever that finds the chunks that match the query's words best."""
         words = {"finding": self.survey.words.finding, "ranking": self.survey.words.ranking}
-        text = self._fill(BY_WORDS)
-        return Arm(LEXICAL, text, self._parameters | words)
+        return Retriever(LEXICAL, self._fill(BY_WORDS), self._parameters | words)
 
-    def semantic(self, vector: Vector, *, depth: Depth) -> Arm:
-        """Return the arm that finds the chunks nearest to the query's vector."""
+    def semantic(self, vector: Vector, *, depth: Depth) -> Retriever:
+        """Return the retriever that finds the chunks nearest to the query's vector."""
         wanted = {"vector": literal(vector)}
-        text = self._fill(BY_READING)
-        exact = Arm(SEMANTIC, text, self._parameters | wanted)
+        exact = Retriever(SEMANTIC, self._fill(BY_READING), self._parameters | wanted)
         index = self.survey.vector_index
         if index is None or is_exact(
             self.target.using, self.among, chunks=self.survey.chunks, taken=depth.rows
@@ -201,33 +197,28 @@ class Arms:
             operator=sql.SQL(index.kind.distance),
             wanted=sql.SQL(index.wanted),
         )
-        return Arm(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
+        return Retriever(SEMANTIC, text, exact.parameters, index.kind.spread, exact)
 
-    def find(self, arms: Sequence[Arm], *, depth: Depth) -> FoundBy:
-        """Return what the arms find, one chunk per row."""
-        if len(arms) > 1 and any(arm.exact for arm in arms):
-            # One statement per arm: the set_config of an index scan rules out a parallel plan.
-            return {arm.name: self.find([arm], depth=depth)[arm.name] for arm in arms}
-        taken = {arm.name: self._first(depth) * arm.spread for arm in arms}
-        looks = self._look(arms, taken)
+    def find(self, retrievers: Sequence[Retriever], *, depth: Depth) -> FoundBy:
+        """Return what the retrievers find, one chunk per row."""
+        if len(retrievers) > 1 and any(one.exact for one in retrievers):
+            # A statement for each: the set_config of an index scan rules out a parallel plan.
+            return {one.name: self.find([one], depth=depth)[one.name] for one in retrievers}
+        taken = {one.name: self._first(depth) * one.spread for one in retrievers}
+        looks = self._look(retrievers, taken)
         return {
-            arm.name: self._best(arm, looks[arm.name], taken=taken[arm.name], depth=depth)
-            for arm in arms
+            one.name: self._best(one, looks[one.name], taken=taken[one.name], depth=depth)
+            for one in retrievers
         }
 
     def _fill(self, text: str, **names: sql.Composable) -> str:
         """Return a statement with the spec's table and conditions filled in."""
-        hides_stale = self.target.spec.stale == "hide"
-        return (
-            sql.SQL(text)
-            .format(
-                table=sql.SQL(self.target.table),
-                among=sql.SQL(AMONG if self.among else ""),
-                fresh=sql.SQL(FRESH if hides_stale else ""),
-                **names,
-            )
-            .as_string(None)
-        )
+        names |= {
+            "table": sql.SQL(self.target.table),
+            "among": sql.SQL(AMONG if self.among else ""),
+            "fresh": sql.SQL(FRESH if self.target.spec.stale == "hide" else ""),
+        }
+        return sql.SQL(text).format(**names).as_string(None)
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -241,29 +232,31 @@ class Arms:
             chunks_per_row = min(chunks_per_row, self.survey.chunks_per_row)
         return int(depth.rows * chunks_per_row)
 
-    def _look(self, arms: Sequence[Arm], taken: Mapping[str, int]) -> FoundBy:
-        """Return the best chunks of each arm, at most ``taken`` of them, in any order."""
-        if not arms:
+    def _look(self, retrievers: Sequence[Retriever], taken: Mapping[str, int]) -> FoundBy:
+        """Return the best chunks of each retriever, at most ``taken`` of them, in any order."""
+        if not retrievers:
             return {}
         using = self.target.using
         parameters: dict[str, Any] = {}
-        for arm in arms:
-            parameters |= arm.parameters | {f"{arm.name}_taken": taken[arm.name]}
-            if arm.exact:
-                parameters["candidates"] = candidates(taken[arm.name])
+        for retriever in retrievers:
+            parameters |= retriever.parameters | {f"{retriever.name}_taken": taken[retriever.name]}
+            if retriever.exact:
+                parameters["candidates"] = candidates(taken[retriever.name])
         with leaving_no_settings(using) if "candidates" in parameters else nullcontext():
-            text = "UNION ALL".join(arm.text for arm in arms)
+            text = "UNION ALL".join(retriever.text for retriever in retrievers)
             keys = KEYS.format(keys=self.among.text) if self.among else ""
             rows = database.rows(using, keys + text, **parameters)
-        looks: FoundBy = {arm.name: [] for arm in arms}
+        looks: FoundBy = {retriever.name: [] for retriever in retrievers}
         read = _key_reader(self.target)
         for name, key, chunk, value, waits in rows:
             looks[name].append(Found(read(key) if read else key, chunk, value, waits))
         return looks
 
-    def _best(self, arm: Arm, found: list[Found], *, taken: int, depth: Depth) -> list[Found]:
+    def _best(
+        self, retriever: Retriever, found: list[Found], *, taken: int, depth: Depth
+    ) -> list[Found]:
         """Return the best chunk of each row. Fetches more if ``found`` covers too few rows."""
-        sign = -1 if arm.name == LEXICAL else 1
+        sign = -1 if retriever.name == LEXICAL else 1
         while True:
             best: dict[Any, Found] = {}
             # UNION guarantees no order, and an index may return chunks slightly out of order.
@@ -272,23 +265,23 @@ class Arms:
             if len(best) >= depth.results or len(found) < taken:
                 break
             taken *= 2  # a few long rows hold all the best chunks
-            found = self._look([arm], {arm.name: taken})[arm.name]
-        if arm.exact and len(best) < depth.results:
+            found = self._look([retriever], {retriever.name: taken})[retriever.name]
+        if retriever.exact and len(best) < depth.results:
             # The index scan ended before enough rows had passed the filter.
-            return self.find([arm.exact], depth=depth)[arm.name]
+            return self.find([retriever.exact], depth=depth)[retriever.name]
         rows = list(best.values())[: depth.rows]
-        if arm.name == LEXICAL:
+        if retriever.name == LEXICAL:
             return rows
         return [one._replace(value=1.0 - one.value) for one in rows]
 
 
-def of(target: Target[Any], survey: Survey, *, within: bool) -> Arms | None:
-    """Return the arms of a search, or None if the queryset cannot have any rows.
+def of(target: Target[Any], survey: Survey, *, within: bool) -> Retrievers | None:
+    """Return the retrievers of a search, or None if the queryset cannot have any rows.
 
     ``within``: rank only rows of the queryset.
     """
     try:
-        return Arms(target, survey, target.keys_statement() if within else None)
+        return Retrievers(target, survey, target.keys_statement() if within else None)
     except EmptyResultSet:
         return None
 
@@ -332,7 +325,7 @@ def estimate(using: str, keys: Statement) -> int:
     """Return how many rows the planner expects, without running the statement."""
     with connections[using].cursor() as cursor:
         # Parameters are given even if empty, so that %% in the queryset's SQL becomes %.
-        database.run(cursor, EXPLAIN + keys.text, keys.parameters)
+        database.run(cursor, "EXPLAIN (FORMAT JSON) " + keys.text, keys.parameters)
         [[plan]] = cursor.fetchall()
     # A connection may return JSON as a string, or already parsed.
     [explained] = json.loads(plan) if isinstance(plan, str) else plan

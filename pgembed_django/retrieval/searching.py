@@ -1,4 +1,4 @@
-"""``search`` and ``similar_to``: run the arms of each model, fuse them by rank, return one page."""
+"""``search`` and ``similar_to``: find by each model's retrievers, fuse by rank, return a page."""
 
 from __future__ import annotations
 
