@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from django.db import DatabaseError
 from django.db.models import Model
-from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from psycopg import sql
 
@@ -315,7 +315,7 @@ def highlighted(
     parts = ["… " if start > 0 else ""]
     place = start
     for number, piece in enumerate(pieces):
-        shown = str(escape(SPACES.sub(" ", piece)))
+        shown = escape(SPACES.sub(" ", piece))
         if number % 2:
             places.append((place, place + len(piece)))
         parts.append(f"<mark>{shown}</mark>" if number % 2 else shown)
