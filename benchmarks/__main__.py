@@ -9,6 +9,7 @@ from types import ModuleType
 
 BENCHMARKS = {
     "chaos": "Kills and races: what is lost, stale, orphaned or stuck, compared with peers.",
+    "chunking": "How fast texts are cut, and how many chunks stay the same after an edit.",
     "idle": "How much an idle transaction elsewhere slows down the claim.",
     "latency": "The time from a commit to its vector, compared with a hand-written loop and pgai.",
     "pipeline": "Rows embedded a second, compared with pgai and a hand-written script.",
