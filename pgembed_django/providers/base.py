@@ -23,7 +23,6 @@ from pgembed_django.providers.answers import Embedded, Vector, Vectors
 from pgembed_django.providers.batching import AdaptiveSize, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.recognition import Canary, Context
-from pgembed_django.providers.splitting import embed_halved
 
 __all__ = ["Embedded", "Probe", "Provider", "Vector", "Vectors"]
 
@@ -140,7 +139,7 @@ class Provider(Options, ABC):
         batch_size: int = 32,
         max_tokens_per_batch: int | None = None,
         max_input_tokens: int | None = None,
-        too_long: Literal["cut", "split", "refuse"] = "cut",
+        too_long: Literal["cut", "refuse"] = "cut",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alias = alias
@@ -153,8 +152,8 @@ class Provider(Options, ABC):
             self.whole, "max_tokens_per_batch", max_tokens_per_batch
         )
         self._max_input_tokens = self.optional(self.whole, "max_input_tokens", max_input_tokens)
-        if too_long not in ("cut", "split", "refuse"):
-            raise self.wrong("too_long", too_long, 'Set it to "cut", "split" or "refuse"')
+        if too_long not in ("cut", "refuse"):
+            raise self.wrong("too_long", too_long, 'Set it to "cut" or "refuse"')
         self.too_long = too_long
         self.clock = clock
         self.token_size = AdaptiveSize(clock)
@@ -211,8 +210,7 @@ class Provider(Options, ABC):
         Raises:
             ProviderUnavailable: no text was embedded, and none is to blame. Charge none.
         """
-        outcomes = isolate_failures(self, texts, ask_first=ask_first, suspected=suspected)
-        return embed_halved(self, texts, outcomes) if self.too_long == "split" else outcomes
+        return isolate_failures(self, texts, ask_first=ask_first, suspected=suspected)
 
     def embed_query(self, text: str, *, timeout_seconds: float | None = None) -> Vector:
         """Return the vector of a search query. Does not retry.

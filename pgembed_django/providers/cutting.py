@@ -40,13 +40,6 @@ def shorten(text: str, *, characters: int) -> str:
     return start.rstrip() or start
 
 
-def halves(text: str) -> tuple[str, str]:
-    """Return the text in two parts, neither of them empty, cut between words if possible."""
-    first = shorten(text, characters=max(1, len(text) * 4 // 7))
-    rest = text[len(first) :]
-    return first, rest.strip() or rest
-
-
 def to_tokens(text: str, *, limit: int, count: Callable[[str], int | None]) -> str:
     """Return the start of ``text`` that has at most ``limit`` tokens.
 

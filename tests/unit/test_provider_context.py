@@ -102,17 +102,6 @@ def test_if_it_is_not_to_be_cut_it_fails_alone(make_provider):
     assert "cuts texts silently" in str(other)
 
 
-def test_or_it_is_embedded_in_pieces(make_provider):
-    provider = make_provider(Cutting(limit=256, token=PIECE), too_long="split")
-    text = text_of(700)
-
-    [outcome] = provider.embed_each([text])
-
-    whole = Cutting(limit=10**6, token=PIECE).vector_of(text)
-    assert outcome.was_cut
-    assert float(whole @ outcome.vector) > 0.99
-
-
 def test_a_configured_limit_is_not_taken_for_the_servers(make_provider):
     provider = make_provider(Cutting(limit=128, token=PIECE), max_input_tokens=512)
     text = text_of(300)
