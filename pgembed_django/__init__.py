@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgembed_django.chunkers import Chunker as Chunker
+    from pgembed_django.chunking import Chunker as Chunker
     from pgembed_django.decorator import embeddable as embeddable
     from pgembed_django.retrieval import Results as Results
     from pgembed_django.retrieval import SearchManager as SearchManager
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chunker": "chunkers",
+    "Chunker": "chunking",
     "embeddable": "decorator",
     "Results": "retrieval",
     "SearchManager": "retrieval",

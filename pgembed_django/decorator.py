@@ -18,7 +18,7 @@ from django.db import models
 from django.db.models.signals import class_prepared
 
 from pgembed_django import embedding_models, requirements, specs, triggers
-from pgembed_django.chunkers import Chunker
+from pgembed_django.chunking import Chunker
 from pgembed_django.requirements import refuse, shown
 from pgembed_django.specs import Declaration, Spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from pgembed_django.chunkers import Chunk
+from pgembed_django.chunking import Chunk
 from pgembed_django.text import digest
 
 EMPTY = Chunk(position=0, start=0, end=0, text="", digest=digest(""))

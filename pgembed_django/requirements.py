@@ -12,7 +12,7 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db import models
 
 from pgembed_django import conditions
-from pgembed_django.chunkers import Chunker
+from pgembed_django.chunking import Chunker
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.specs import Declaration, Stale, TriggerLevel
 

@@ -16,7 +16,7 @@ from django.db.models.signals import post_init
 
 from pgembed_django import database, faults, postgres
 from pgembed_django import text as texts
-from pgembed_django.chunkers import Chunker
+from pgembed_django.chunking import Chunker
 from pgembed_django.exceptions import did_you_mean
 
 Stale = Literal["serve", "hide"]

@@ -1,4 +1,4 @@
-"""Clean texts, digest them, and measure and cut parts of them.
+"""Clean texts, and digest them.
 
 Pure, standard library only.
 """
@@ -10,17 +10,9 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable
 from datetime import UTC, datetime
-from operator import index
-from typing import SupportsIndex
-
-from pgembed_django.graphemes import is_boundary
-
-Count = Callable[[str], int]
 
 SURROGATE = re.compile("[\ud800-\udfff]")
-SPACES = re.compile(r"\s+")
 
 # Normalizing sorts the combining marks of a character in quadratic time: a megabyte of them would
 # take an hour. As in the Stream-Safe Text Format of UAX 15, U+034F divides them, but no text that
@@ -98,78 +90,3 @@ def digest(*parts: str | bytes) -> bytes:
         sha.update(len(data).to_bytes(8, "big"))
         sha.update(data)
     return sha.digest()
-
-
-def counted(count: Callable[[str], object], text: str) -> int:
-    """Return the result of a project's own count function.
-
-    Raises:
-        TypeError: the result is not a whole number.
-    """
-    found = count(text)
-    if not isinstance(found, SupportsIndex):
-        name = getattr(count, "__qualname__", count)
-        raise TypeError(f"{name}() returned {type(found).__name__}. Return a whole number.")
-    return index(found)
-
-
-def reach(text: str, limit: int, *, start: int = 0, count: Count = len) -> int:
-    """Return the greatest ``end`` for which ``text[start:end]`` counts at most ``limit``."""
-    return start + _longest(len(text) - start, limit, lambda n: count(text[start : start + n]))
-
-
-def reach_back(text: str, limit: int, *, start: int, end: int, count: Count = len) -> int:
-    """Return the first index from ``start`` on for which ``text[index:end]`` fits ``limit``."""
-    return end - _longest(end - start, limit, lambda n: count(text[end - n : end]))
-
-
-def _longest(most: int, limit: int, measure: Callable[[int], int]) -> int:
-    """Return the greatest length up to ``most`` that measures at most ``limit``.
-
-    Assumes that a longer text never measures less. ``measure`` may be a slow tokenizer, so guesses
-    assume an even density to need few calls. Every third one bisects, in case it is uneven.
-    """
-    fits, exceeds = 0, most + 1
-    guess, guesses = limit, 0
-    while exceeds - fits > 1:
-        guess = min(max(guess, fits + 1), exceeds - 1)
-        measured = measure(guess)
-        if measured <= limit:
-            fits = guess
-        else:
-            exceeds = guess
-        guesses += 1
-        if guesses % 3:
-            guess = guess * limit // max(measured, 1)
-        else:
-            guess = min((fits + exceeds) // 2, 2 * fits)
-    return fits
-
-
-def trim(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return the span without its outer white space, but keep a space with a combining mark.
-
-    Both arguments and results are offsets in ``text``.
-    """
-    if start == end or not (text[start].isspace() or text[end - 1].isspace()):
-        return start, end
-    leading = SPACES.match(text, start, end)
-    if leading:
-        start = leading.end() - (not is_boundary(text, leading.end(), start=start))
-    tail = start + len(text[start:end].rstrip())
-    return start, tail + (tail < end and not is_boundary(text, tail, start=start))
-
-
-def cut(text: str, limit: int, *, count: Count = len) -> str:
-    """Return the longest start of ``text`` that counts at most ``limit`` and ends after a word.
-
-    If that would drop more than half of what fits, the last word is cut, between graphemes.
-    """
-    end = reach(text, limit, count=count)
-    if end == len(text):
-        return text
-    words = [match.start() for match in SPACES.finditer(text, end // 2, end + 1)]
-    for position in (*reversed(words), *range(end, 0, -1)):
-        if 0 < position <= end and is_boundary(text, position):
-            return text[: trim(text, 0, position)[1]]
-    return ""

@@ -7,7 +7,7 @@ from functools import partial
 from operator import index
 from typing import Any
 
-from pgembed_django.chunkers import Chunk, Chunker
+from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.providers.errors import without_texts
 from pgembed_django.specs import Spec
 from pgembed_django.text import digest

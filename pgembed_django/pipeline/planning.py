@@ -11,7 +11,7 @@ from itertools import islice
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, lengths, plan, sources, store
-from pgembed_django.chunkers import Chunk
+from pgembed_django.chunking import Chunk
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.pipeline import chunking

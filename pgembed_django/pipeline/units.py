@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from pgembed_django.chunkers import Chunk
+from pgembed_django.chunking import Chunk
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.plan import Plan

@@ -16,9 +16,10 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.chunking import Truncation
 from pgembed_django.conf import ENDLESS
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
-from pgembed_django.providers import answers, cutting, probes
+from pgembed_django.providers import answers, errors, probes
 from pgembed_django.providers.answers import Embedded, Vector, Vectors
 from pgembed_django.providers.batching import AdaptiveSize, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
@@ -221,26 +222,18 @@ class Provider(Options, ABC):
         """
         if not text.strip():
             raise InputRefused("The query is empty.")
-        shortened = text = cutting.well_formed(text)
-        for cuts in range(cutting.MAX_CUTS + 1):
-            prefixed = self.query_prefix + shortened
+        query = Truncation(text)
+        while True:
+            prefixed = self.query_prefix + query.sent
             try:
                 with answers.provider_errors(self, texts=[text]):
                     answer = self.embed_query_batch([prefixed], timeout_seconds=timeout_seconds)
                     unit, faults = self.check(answer, count=1)
                 break
             except InputTooLong as error:
-                if self.too_long == "refuse" or cuts == cutting.MAX_CUTS:
+                told = errors.characters_told(str(error), query.sent, prefix=self.query_prefix)
+                if self.too_long == "refuse" or not query.again(told):
                     raise
-                characters = cutting.room(
-                    text,
-                    cuts=cuts,
-                    message=str(error),
-                    learnt=None,
-                    sent=shortened,
-                    prefix=self.query_prefix,
-                )
-                shortened = cutting.shorten(text, characters=characters)
         if faults[0]:
             raise InputRefused(f"{self} answered {faults[0]} for the query.")
         vector: Vector = unit[0]

@@ -34,6 +34,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from pgembed_django.chunking import Truncation
 from pgembed_django.exceptions import (
     BatchTooLarge,
     InputRefused,
@@ -44,8 +45,9 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
+from pgembed_django.providers import answers
 from pgembed_django.providers.answers import Embedded, Vectors
-from pgembed_django.providers.cuts import Cuts
+from pgembed_django.providers.errors import characters_told
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -157,7 +159,7 @@ class _Run:
     def __init__(self, provider: Provider, texts: Sequence[str], suspected: Suspected) -> None:
         self._provider = provider
         self._suspected = suspected
-        self._texts = Cuts(provider, texts)
+        self._texts = [Truncation(text) for text in texts]
         self._outcomes: dict[int, Outcome] = {}
         self._cut_silently_before: set[int] = set()
         """Whether less of them is also too much is asked, unlike for what the server refuses."""
@@ -193,11 +195,30 @@ class _Run:
         """Refuse empty texts, cut those known not to fit, and return the others."""
         limit = self._provider.max_input_tokens
         for index in range(len(self._texts)):
-            if not self._texts[index].strip():
+            if not self._texts[index].sent.strip():
                 self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
-            elif limit is not None and (refusal := self._texts.cut_to(limit, index)):
+            elif limit is not None and (refusal := self._cut_to(limit, index)):
                 self._outcomes[index] = refusal
         return [index for index in range(len(self._texts)) if index not in self._outcomes]
+
+    def _cut_to(self, limit: int, index: int) -> InputTooLong | None:
+        """Cut a text with more than ``limit`` tokens, or return the error to refuse it with.
+
+        Without a tokenizer, a text is only cut if it would be too long in any language. Others
+        are sent, and the server refuses them.
+        """
+        provider, text = self._provider, self._texts[index]
+        while True:
+            counted = answers.counted(provider, provider.document_prefix + text.sent)
+            most = limit * 12 if counted is None else len(text.sent) * limit // max(counted, 1)
+            if most >= len(text.sent):
+                return None
+            if provider.too_long == "refuse":
+                return InputTooLong(
+                    f"The text has {counted or 'too many'} tokens, {provider} takes {limit}."
+                )
+            if not text.again(most):
+                return None
 
     def _send_all(self, group: Group) -> ProviderUnavailable | None:
         """Send until every text has its outcome, or return the outage that ended the run."""
@@ -206,7 +227,7 @@ class _Run:
             while todo:
                 group = todo.popleft()
                 most = group[: self._provider.texts_per_request]
-                fitting = fitting_one_request(self._provider, [self._texts[i] for i in most])
+                fitting = fitting_one_request(self._provider, [self._texts[i].sent for i in most])
                 if fitting < len(group):
                     todo.appendleft(group[fitting:])
                 todo.extendleft(reversed(self._send(group[:fitting])))
@@ -217,7 +238,7 @@ class _Run:
     def _send(self, group: Group) -> list[Group]:
         """Embed a group. If it fails, return the groups to send instead."""
         try:
-            vectors, faults = self._provider.answer([self._texts[index] for index in group])
+            vectors, faults = self._provider.answer([self._texts[index].sent for index in group])
         except InputTooLong as error:
             self._provider.context.refused(error)
             return self._too_long(group, error)
@@ -258,10 +279,10 @@ class _Run:
             if fault:
                 faulty[index] = InputRefused(f"{self._provider} answered {fault}.")
                 continue
-            was_cut = self._texts.was_cut(index)
+            was_cut = self._texts[index].cuts > 0
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
-                self._provider.learnt_characters = len(self._texts[index])
+                self._provider.learnt_characters = len(self._texts[index].sent)
         shorter: Group = []
         for index in silently:
             for again in self._too_long([index], self._provider.context.refusal()):
@@ -282,9 +303,9 @@ class _Run:
         asked = [
             at
             for at, index in enumerate(group)
-            if index in self._cut_silently_before or not self._texts.was_cut(index)
+            if index in self._cut_silently_before or not self._texts[index].cuts
         ]
-        texts = [self._texts[group[at]] for at in asked]
+        texts = [self._texts[group[at]].sent for at in asked]
         cut = [group[asked[at]] for at in self._provider.context.cut(texts, vectors[asked])]
         self._cut_silently_before.update(cut)
         return cut
@@ -292,8 +313,10 @@ class _Run:
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
             # Sort by length, so that texts that are too long end up in as few halves as possible.
-            return _halves(sorted(group, key=lambda index: len(self._texts[index])))
-        if self._texts.cut_again(group[0], error):
+            return _halves(sorted(group, key=lambda index: len(self._texts[index].sent)))
+        provider, text = self._provider, self._texts[group[0]]
+        told = characters_told(str(error), text.sent, prefix=provider.document_prefix)
+        if provider.too_long == "cut" and text.again(told, provider.learnt_characters):
             return [group]
         self._check_health()
         self._outcomes[group[0]] = error
@@ -306,7 +329,7 @@ class _Run:
         return self._too_long(group, InputTooLong(str(error)))
 
     def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
-        weight = sum(self._provider.weigh(self._texts[index]) for index in group)
+        weight = sum(self._provider.weigh(self._texts[index].sent) for index in group)
         # Lower the limit before the health check, which may fail while the server still computes
         # the abandoned request: the next request must be smaller in any case. Add an eighth,
         # because the halves of a group are not equal.

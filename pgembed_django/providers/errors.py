@@ -111,6 +111,14 @@ _HUNG_UP: Final = _any_of(
     r"reset reason: (?:connection termination|remote reset)",  # Envoy, Istio
     r"connection to the instance had an error",  # Cloud Run
 )
+# What precedes a message's reason, and the numbers in it that are no amounts.
+_NO_AMOUNT: Final = re.compile(
+    r"^\S+ answered \d+: |\b(?:id|index|item|code|status)\W{0,2}\d+", re.IGNORECASE
+)
+_AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
+_LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
+_GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
+_UNIT: Final = re.compile(r"\d (?:[\w-]+ )?(char|byte)(?:acters|s)\b")
 
 
 def classify(
@@ -158,6 +166,34 @@ def classify(
 
 def _with(message: str, remedy: str) -> str:
     return f"{message.removesuffix('.')}. {remedy}" if remedy else message
+
+
+def characters_told(refusal: str, sent: str, *, prefix: str = "") -> int:
+    """Return how many characters of ``sent`` fit, by a limit in the message, or zero.
+
+    ``prefix`` was sent before them.
+    """
+    reason = _NO_AMOUNT.sub("", refusal)
+    amounts = {int(amount.replace(",", "")) for amount in _AMOUNT.findall(reason)}
+    if len(amounts) > 2:
+        both = [_LIMIT.search(reason), _GIVEN.search(reason)]
+        amounts = {int(found[1]) for found in both if found}
+    if not amounts or len(amounts) > 2:
+        return 0
+    limit, given, unit = min(amounts), max(amounts), unit_of(reason)
+    if unit == "char":
+        return limit - len(prefix)
+    if len(amounts) == 1:
+        # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
+        in_bytes = len(sent.encode())
+        given = in_bytes if unit else len(sent) // 4 + (in_bytes - len(sent)) // 2
+    return int(len(sent) * 0.95 * limit / given) if limit < given else 0
+
+
+def unit_of(refusal: str) -> str:
+    """Return "char" or "byte" if a message names a limit of them. Empty: of tokens."""
+    found = _UNIT.search(refusal)
+    return found[1] if found else ""
 
 
 LIMIT: Final = 300

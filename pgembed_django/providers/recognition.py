@@ -25,7 +25,7 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.providers import answers, cutting
+from pgembed_django.providers import answers, errors
 from pgembed_django.providers.answers import Vector, Vectors
 from pgembed_django.providers.batching import as_kind, fitting_one_request
 
@@ -257,7 +257,7 @@ class Context:
 
     def refused(self, error: InputTooLong) -> None:
         """Note that it has refused a text. A limit in characters is not the model's context."""
-        self.refuses = self.refuses or not cutting.unit_of(str(error))
+        self.refuses = self.refuses or not errors.unit_of(str(error))
 
     def refusal(self) -> InputTooLong:
         """Return what a server that cuts nothing would have answered."""

@@ -15,6 +15,7 @@ from psycopg import sql
 
 from pgembed_django import conf, database, postgres, spaces
 from pgembed_django import text as texts
+from pgembed_django.chunking import truncate
 from pgembed_django.models import Space
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces.index_kinds import VectorIndex, found_among
@@ -147,7 +148,7 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     encoding = postgres.encoding(target.using)
     language = conf.current().text_search_config
     postgres.require_language(target.using, language)
-    beginning = texts.cut(prepared(text), MOST_CHARACTERS)
+    beginning = truncate(prepared(text), MOST_CHARACTERS)
     query = texts.encodable(beginning, encoding, errors="replace")
     parameters = {
         "language": language,

@@ -13,7 +13,7 @@ from django.db import connection
 from django.db.models import Q
 
 from pgembed_django import lengths, spaces, specs
-from pgembed_django.chunkers import Chunker
+from pgembed_django.chunking import Chunker
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap

@@ -19,7 +19,7 @@ from django.utils.formats import date_format
 from django.utils.timezone import localtime, now
 
 from pgembed_django import database, search, sources, specs
-from pgembed_django.chunkers import Chunk, Chunker
+from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from tests.app.models import (

@@ -20,7 +20,7 @@ from django.utils import timezone, translation
 from psycopg.rows import dict_row
 
 from pgembed_django import faults, sources, specs
-from pgembed_django.chunkers import Chunk, Chunker
+from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.queue import chores

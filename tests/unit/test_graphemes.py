@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.graphemes import is_boundary
+from pgembed_django.chunking import is_boundary
 from tests.unit.joining import FAMILY, GERMANY, THUMB, joining_text, true_boundaries
 
 

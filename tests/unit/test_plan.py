@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgembed_django import plan
-from pgembed_django.chunkers import Chunk
+from pgembed_django.chunking import Chunk
 from pgembed_django.plan import StoredChunk
 from pgembed_django.text import digest
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgembed_django.chunking import Truncation
 from pgembed_django.exceptions import (
     BatchTooLarge,
     InputTooLong,
@@ -22,25 +23,10 @@ from pgembed_django.exceptions import (
     ProviderMisconfigured,
     ProviderUnavailable,
 )
-from pgembed_django.providers import answers, cutting, errors, http
+from pgembed_django.providers import answers, errors, http
 from pgembed_django.providers.batching import AdaptiveSize
 from pgembed_django.text import clean
 from tests import played
-
-
-@given(text=st.text(min_size=1), characters=st.integers(1, 50))
-def test_a_cut_text_is_a_start_of_it_and_short_enough(text: str, characters: int):
-    short = cutting.shorten(text, characters=characters)
-
-    assert text.startswith(short)
-    assert 0 < len(short) <= characters
-
-
-def test_a_cut_ends_with_a_whole_word():
-    assert cutting.shorten("one two three", characters=9) == "one two"
-    assert cutting.shorten("one two three", characters=7) == "one two"
-    assert cutting.shorten("donaudampfschiff", characters=9) == "donaudamp"
-    assert cutting.shorten("short", characters=9) == "short"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +36,7 @@ def test_a_cut_ends_with_a_whole_word():
         ("`inputs` must have less than 500 tokens. Given: 1000", 475),
         ("input (1000 tokens) is larger than the max context size (500 tokens). skipping", 475),
         ("input (1000 tokens) is too large to process (current batch size: 500)", 475),
-        ("http://127.0.0.1:11434 answered 400: the input length exceeds the context length", 800),
+        ("http://127.0.0.1:11434 answered 400: the input length exceeds the context length", 0),
         ("http://127.0.0.1:7997 answered 422: String should have at most 500 characters", 500),
         ("ensure this value has at most 500 characters", 500),
         ("This text has 1,000 characters, at most 500 are allowed.", 500),
@@ -79,42 +65,54 @@ def test_a_cut_ends_with_a_whole_word():
         ("the example at index 10 does not fit into the context window of 50 tokens", 190),
         ("Range of input length should be [1, 50]", 190),
         ("Input text exceeds maximum length of 50 tokens for jina-embeddings-v3", 190),
-        ("exceeds maximum length of 8192 tokens", 800),
-        ("too many tokens: at most 0 tokens", 800),
+        ("exceeds maximum length of 8192 tokens", 0),
+        ("too many tokens: at most 0 tokens", 0),
     ],
 )
 def test_what_a_server_tells_of_its_limit_is_used(message: str, characters: int):
-    assert cutting.room("x" * 1000, cuts=0, message=message, learnt=None) == characters
+    assert errors.characters_told(message, "x" * 1000) == characters
 
 
 def test_a_prefix_counts_where_characters_are_limited():
     message = "String should have at most 500 characters"
-    text = "x" * 1000
 
-    assert cutting.room(text, cuts=0, message=message, learnt=None, prefix="query: ") == 493
-    assert cutting.room(text, cuts=0, message=message, learnt=None, prefix="x" * 600) == 800
-
-
-def test_a_limit_that_is_told_is_not_followed_where_it_did_not_help():
-    message = "String should have at most 500 characters"
-
-    room = cutting.room("x" * 1000, cuts=1, message=message, learnt=None, sent="x" * 500)
-
-    assert room == 375
+    assert errors.characters_told(message, "x" * 1000, prefix="query: ") == 493
+    assert errors.characters_told(message, "x" * 1000, prefix="x" * 600) < 0
 
 
 def test_a_chinese_text_has_more_tokens():
     message = "exceeds maximum length of 500 tokens"
-    assert cutting.room("漢" * 1000, cuts=0, message=message, learnt=None) == 380
+    assert errors.characters_told(message, "漢" * 1000) == 380
+
+
+def test_a_limit_is_followed_unless_it_did_not_help():
+    text = Truncation("x" * 1000)
+    lengths = []
+    for told in (500, 500, 0, -100):
+        assert text.again(told)
+        lengths.append(len(text.sent))
+
+    assert lengths == [500, 375, 281, 210]
+
+
+def test_what_another_text_taught_is_tried_first_and_then_less():
+    texts = [Truncation("x" * 1000) for _ in range(2)]
+    for text in texts:
+        assert text.again(0, learnt=600)
+    assert texts[0].again(0, learnt=600)
+
+    assert [len(text.sent) for text in texts] == [450, 600]
 
 
 def test_each_cut_leaves_less_until_hardly_anything_is_left():
-    rooms = [
-        cutting.room("x" * 100_000, cuts=cuts, message="", learnt=None)
-        for cuts in range(cutting.MAX_CUTS)
-    ]
-    assert rooms == sorted(set(rooms), reverse=True)
-    assert rooms[-1] < 200
+    text = Truncation("x" * 100_000)
+    lengths = [len(text.sent)]
+    while text.again(0):
+        lengths.append(len(text.sent))
+
+    assert lengths == sorted(set(lengths), reverse=True)
+    assert len(lengths) == Truncation.MOST + 1
+    assert lengths[-1] < 200
 
 
 def test_a_limit_falls_at_once_and_rises_with_time():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import random
-import time
+import re
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,7 +11,8 @@ import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.chunkers import Chunk, Chunker, estimate_tokens
+from benchmarks.chunking import kinds
+from pgembed_django.chunking import TOKEN, Chunk, Chunker, truncate
 from pgembed_django.text import clean, digest
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
@@ -28,6 +29,10 @@ UNSPACED = ["\u6f22\u5b57", "\u3002", "\u0928\u092e\u0938\u094d\u0924\u0947"]
 CLUSTERED = [FAMILY, FLAG, "e\u0301\u0308", " \u0301", "\u0600"]
 pieces = st.sampled_from(SPACED + UNSPACED + CLUSTERED)
 texts = st.lists(pieces | st.characters(), max_size=60).map("".join).map(clean)
+
+
+def estimate_tokens(text: str) -> int:
+    return len(re.findall(TOKEN, text, re.VERBOSE))
 
 
 def count_in(chunker: Chunker, text: str) -> int:
@@ -109,9 +114,11 @@ def test_text_that_is_not_clean_is_cut_too_unless_it_is_blank(text):
     ("marked", "size"),
     [
         pytest.param("One two. Three\nfour.|\n\nFive six.\nSeven. Eight", 36, id="paragraph"),
+        pytest.param("One two. Three\nfour.|\n \t\nFive six.\nSeven. Eight", 36, id="almost blank"),
         pytest.param("One two. Three|\nfour. Five six", 24, id="else line"),
         pytest.param('One two "three four."| Five six', 27, id="else sentence"),
         pytest.param("\u6f22\u5b57\u6f22\u300d\u3002|\u304b\u306a\u304b", 7, id="without spaces"),
+        pytest.param("\u6f22\u5b57\u6f22\u3002\u300d|\u304b\u306a\u304b", 7, id="quoted"),
         pytest.param("one two| three four", 10, id="else word"),
         pytest.param("a Donaudam|pfschiff", 10, id="inside a word of more than half a chunk"),
         pytest.param("one.|\n\ntwo| two", 4, id="at the very end of the room"),
@@ -255,28 +262,85 @@ def test_an_edit_near_the_beginning_leaves_most_later_chunks_alone(seed):
     assert after[-30:] == before[-30:]
 
 
-MEGABYTES = {
-    "prose": "\n\n".join(make_article(4_500)),
-    "no spaces": "x" * 1_000_000,
-    "ideographs": "\u6f22" * 1_000_000,
-    "flags": FLAG * 500_000,
-    "one grapheme": "a" + "\u0301" * 1_000_000,
-    "white space": "a" + " " * 1_000_000 + "b",
-}
+class Read(str):
+    """A text that counts how many of its characters are read, other than by the regexes.
+
+    Those read on from one place until they match, or parts that are counted here.
+    """
+
+    characters = 0
+
+    def __getitem__(self, at: Any) -> str:
+        found = super().__getitem__(at)
+        self.characters += len(found)
+        return found
 
 
-def seconds_to_split(text: str, *, unit: str) -> float:
-    """Return the CPU seconds of this thread."""
-    began = time.thread_time()
-    Chunker(unit=unit).split(text)
-    return time.thread_time() - began
+KINDS = dict(kinds(100_000))
 
 
-@pytest.mark.parametrize("text", MEGABYTES.values(), ids=MEGABYTES)
+@pytest.mark.parametrize("text", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("unit", ["tokens", "characters"])
-def test_a_megabyte_takes_linear_time(text, unit):
-    sixteenth = text[: len(text) // 16] + text[-1]
-    little = min(seconds_to_split(sixteenth, unit=unit) for _ in range(3))
+def test_each_character_is_read_a_few_times_however_long_the_text(text, unit):
+    read = Read(text)
 
-    # Linear is 16 times, quadratic 256: a busy machine makes neither of the other.
-    assert seconds_to_split(text, unit=unit) < 64 * little
+    Chunker(unit=unit).split(read)
+
+    assert read.characters < 10 * len(text)
+
+
+def test_a_function_counts_seldom_since_a_tokenizer_is_slow():
+    text = "some words of many a size " * 1_000
+    counted: list[str] = []
+
+    def count(part: str) -> int:
+        counted.append(part)
+        return count_words(part)
+
+    chunker = Chunker(size=400, overlap=40, count=count_words)
+    object.__setattr__(chunker, "count", count)
+    chunks = chunker.split(text)
+
+    assert len(counted) < 15 * len(chunks)
+    assert max(map(len, counted)) < 3 * max(len(chunk.text) for chunk in chunks)
+
+
+# truncate
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("hello world", 11, "hello world"),
+        ("hello world", 10, "hello"),
+        ("hello world", 5, "hello"),
+        ("hello   world", 7, "hello"),
+        ("Donaudampfschiff", 5, "Donau"),
+        ("a Donaudampfschiff", 7, "a Donau"),
+        ("\u6f22\u5b57\u304b\u306a", 2, "\u6f22\u5b57"),
+        (f"{FAMILY}{FAMILY}", 7, FAMILY),
+        (FAMILY, 3, FAMILY[:3]),
+        ("", 5, ""),
+    ],
+)
+def test_a_truncated_text_ends_after_a_word_else_between_graphemes(text, limit, expected):
+    assert truncate(text, limit) == expected
+
+
+@given(texts, st.integers(1, 20))
+def test_a_truncated_text_is_a_beginning_that_fits(text, limit):
+    beginning = truncate(text, limit)
+
+    assert text.startswith(beginning)
+    assert bool(text) <= len(beginning) <= limit
+    first = min(boundaries(text) - {0}, default=0)
+    rare = regex.search(r"[\p{Cn}\p{Cf}]", text)
+    assert len(beginning) in boundaries(text) or first > limit or rare
+
+
+def test_what_follows_the_cut_is_not_read():
+    read = Read(FLAG * 50_000)
+
+    truncate(read, 1_001)
+
+    assert read.characters < 10_000
