@@ -267,3 +267,7 @@ def test_a_row_that_is_hidden_until_its_change_is_embedded_is_no_gap(run_jobs, s
     assert found(PageExtra) == seen.active.coverage.covered == 0
     assert seen.verdict.state == "fresh"
     assert seen.verdict.reason.startswith("Every other row is found with its current text: ")
+
+
+def test_a_share_is_never_rounded_up_to_all():
+    assert status.Coverage(rows=1_000_000, covered=999_999).percent == 99.9

@@ -130,6 +130,21 @@ def test_no_deadlock_between_a_bulk_deleter_and_a_person_at_the_failures(writer,
     assert not Article.objects.exists()
 
 
+def test_a_writer_that_waits_for_us_first_is_not_chosen_in_a_deadlock_either(writer):
+    first, second = articles(2)
+    writer.connection.execute(TOUCH, [second.pk])
+
+    # We hold what the writer waits for. After deadlock_timeout its wait, the older, would fail.
+    with pytest.raises(database.Busy), database.giving_way("default"):  # noqa: PT012
+        Job.objects.select_for_update().get(source_pk=str(first.pk))
+        writer.start(TOUCH, first.pk)
+        until_waiting(writer)
+        Job.objects.select_for_update().get(source_pk=str(second.pk))
+
+    writer.end()
+    writer.connection.commit()
+
+
 def test_an_open_deleter_costs_no_other_lease_its_renewal(writer):
     gone, other = articles(2)
     held = claim()

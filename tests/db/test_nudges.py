@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
@@ -15,7 +15,7 @@ from django.db import connection
 from pgembed_django import spaces, specs
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
-from pgembed_django.queue.listener import KEYS
+from pgembed_django.queue.listener import KEYS, Listener
 from pgembed_django.reembedding import reembed
 from tests import postgres
 from tests.app.models import Article
@@ -88,6 +88,18 @@ def test_what_a_person_asks_for_wakes_who_sleeps(article: Article, is_woken: Any
     ask(article)
 
     assert is_woken()
+
+
+def test_a_write_wakes_who_sleeps_and_spares_who_is_awake(article: Article, is_woken: Any) -> None:
+    with closing(Listener([SPEC], using="default")) as listener:
+        assert listener.open()
+        assert is_woken()  # by its own first notification
+
+        Article.objects.update(title="awake")
+        assert not is_woken()
+        assert listener.watch()
+        Article.objects.update(title="asleep")
+        assert is_woken()
 
 
 def test_nothing_new_wakes_nobody(article: Article, is_woken: Any) -> None:

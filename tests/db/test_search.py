@@ -559,17 +559,18 @@ def test_the_last_page_has_no_next_one(make_article, run_jobs):
 # Several models
 
 
-def test_several_models_are_merged_by_rank(make_article, run_jobs):
+@pytest.mark.parametrize("mode", ["hybrid", "semantic"])
+def test_several_models_are_merged_by_rank(make_article, run_jobs, mode):
     article = make_article(title="river trout", contents="")
-    make_article(title="granite", contents="")
+    make_article(title="river trout trout", contents="")
     note = Note.objects.create(body="river trout and so much more that is not about it at all")
     run_jobs()
 
-    results = search([Article, Note.objects.filter(seen=0)], "river trout", limit=2)
+    results = search([Article, Note.objects.filter(seen=0)], "river trout", limit=2, mode=mode)
 
-    # The note is far less near, but first in its own table.
+    # The note is far less near than the second article, but first in its own table.
     assert list(results) == [article, note]
-    assert results.ranking == "hybrid"
+    assert results.ranking == mode
     assert results.space is None
     assert {space.spec for space in results.spaces} == {"app.ArticleEmbedding", "app.NoteEmbedding"}
     assert [hit.score for hit in results.hits] == [1.0, 1.0]
