@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "I2",
         "isolation-of-the-settings",
-        "worker/configuring.py",
+        "queue/configuring.py",
         "isolation_level = psycopg.IsolationLevel.READ_COMMITTED",
         "isolation_level = connection.connection.isolation_level",
         "db/test_i2_writers_never_wait.py::"
@@ -121,8 +121,8 @@ MUTANTS = [
     Mutant(
         "I3",
         "works-on-what-it-lost",
-        "pipeline/holding.py",
-        "self.lose({one for one in held.lost if not self._is_being_stored(one)})",
+        "queue/in_flight.py",
+        "self.lose({one for one in held.lost if not self._is_being_completed(one)})",
         "self.lose(set())",
         "db/test_i3_only_the_holder_writes.py::test_a_worker_stops_spending_requests_on_what_it_lost",
     ),
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "I5",
         "all-spaces-are-searched",
-        "retrieval/selects.py",
+        "retrieval/retrievers.py",
         "chunk.space_id = %(space)s\n      AND chunk.embedding IS NOT NULL\n      {among}",
         "chunk.embedding IS NOT NULL\n      {among}",
         "db/test_spaces.py::test_a_vector_of_another_space_is_never_compared_with",
@@ -207,17 +207,17 @@ MUTANTS = [
     Mutant(
         "I7",
         "refused-together",
-        "providers/sift.py",
+        "providers/batching.py",
         "except InputRefused as error:\n            return self._failed(group, error)",
         "except InputRefused as error:\n"
         "            self._outcomes |= dict.fromkeys(group, error)\n"
         "            return []",
-        "unit/test_provider_sift.py::test_the_culprits_stand_alone_within_a_bound",
+        "unit/test_provider_batching.py::test_the_culprits_stand_alone_within_a_bound",
     ),
     Mutant(
         "I7",
         "storing-is-not-divided",
-        "pipeline/transactions.py",
+        "queue/completing.py",
         "case _ if is_many:",
         "case _ if False:",
         "db/test_old_code.py::test_a_trigger_that_fails_on_one_row_sets_no_spec_aside",
@@ -225,10 +225,10 @@ MUTANTS = [
     Mutant(
         "I7",
         "charged-at-the-first-failure",
-        "providers/sift.py",
+        "providers/batching.py",
         "if times < TRIES:",
         "if False:",
-        "unit/test_provider_sift.py::test_one_bad_answer_costs_no_text_its_vector",
+        "unit/test_provider_batching.py::test_one_bad_answer_costs_no_text_its_vector",
     ),
     # I8: an outage is not the jobs' fault.
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "lowest-lane-starves",
-        "pipeline/claiming.py",
+        "queue/claiming.py",
         "lowest_first = self._claims % LOWEST_LANE_EVERY == 0",
         "lowest_first = False",
         "db/test_reconciler.py::test_the_lowest_lane_gets_its_share_while_writes_never_stop",
@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "hidden-rows-look-deleted",
-        "worker/configuring.py",
+        "queue/configuring.py",
         "SET row_security = off",
         "SET row_security = on",
         "db/test_surroundings.py::TestRowLevelSecurity",
