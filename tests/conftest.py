@@ -19,12 +19,16 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection, connections
+from django.test import TransactionTestCase
 
 from pgembed_django import testing
+from tests import cleanup
 from tests.app.models import Article, ArticleEmbedding
 
 PUBLISHED = "2026-01-01T00:00:00Z"
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+TransactionTestCase._fixture_teardown = cleanup.fixture_teardown
 
 
 @pytest.fixture
