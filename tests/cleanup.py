@@ -7,6 +7,7 @@ tenth of a second. A test writes to five. Sequences go on, as they do after a fl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections, transaction
@@ -80,15 +81,24 @@ migrated: dict[str, Migrated] = {}
 
 
 def fixture_teardown(self: TransactionTestCase) -> None:
-    """Restore the databases of a test that commits. The first one in each is flushed."""
-    aliases = self._databases_names(include_mirrors=False)
-    known = [migrated.get(connections[alias].settings_dict["NAME"]) for alias in aliases]
-    if all(known):
-        for alias, one in zip(aliases, known, strict=True):
-            one.restore(alias)
+    """Restore the databases of a test that commits. The first one in each is flushed.
+
+    So are those that a module made for itself, where a role or a schema may see other tables.
+    """
+    settings = {
+        alias: connections[alias].settings_dict
+        for alias in self._databases_names(include_mirrors=False)
+    }
+    if all(one["NAME"] in migrated and is_tests(one) for one in settings.values()):
+        for alias, one in settings.items():
+            migrated[one["NAME"]].restore(alias)
         return
     flush(self)
-    for alias in aliases:
-        if connections[alias].vendor == "postgresql":
-            name = connections[alias].settings_dict["NAME"]
-            migrated[name] = Migrated.read(alias)
+    for alias, one in settings.items():
+        if is_tests(one):
+            migrated[one["NAME"]] = Migrated.read(alias)
+
+
+def is_tests(settings: dict[str, Any]) -> bool:
+    """Whether the database is the one that all tests have."""
+    return settings["NAME"] == settings["TEST"]["NAME"]

@@ -113,7 +113,9 @@ def other(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     with django_db_blocker.unblock(), routed(Shelves):
         with psycopg.connect(url, autocommit=True) as server:
             server.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
-        connections.settings["other"] = {**connections.settings["default"], "NAME": name}
+        default = connections.settings["default"]
+        test = {**default["TEST"], "NAME": name}
+        connections.settings["other"] = {**default, "NAME": name, "TEST": test}
         # Another road to it, which the routers do not know.
         connections.settings["direct"] = connections.settings["other"]
         call_command("migrate", database="other", verbosity=0)

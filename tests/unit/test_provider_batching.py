@@ -35,6 +35,8 @@ from tests.played.provider import RaisingProvider
 Make = Callable[..., OpenAIProvider]
 REFUSED = played.reply({"error": {"message": "not this one"}}, 400)
 BROKEN = played.reply({"error": {"message": "internal error"}}, 500)
+# A proxy's. Waiting for a time-out of our own would take as long as it is.
+LATE = played.plain(504, "upstream request timeout")
 
 
 @pytest.fixture
@@ -137,9 +139,9 @@ def test_what_was_embedded_before_an_outage_is_kept(make_provider: Make):
 
 def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_provider: Make):
     clock = played.Clock()
-    provider = make_provider(clock=clock, timeout_seconds=1)
+    provider = make_provider(clock=clock)
     texts = texts_with(set())
-    provider.played.faults.append(played.SILENT)
+    provider.played.faults.append(LATE)
 
     assert charged(provider.embed_each(texts)) == set()
     assert [len(asked) for asked in provider.played.asked] == [32, 1, 16, 16]
@@ -157,8 +159,8 @@ def test_a_batch_that_is_too_slow_is_halved_kept_small_and_grown_again(make_prov
 
 
 def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make_provider: Make):
-    provider = make_provider(timeout_seconds=1)
-    provider.played.poison = lambda text: played.SILENT if text.startswith("bad") else None
+    provider = make_provider()
+    provider.played.poison = lambda text: LATE if text.startswith("bad") else None
 
     good, bad = provider.embed_each(["good", "bad"])
 
@@ -169,8 +171,7 @@ def test_a_text_too_slow_for_the_server_is_charged_when_others_are_answered(make
 
 def test_a_text_is_not_charged_while_every_second_answer_is_a_time_out(make_provider: Make):
     provider = make_provider()
-    late = played.plain(504, "upstream request timeout")
-    provider.played.faults.extend([late, None, late, None, late, None])
+    provider.played.faults.extend([LATE, None, LATE, None, LATE, None])
 
     [outcome] = provider.embed_each(["good"])
 
@@ -178,8 +179,8 @@ def test_a_text_is_not_charged_while_every_second_answer_is_a_time_out(make_prov
 
 
 def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_provider: Make):
-    provider = make_provider(timeout_seconds=1)
-    provider.played.poison = lambda text: played.SILENT
+    provider = make_provider()
+    provider.played.poison = lambda text: LATE
 
     with pytest.raises(ProviderLost):
         provider.embed_each(texts_with(set()))
@@ -191,8 +192,8 @@ def test_a_server_that_answers_nothing_is_asked_for_less_the_next_time(make_prov
 
 
 def test_time_outs_are_counted_and_what_is_left_is_given_back(make_provider: Make):
-    provider = make_provider(timeout_seconds=1)
-    provider.played.poison = lambda text: played.SILENT if "text" in text else None
+    provider = make_provider()
+    provider.played.poison = lambda text: LATE if "text" in text else None
 
     with pytest.raises(ProviderUnavailable) as raised:
         provider.embed_each(texts_with(set()))

@@ -112,11 +112,11 @@ def test_a_configured_limit_is_not_taken_for_the_servers(make_provider):
 def test_where_nothing_is_cut_it_costs_two_requests_once(make_provider):
     provider = make_provider(Cutting(limit=10**6, token=PIECE))
 
-    for _ in range(20):
+    for _ in range(4):
         outcomes = provider.embed_each([text_of(number) for number in range(300, 332)])
         assert not any(outcome.was_cut for outcome in outcomes)
 
-    assert len(provider.played.asked) == 20 + 2
+    assert len(provider.played.asked) == 4 + 2
 
 
 def test_nor_is_a_text_marked_that_fills_most_of_a_long_context(make_provider):

@@ -1,7 +1,11 @@
-"""Faults drawn at random: no text is lost, no innocent one is charged, every one ends."""
+"""Faults drawn at random: no text is lost, no innocent one is charged, every one ends.
+
+``PGEMBED_TEST_FAULTS=500`` draws as many examples.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +25,7 @@ from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
 from tests import played
 
+EXAMPLES = int(os.environ.get("PGEMBED_TEST_FAULTS", "10"))
 MAX_ATTEMPTS = 5
 MAX_ROUNDS = 80
 """Without faults of the server. Each of those may cost a round of its own."""
@@ -93,7 +98,9 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(faults=faults, poisons=denied, batch_size=st.integers(1, 8))
 def test_no_text_is_lost_and_no_innocent_one_is_charged(
@@ -114,7 +121,8 @@ def test_no_text_is_lost_and_no_innocent_one_is_charged(
 
     for _ in range(MAX_ROUNDS + sum(map(len, faults))):
         provider.clock.now += 4000
-        asked, requests_before = len(pending), len(provider.played.asked)
+        asked = len(pending)
+        provider.played.seen.clear()
         try:
             outcomes = provider.embed_each(
                 pending, suspected=ProviderMisconfigured if is_down else None
@@ -122,7 +130,7 @@ def test_no_text_is_lost_and_no_innocent_one_is_charged(
             is_down = any(isinstance(outcome, ProviderUnavailable) for outcome in outcomes)
         except ProviderUnavailable:
             outcomes, is_down = [], True
-        assert len(provider.played.asked) - requests_before <= 8 * asked + 8
+        assert len(provider.played.asked) <= 8 * asked + 8
         for text, outcome in zip(list(pending), outcomes, strict=False):
             if isinstance(outcome, Embedded):
                 embedded[text] = outcome
