@@ -38,9 +38,7 @@ class Migrated:
     @classmethod
     def read(cls, using: str) -> Migrated:
         connection = connections[using]
-        names = connection.introspection.django_table_names(
-            only_existing=True, include_views=False
-        )
+        names = connection.introspection.django_table_names(only_existing=True, include_views=False)
         empty, filled, tests = [], {}, []
         with connection.cursor() as cursor:
             for table in sorted(map(connection.ops.quote_name, names)):
@@ -65,7 +63,9 @@ class Migrated:
             changed = {table for (table,) in cursor.fetchall()}
             cursor.execute(FIND_GROWN, [self.empty])
             grown = {table for (table,) in cursor.fetchall()}
-            statements = ["SET LOCAL session_replication_role = replica"]  # neither triggers nor keys
+            statements = [
+                "SET LOCAL session_replication_role = replica"
+            ]  # neither triggers nor keys
             statements += [f"DELETE FROM {table}" for table in changed - grown]
             if grown:
                 statements.append(f"TRUNCATE {', '.join(grown)} CASCADE")

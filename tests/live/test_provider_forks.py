@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.live
+
 # Whatever is at work goes on when a fork is near, and not before.
 AT_WORK = """
 import os

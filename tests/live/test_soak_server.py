@@ -10,6 +10,8 @@ from benchmarks.soak import processes, server
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.providers.ollama import OllamaProvider
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture
 def served() -> Iterator[processes.Server]:

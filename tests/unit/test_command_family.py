@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,54 +165,6 @@ def test_an_empty_alias_is_not_the_default_database(name: str) -> None:
         call_command(name, *CHOICES.get(name, ()), "--database", "")
 
     assert caught.value.returncode == 2
-
-
-# Nobody reads on: embed_… | head
-
-
-def unread(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command whose output nobody reads any more."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", "django", *arguments],
-            env={
-                **os.environ,
-                "DATABASE_URL": "postgresql://nobody@localhost:1/nothing",
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                **environment,
-            },
-            cwd=ROOT,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
-    finally:
-        os.close(writing)
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_command_whose_output_nobody_reads_ends_like_any_other_program(unbuffered: str) -> None:
-    done = unread("embed_probe", PYTHONUNBUFFERED=unbuffered)
-
-    assert (done.stderr, done.returncode) == ("", 141)
-
-
-def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
-    down = {
-        "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
-        "MODEL": "none",
-        "DIMENSIONS": 16,
-        "OPTIONS": {"base_url": "http://127.0.0.1:1"},
-    }
-
-    settings = json.dumps({"PGEMBED_PROVIDERS": {"default": down}})
-
-    done = unread("embed_probe", TEST_SETTINGS=settings, PYTHONUNBUFFERED="")
-
-    assert (done.stderr, done.returncode) == ("CommandError: These providers failed: default.\n", 1)
 
 
 WRONG = ["", " ", "x", "-1", "\0", -1, math.nan, math.inf, True, b"x", {}, object()]

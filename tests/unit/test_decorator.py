@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -353,83 +351,6 @@ def test_why_conditions_do_not_go_through_pgtriggers_own_q():
 
     assert condition == """NEW."name" = 'x\'"""
     assert "follows a relation" in refusal(app.Article, name="B", when=Q(category__name="x"))
-
-
-MODELS = """
-from django.core.exceptions import ImproperlyConfigured
-from django.db import models
-from django.utils.translation import gettext_lazy as _
-
-from pgembed_django import embeddable
-
-
-class Author(models.Model):
-    name = models.TextField()
-
-
-for number, keywords in enumerate(
-    [
-        {"fields": ["title", "author__name"]},
-        {"fields": ["nope__name"]},
-        {"fields": Author.objects.all()},
-        {"fields": ["title"], "when": Author.objects.filter(name="x")},
-        {"fields": ["title"], "when": models.Q(author__name="x")},
-        {"fields": ["title"], "when": models.Q(author__in=Author.objects.all())},
-        {"fields": ["title"], "text": _("title")},
-        {"fields": ["title"], "name": _("Vectors")},
-    ]
-):
-    try:
-
-        @embeddable(**keywords)
-        class Book(models.Model):
-            title = models.TextField()
-            author = models.ForeignKey(Author, models.CASCADE, related_name=f"books{number}")
-
-            class Meta:
-                db_table = f"book{number}"
-                verbose_name = _("book")
-
-    except ImproperlyConfigured as error:
-        print(error)
-"""
-SETUP = """
-import django
-from django.conf import settings
-
-settings.configure(
-    INSTALLED_APPS=["django.contrib.postgres", "pgtrigger", "pgembed_django", "library"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
-)
-django.setup()
-"""
-
-
-def test_refusals_come_from_the_models_module_itself(tmp_path):
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/__init__.py").touch()
-    (tmp_path / "library/models.py").write_text(MODELS)
-
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SETUP],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    said = [line.removeprefix("@embeddable on Book: ") for line in done.stdout.splitlines()]
-    assert [line.partition(".")[0] for line in said] == [
-        "fields name 'author__name', and a trigger sees one row: the model's own columns",
-        "no field named 'nope__name'",
-        "fields is a QuerySet",
-        "when is a QuerySet",
-        "when: 'author__name' follows a relation, and a trigger sees one row",
-        "when: QuerySet is neither a column of the row nor a constant",
-        "text is a __proxy__",
-        "name is a __proxy__",
-    ]
 
 
 def test_an_unmanaged_model_is_refused():

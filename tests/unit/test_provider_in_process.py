@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,16 +85,6 @@ def test_wordllama_knows_what_words_mean():
         ["a cat asleep", "the sleeping kitten", "an index of a database table"]
     )
     assert cat @ kitten > cat @ database + 0.2
-
-
-def test_wordllama_leaves_the_applications_logging_alone():
-    code = (
-        "import logging; from pgembed_django.providers.wordllama import WordLlamaProvider;"
-        "WordLlamaProvider(alias='a', model='l2_supercat', dimensions=64).embed_query('x');"
-        "print(logging.root.handlers, logging.root.level)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == f"[] {logging.WARNING}"
 
 
 def test_wordllama_takes_a_text_of_any_length():
