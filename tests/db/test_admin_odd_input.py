@@ -80,6 +80,7 @@ def written() -> Iterator[tuple[str, dict[str, str]]]:
                 yield f"/admin/pgembed/job/operate/{verb}/", {"name": odd, "what": what}
 
 
+@pytest.mark.slow
 def test_no_parameter_breaks_a_page(admin_client: Client, make_article) -> None:
     make_article()
     [held] = claim()

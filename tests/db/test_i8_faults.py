@@ -23,7 +23,7 @@ from tests.unit.test_provider_faults import lasting, outages, passing, poisons
 
 pytestmark = pytest.mark.django_db
 
-EXAMPLES = int(os.environ.get("PGEMBED_TEST_FAULTS", "10"))
+EXAMPLES = int(os.environ.get("PGEMBED_TEST_FAULTS", "5"))
 MAX_ROUNDS = 80
 
 # The longer ones are those in which a provider may go down with a text. How often it may

@@ -15,6 +15,8 @@ from psycopg import conninfo
 
 from tests import postgres
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ADMIN = "django.contrib.admin"
 CONTRIB = [

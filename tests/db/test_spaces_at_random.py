@@ -321,7 +321,9 @@ def cut(spec: Spec, text: str) -> list[str]:
     return [chunk.text for chunk in chunking.split(spec.chunker, text)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
 def test_nothing_is_mixed_cut_short_or_left_over(make_world, seed):
     world = make_world(seed)
     history = []

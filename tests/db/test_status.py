@@ -812,7 +812,8 @@ def million(spec: specs.Spec) -> None:
         cursor.execute("ANALYZE app_articleembedding")
 
 
-# What is rolled back leaves large files and statistics behind: a flush does not.
+# What is rolled back leaves large files and statistics behind.
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_million_jobs_cost_few_queries_and_are_never_read_whole(million):
     def read() -> None:
