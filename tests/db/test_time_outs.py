@@ -32,18 +32,25 @@ from tests.db.conftest import backend_pid
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+# What a statement_timeout says. A real one would cancel others too where the machine is busy.
+TIME_OUT = """
+    CREATE FUNCTION time_out() RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        RAISE 'canceling statement due to statement timeout' USING ERRCODE = 'query_canceled';
+    END $$
+"""
 SLOWLY_STORED = """
     CREATE FUNCTION take_long() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         IF NEW.passage = 'slow' THEN
-            PERFORM pg_sleep(60);
+            PERFORM time_out();
         END IF;
         RETURN NEW;
     END $$;
     CREATE TRIGGER take_long BEFORE INSERT ON app_noteembedding
     FOR EACH ROW EXECUTE FUNCTION take_long()
 """
-SLOWLY_READ = "CASE WHEN body = 'slow' THEN pg_sleep(60) IS NOT NULL ELSE true END"
+SLOWLY_READ = "CASE WHEN body = 'slow' THEN time_out() ELSE true END"
 
 
 def run(statement: str) -> None:
@@ -57,22 +64,22 @@ def notes() -> list[Note]:
 
 
 @pytest.fixture
-def work(make_worker: Callable[..., Work]) -> Iterator[Callable[[Work], None]]:
-    """Let a worker do all that it can, with a short time-out."""
-
-    def work(worker: Work) -> None:
-        run("SET statement_timeout = '200ms'")
-        while until_not_canceled(worker.step):
-            pass
-
-    yield work
-    run("RESET statement_timeout")
+def time_out() -> Iterator[None]:
+    run(TIME_OUT)
+    yield
+    run("DROP FUNCTION time_out()")
 
 
 def skip_where_unknown(time_out: str) -> None:
     """Leave out what only a later server can do."""
     if time_out == "transaction_timeout" and connection.pg_version < 170000:
         pytest.skip("PostgreSQL has transaction_timeout since 17")
+
+
+def work(worker: Work) -> None:
+    """Let a worker do all that it can."""
+    while until_not_canceled(worker.step):
+        pass
 
 
 def until_not_canceled(step: Callable[[], Any]) -> Any:
@@ -95,7 +102,7 @@ def assert_that_the_slow_one_failed_alone(notes: list[Note]) -> None:
     assert "statement timeout" in failure.last_error
 
 
-def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, work):
+def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, time_out):
     run(SLOWLY_STORED)
     try:
         work(make_worker(max_attempts=1))
@@ -106,7 +113,7 @@ def test_a_row_that_cannot_be_stored_in_time_fails_alone(notes, make_worker, wor
 
 
 def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
-    make_worker: Callable[..., Work], provider: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+    make_worker: Callable[..., Work], provider: Any, time_out: None
 ):
     """So many rows at once, not each of them."""
     provider.is_down = True
@@ -117,7 +124,6 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     worker.handler.planning.step()
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
-        run("SET statement_timeout = '100ms'")
         with pytest.raises(DatabaseError) as raised:
             worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
         assert faults.of(raised.value) is Fault.TOO_SLOW
@@ -132,7 +138,7 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     assert {spec.key for spec in busy} == {"app.NoteEmbedding"}
 
 
-def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work):
+def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, time_out):
     worker = make_worker(max_attempts=1)
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
@@ -143,7 +149,9 @@ def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, work)
     assert_that_the_slow_one_failed_alone(notes)
 
 
-def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, monkeypatch):
+def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(
+    make_worker, time_out, monkeypatch
+):
     """It was to be read alone: the others that wait are none of its company."""
     monkeypatch.setattr(lengths, "READ_BYTES", 1000)
     for body in ("slow " * 1000, "one", "two", "three", "four"):
@@ -152,12 +160,8 @@ def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, 
     [spec] = specs.of(Note)
     slowly_read = RawSQL(SLOWLY_READ.replace("= 'slow'", "LIKE 'slow%%'"), [], BooleanField())
     worker.handler.worked_on = {spec.key: dataclasses.replace(spec, when=Q(slowly_read))}
-    run("SET statement_timeout = '200ms'")
-    try:
-        worker.step()
-    finally:
-        run("RESET statement_timeout")
 
+    worker.step()
     worker.step()
     assert Job.objects.filter(status=Job.Status.FAILED).count() == 1
     while worker.step():
@@ -166,7 +170,7 @@ def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(make_worker, 
 
 
 def test_many_rows_are_stored_in_several_transactions(
-    notes: Any, make_worker: Callable[..., Work], work: Any, monkeypatch: pytest.MonkeyPatch
+    notes: Any, make_worker: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
 ):
     """Who deletes one of them waits for the end of its transaction."""
     monkeypatch.setattr(portion, "FIRST", 2)
@@ -209,11 +213,10 @@ def stale(notes, run_jobs, monkeypatch) -> Note:
     return one
 
 
-@pytest.mark.usefixtures("work")
+@pytest.mark.usefixtures("time_out")
 def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(stale):
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
-    run("SET statement_timeout = '200ms'")
 
     until_not_canceled(
         lambda: reconcile.reconcile_once(slow, using="default", sweeps=[Lap.Sweep.STALE])
