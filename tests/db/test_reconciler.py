@@ -18,7 +18,7 @@ from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
 from tests.db.conftest import Maintenance, make_due
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 KEY = "app.NoteEmbedding"
 
@@ -205,6 +205,7 @@ def test_specs_are_compared_one_at_a_time_as_saved_rows_wait_meanwhile(run_jobs)
     assert found == [[str(note.pk)], [str(note.pk), str(product.pk)]]
 
 
+@pytest.mark.django_db(transaction=True)  # the other one has a connection
 def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monkeypatch):
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 3)
     add_old_notes(8)
@@ -312,6 +313,7 @@ def test_a_receiver_of_all_that_is_saved_does_not_end_a_lap():
         post_save.disconnect(audit)
 
 
+@pytest.mark.django_db(transaction=True)  # laps are made in a thread
 def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
     Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
     run_jobs()

@@ -15,7 +15,7 @@ from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import Maintenance, claim
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 KEY = "app.ArticleEmbedding"
 FORMER = "app.FormerEmbedding"
@@ -53,6 +53,7 @@ def test_what_was_written_before_is_not_lost(article, run_jobs):
     assert not Job.objects.filter(spec=FORMER, status__in=["pending", "running"]).exists()
 
 
+@pytest.mark.django_db(transaction=True)  # the writer has a connection
 def test_a_worker_that_a_writer_keeps_from_following_opens_no_space(
     article, run_jobs, second_connection, monkeypatch
 ):
@@ -183,6 +184,7 @@ def note_spaces(note: Note) -> list[int]:
     return list(NoteEmbedding.objects.filter(source=note).values_list("space", flat=True))
 
 
+@pytest.mark.django_db(transaction=True)  # the other one has a connection
 def test_one_process_follows_at_a_time(article, second_connection):
     call_it(FORMER)
     with second_connection.transaction():
@@ -210,6 +212,7 @@ def test_searches_find_what_is_there_once_the_migration_has_run(article):
     assert [hit.pk for hit in search(Article, "old")] == [article.pk]
 
 
+@pytest.mark.django_db(transaction=True)  # the worker has connections of its own
 def test_a_worker_follows_where_no_migrate_has_told_it(article):
     Article.objects.update(title="new")
     call_it(FORMER)
@@ -219,6 +222,7 @@ def test_a_worker_follows_where_no_migrate_has_told_it(article):
     assert "new" in (embedded_text(article) or "")
 
 
+@pytest.mark.django_db(transaction=True)  # the writer has a connection
 def test_a_busy_writer_puts_it_off(article, second_connection):
     Article.objects.update(title="new")
     call_it(FORMER)

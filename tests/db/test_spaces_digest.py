@@ -19,7 +19,7 @@ from pgembed_django.spaces import switching
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import Maintenance
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 NOTE = "app.NoteEmbedding"
 
@@ -110,6 +110,7 @@ def test_a_model_that_is_being_built_goes_on_while_a_retired_ones_server_is_down
     assert states()[-1] == ("three", "digest of three", "building")
 
 
+@pytest.mark.django_db(transaction=True)  # the worker has connections of its own
 def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare):
     declare("one", is_down=True)
     declare("two")
@@ -267,6 +268,7 @@ def test_what_is_written_is_not_embedded_by_other_weights_than_the_space(setting
     assert worker.handler.hindrances(for_people=True).paused == {}
 
 
+@pytest.mark.django_db(transaction=True)  # the command has a transaction of its own
 def test_weights_that_are_pulled_once_more_say_how_to_go_back_to_their_space(
     settings, make_worker, caplog
 ):

@@ -28,7 +28,7 @@ from tests import played
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import backend_pid
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db
 
 KEY = "app.ArticleEmbedding"
 RECONCILE_SECONDS = 12.0
@@ -154,6 +154,7 @@ def test_a_look_that_took_long_is_followed_by_a_rest(spec, swap, run_jobs, filli
     assert state(swap) == "active"
 
 
+@pytest.mark.django_db(transaction=True)  # the other one has a connection
 def test_one_worker_at_a_time_looks_whether_a_space_is_full(
     spec, swap, run_jobs, filling, second_connection
 ):
@@ -168,6 +169,7 @@ def test_one_worker_at_a_time_looks_whether_a_space_is_full(
     assert state(swap) == "active"
 
 
+@pytest.mark.django_db(transaction=True)  # its connection is killed
 def test_a_look_that_loses_its_connection_says_why(swap, connect):
     killer = connect(autocommit=True)
 
@@ -303,6 +305,7 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
         assert "hashed" not in plan
 
 
+@pytest.mark.django_db(transaction=True)  # indexes are built concurrently
 @override_settings(PGEMBED_INDEX_ROWS=1)
 def test_the_first_space_gets_its_indexes_once_it_is_full(spec, make_article, run_jobs, filling):
     make_article()
@@ -318,6 +321,7 @@ def test_the_first_space_gets_its_indexes_once_it_is_full(spec, make_article, ru
     indexes.drop(spec, space, using="default")
 
 
+@pytest.mark.django_db(transaction=True)  # indexes are built concurrently
 @override_settings(PGEMBED_INDEX_ROWS=1)
 def test_a_fill_that_takes_long_is_not_waited_for(spec, make_article, run_jobs, filling):
     make_article()
