@@ -7,7 +7,6 @@ tenth of a second. A test writes to five. Sequences go on, as they do after a fl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from django.contrib.contenttypes.models import ContentType
 from django.db import connections, transaction
@@ -27,7 +26,7 @@ FIND_GROWN = """
 
 @dataclass(frozen=True)
 class Migrated:
-    """A database as a flush leaves it."""
+    """A database as its migrations leave it."""
 
     empty: list[str]
     """Quoted names of tables."""
@@ -80,25 +79,22 @@ migrated: dict[str, Migrated] = {}
 """By the names of the databases."""
 
 
-def fixture_teardown(self: TransactionTestCase) -> None:
-    """Restore the databases of a test that commits. The first one in each is flushed.
+def remember(using: str) -> None:
+    """Take a database that was just migrated for the pattern of what tests find."""
+    migrated[connections[using].settings_dict["NAME"]] = Migrated.read(using)
 
-    So are those that a module made for itself, where a role or a schema may see other tables.
+
+def fixture_teardown(self: TransactionTestCase) -> None:
+    """Restore the databases of a test that commits, and flush those that have no pattern.
+
+    A module made these for itself. A role or a schema may see other tables there.
     """
-    settings = {
-        alias: connections[alias].settings_dict
+    names = {
+        alias: connections[alias].settings_dict["NAME"]
         for alias in self._databases_names(include_mirrors=False)
     }
-    if all(one["NAME"] in migrated and is_tests(one) for one in settings.values()):
-        for alias, one in settings.items():
-            migrated[one["NAME"]].restore(alias)
+    if not set(names.values()) <= migrated.keys():
+        flush(self)
         return
-    flush(self)
-    for alias, one in settings.items():
-        if is_tests(one):
-            migrated[one["NAME"]] = Migrated.read(alias)
-
-
-def is_tests(settings: dict[str, Any]) -> bool:
-    """Whether the database is the one that all tests have."""
-    return settings["NAME"] == settings["TEST"]["NAME"]
+    for alias, name in names.items():
+        migrated[name].restore(alias)

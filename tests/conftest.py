@@ -31,6 +31,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 TransactionTestCase._fixture_teardown = cleanup.fixture_teardown
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    with django_db_blocker.unblock():
+        cleanup.remember("default")
+
+
 @pytest.fixture
 def run_jobs() -> Callable[[], int]:
     return testing.run_jobs

@@ -33,6 +33,7 @@ from pgembed_django.testing import (
     run_jobs,
     without_triggers,
 )
+from tests import cleanup
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import testing_url, wait_until
 
@@ -113,12 +114,11 @@ def other(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
     with django_db_blocker.unblock(), routed(Shelves):
         with psycopg.connect(url, autocommit=True) as server:
             server.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
-        default = connections.settings["default"]
-        test = {**default["TEST"], "NAME": name}
-        connections.settings["other"] = {**default, "NAME": name, "TEST": test}
+        connections.settings["other"] = {**connections.settings["default"], "NAME": name}
         # Another road to it, which the routers do not know.
         connections.settings["direct"] = connections.settings["other"]
         call_command("migrate", database="other", verbosity=0)
+        cleanup.remember("other")
         yield "other"
         for alias in ("direct", "other"):
             connection_created.disconnect(dispatch_uid=f"pgembed-{alias}")
