@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
-from pgembed_django.pipeline.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
+from pgembed_django.queue.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
 
 from pgembed_django import database
 from pgembed_django.models import Job
