@@ -8,8 +8,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 
 from pgembed_django import conf, postgres, spaces, specs
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.maintenance import recognizing
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue.work import Work
 
 

@@ -18,9 +18,9 @@ from django.db import OperationalError, connection
 from django.test import Client
 
 from pgembed_django import conf, spaces, specs
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import jobs
 from pgembed_django.queue import maintenance as queue_maintenance
 from pgembed_django.queue.work import Work

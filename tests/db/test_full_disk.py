@@ -17,8 +17,8 @@ from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import events, faults, specs
+from pgembed_django.embedding import early_text
 from pgembed_django.models import Attempt, Job, StagedVector
-from pgembed_django.pipeline import early_text
 from pgembed_django.queue import jobs
 from pgembed_django.queue.chores import Chore, Chores
 from pgembed_django.queue.work import Work

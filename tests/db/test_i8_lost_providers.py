@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pgembed_django import conf, providers, spaces, specs
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue.work import Work
 from tests import played
 from tests.app.models import ArticleEmbedding

@@ -17,8 +17,8 @@ from django.db import connection, connections
 
 from pgembed_django import database
 from pgembed_django.database import locks
+from pgembed_django.embedding import early_text
 from pgembed_django.models import Job
-from pgembed_django.pipeline import early_text
 from tests.app.models import Product
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("provider")]

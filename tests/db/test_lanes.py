@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from django.db import connection
-from pgembed_django.queue.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
 
 from pgembed_django import database
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
+from pgembed_django.queue.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
 from pgembed_django.queue.jobs import Claim, Lane
 from tests.app.models import Note
 from tests.db.conftest import LEASE_SECONDS

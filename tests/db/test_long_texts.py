@@ -14,10 +14,10 @@ from django.db.models import Q
 
 from pgembed_django import lengths, spaces, specs
 from pgembed_django.chunking import Chunker
+from pgembed_django.embedding import fitting, planning
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap
-from pgembed_django.pipeline import fitting, planning
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work

@@ -19,10 +19,10 @@ from pgembed_django import events, specs
 from pgembed_django.contrib import metrics
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.contrib.metrics.collectors import QueueCollector, WorkerCollector
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.ops import status
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import rollups
 from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, Note

@@ -11,8 +11,8 @@ from django.db import connection, connections
 
 from pgembed_django import conf, specs
 from pgembed_django.checks import check_databases
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Attempt, Job, Space, Worker
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import jobs
 from pgembed_django.queue.presence import Presence
 from pgembed_django.queue.work import Work

@@ -15,9 +15,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
 from pgembed_django import conf, providers, quotas, spaces, specs
+from pgembed_django.embedding.handler import EmbeddingHandler
+from pgembed_django.embedding.pool import PATIENCE_SECONDS
 from pgembed_django.models import Job, Quota
-from pgembed_django.pipeline.handler import EmbeddingHandler
-from pgembed_django.pool import PATIENCE_SECONDS
 from pgembed_django.queue.work import Work
 from tests.app.models import Note
 from tests.conftest import embedded_text

@@ -7,9 +7,9 @@ from django.core.management import call_command
 from django.db import connection
 
 from pgembed_django import search, spaces, specs
+from pgembed_django.embedding import handler
 from pgembed_django.maintenance import renaming
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
-from pgembed_django.pipeline import handler
 from pgembed_django.queue import jobs
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text

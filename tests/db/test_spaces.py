@@ -11,12 +11,12 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import conf, providers, spaces, specs, store
 from pgembed_django.database import locks
+from pgembed_django.embedding.handler import EmbeddingHandler
+from pgembed_django.embedding.live import READ_SECONDS
 from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.ops import status
-from pgembed_django.pipeline.handler import EmbeddingHandler
-from pgembed_django.pipeline.live import READ_SECONDS
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import fusion, queries, search, statistics, targets

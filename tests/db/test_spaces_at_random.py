@@ -20,6 +20,7 @@ import pytest
 from django.db.models.functions import Now
 
 from pgembed_django import spaces, specs, store
+from pgembed_django.embedding import chunking
 from pgembed_django.exceptions import (
     InputRefused,
     ProviderError,
@@ -28,7 +29,6 @@ from pgembed_django.exceptions import (
 )
 from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.models import Job, Space, StagedVector
-from pgembed_django.pipeline import chunking
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue import jobs

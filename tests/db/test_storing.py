@@ -12,8 +12,8 @@ import pytest
 from django.db import OperationalError, connection
 
 from pgembed_django import conf, spaces, specs
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import completing as module
 from pgembed_django.queue.work import Work
 from tests.app.models import ArticleEmbedding

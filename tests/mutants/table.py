@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "I8",
         "outage-is-charged",
-        "pipeline/failing.py",
+        "embedding/failing.py",
         "elif isinstance(outcome, ProviderUnavailable):",
         "elif False:",
         "db/test_i8_faults.py::test_no_job_is_lost_and_no_innocent_one_is_charged",
@@ -242,7 +242,7 @@ MUTANTS = [
     Mutant(
         "I8",
         "no-retry-after",
-        "pool.py",
+        "embedding/pool.py",
         "self._paused_until = self._clock() + max(asked, jittered)",
         "self._paused_until = self._clock() + jittered",
         "unit/test_pool.py::test_it_waits_as_long_as_the_server_asks_but_not_for_ever",
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "I11",
         "nothing-is-staged",
-        "pipeline/embedding.py",
+        "embedding/embedding.py",
         "self.holding.to_stage.append((unit, part))",
         "pass",
         "db/test_i11_i12_reuse_and_last_good.py::"
@@ -311,7 +311,7 @@ MUTANTS = [
     Mutant(
         "I12",
         "text-before-vectors",
-        "pipeline/units.py",
+        "embedding/units.py",
         "return self.plan.is_new and bool(self.waiting)",
         "return bool(self.waiting)",
         "db/test_i11_i12_reuse_and_last_good.py::"

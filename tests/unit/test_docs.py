@@ -20,8 +20,8 @@ from django.core.management.base import BaseCommand, CommandParser
 from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
 from pgembed_django.admin.acts import ACTS
 from pgembed_django.checks import databases
+from pgembed_django.embedding import chunking
 from pgembed_django.models import Job
-from pgembed_django.pipeline import chunking
 from pgembed_django.retrieval import Hit
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,13 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
-from pgembed_django.exceptions import ProviderError, ProviderLost, ProviderUnavailable
-from pgembed_django.pool import (
+from pgembed_django.embedding.pool import (
     FIRST_PAUSE_SECONDS,
     MAX_PAUSE_SECONDS,
     PATIENCE_SECONDS,
     Pool,
 )
+from pgembed_django.exceptions import ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.http import MAX_WAIT_SECONDS

@@ -21,9 +21,9 @@ from prometheus_client.registry import Collector
 
 from pgembed_django import __version__, database, events
 from pgembed_django.contrib.metrics import Render
+from pgembed_django.embedding.units import Batch, Stored
 from pgembed_django.ops import status
 from pgembed_django.ops.status import Backlog, Overview, SpecStatus
-from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.worker import Worker
 

@@ -24,8 +24,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pgembed_django import __version__, database, events, specs
+from pgembed_django.embedding.units import Batch, Stored
 from pgembed_django.models import Ending
-from pgembed_django.pipeline.units import Batch, Stored
 from pgembed_django.queue.jobs import Claim
 
 SET = "SELECT set_config('pgembed.traceparent', %s, true)"

@@ -24,11 +24,11 @@ from django.utils import autoreload
 
 from pgembed_django import conf, database, events
 from pgembed_django.contrib import metrics, tracing
+from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
 from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
-from pgembed_django.pipeline.handler import EmbeddingHandler
 from pgembed_django.queue import configuring
 from pgembed_django.queue.liveness import Stuck, Watchdog
 from pgembed_django.queue.readiness import Readiness

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from pgembed_django import spaces, store
+from pgembed_django.embedding.units import Unit, by_spec
 from pgembed_django.models import Space
-from pgembed_django.pipeline.units import Unit, by_spec
 from pgembed_django.specs import Spec
 
 

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 from pgembed_django import quotas
-from pgembed_django.pipeline.units import Wanted
-from pgembed_django.pool import Pool
+from pgembed_django.embedding.pool import Pool
+from pgembed_django.embedding.units import Wanted
 
 SPREAD_SECONDS = 0.5
 """How far apart workers that wait for the same quota wake up."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pgembed_django import conf
-from pgembed_django.pipeline.units import Part, Unit, by_spec
+from pgembed_django.embedding.units import Part, Unit, by_spec
 from pgembed_django.queue.in_flight import InFlight
 from pgembed_django.specs import Spec
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice, takewhile
 
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.locked import Locked
-from pgembed_django.pipeline.staging import Staging
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.locked import Locked
+from pgembed_django.embedding.staging import Staging
+from pgembed_django.embedding.units import Unit
 
 LATE_SECONDS = 0.1
 """If a unit's vectors take longer than this, its text is stored first."""

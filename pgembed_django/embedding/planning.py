@@ -12,15 +12,15 @@ from django.db import DatabaseError
 
 from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunking import Chunk
+from pgembed_django.embedding import chunking
+from pgembed_django.embedding.aside import RELEASED_SECONDS, Aside
+from pgembed_django.embedding.embedding import Embedding
+from pgembed_django.embedding.fitting import Fitting
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.live import Live
+from pgembed_django.embedding.units import Part, Unit, Wanted
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
-from pgembed_django.pipeline import chunking
-from pgembed_django.pipeline.aside import RELEASED_SECONDS, Aside
-from pgembed_django.pipeline.embedding import Embedding
-from pgembed_django.pipeline.fitting import Fitting
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.live import Live
-from pgembed_django.pipeline.units import Part, Unit, Wanted
 from pgembed_django.queue.portion import Portion
 from pgembed_django.specs import Spec
 

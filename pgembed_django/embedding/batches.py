@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgembed_django import events, faults
+from pgembed_django.embedding.pool import outage_of
+from pgembed_django.embedding.units import Batch, Wanted
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.pipeline.units import Batch, Wanted
-from pgembed_django.pool import outage_of
 from pgembed_django.providers.base import Embedded
 
 

@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from django.db import DatabaseError
 
 from pgembed_django import conf, events, faults, spaces, specs, store, triggers
+from pgembed_django.embedding import writing
+from pgembed_django.embedding.aside import Aside
+from pgembed_django.embedding.early_text import EarlyText
+from pgembed_django.embedding.embedding import Embedding
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.live import Live
+from pgembed_django.embedding.planning import Planning
+from pgembed_django.embedding.pool import Pool
+from pgembed_django.embedding.staging import Staging
+from pgembed_django.embedding.units import Stored, Unit
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.maintenance.upkeep import Upkeep
-from pgembed_django.pipeline import writing
-from pgembed_django.pipeline.aside import Aside
-from pgembed_django.pipeline.early_text import EarlyText
-from pgembed_django.pipeline.embedding import Embedding
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.live import Live
-from pgembed_django.pipeline.planning import Planning
-from pgembed_django.pipeline.staging import Staging
-from pgembed_django.pipeline.units import Stored, Unit
-from pgembed_django.pool import Pool
 from pgembed_django.providers import NotInstalled
 from pgembed_django.queue.chores import Chore
 from pgembed_django.queue.completing import Completion

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, lengths, sources
+from pgembed_django.embedding.aside import Aside
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.units import Unit
 from pgembed_django.faults import Fault
-from pgembed_django.pipeline.aside import Aside
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.units import Unit
 from pgembed_django.specs import Spec
 
 UNASKED = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pgembed_django import events, faults
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.units import Unit
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.units import Unit
 from pgembed_django.specs import Spec
 
 RELEASED_SECONDS = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pgembed_django import spaces
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.units import Failure, Part, Unit
 from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.units import Failure, Part, Unit
 
 
 class Failing:

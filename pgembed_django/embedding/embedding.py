@@ -7,15 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pgembed_django import spaces
+from pgembed_django.embedding import batches
+from pgembed_django.embedding.failing import Failing
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.live import Live
+from pgembed_django.embedding.pool import Pool, Sight
+from pgembed_django.embedding.rationing import Rationing
+from pgembed_django.embedding.units import Batch, Failure, Unit, Wanted
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.pipeline import batches
-from pgembed_django.pipeline.failing import Failing
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.live import Live
-from pgembed_django.pipeline.rationing import Rationing
-from pgembed_django.pipeline.units import Batch, Failure, Unit, Wanted
-from pgembed_django.pool import Pool, Sight
 from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.recognition import AnotherModel, Known, is_alike

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from pgembed_django.chunking import Chunk
+from pgembed_django.embedding.pool import Outcomes, Pool, Sight
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.plan import Plan
-from pgembed_django.pool import Outcomes, Pool, Sight
 from pgembed_django.providers.base import Embedded
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.spaces import LiveState

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, spaces, store
+from pgembed_django.embedding.aside import Aside
+from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding.locked import Locked
+from pgembed_django.embedding.units import Part, Unit
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
-from pgembed_django.pipeline.aside import Aside
-from pgembed_django.pipeline.holding import Units
-from pgembed_django.pipeline.locked import Locked
-from pgembed_django.pipeline.units import Part, Unit
 from pgembed_django.queue import jobs
 from pgembed_django.queue.portion import Portion
 from pgembed_django.specs import Spec
