@@ -13,16 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from django.db import DatabaseError
 
 from pgembed_django import conf, events, faults, spaces, specs, store, triggers
-from pgembed_django.embedding import writing
-from pgembed_django.embedding.aside import Aside
-from pgembed_django.embedding.early_text import EarlyText
-from pgembed_django.embedding.embedding import Embedding
-from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding import writer
+from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.live import Live
-from pgembed_django.embedding.planning import Planning
+from pgembed_django.embedding.planner import Planner
 from pgembed_django.embedding.pool import Pool
-from pgembed_django.embedding.staging import Staging
-from pgembed_django.embedding.units import Stored, Unit
+from pgembed_django.embedding.units import Quarantine, Stored, Unit, Units
+from pgembed_django.embedding.writer import EarlyText, Staging
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.maintenance.upkeep import Upkeep
@@ -86,14 +83,14 @@ class EmbeddingHandler(Handler):
         self._clock = clock
         self.live = Live(self.worked_on, using=using, clock=clock)
         self.units = Units(setting.held, using=using, settings=setting.settings)
-        self.embedding = Embedding(
+        self.embedder = Embedder(
             holding=self.units, wake=setting.wake, inline=setting.inline, clock=clock
         )
-        self.aside = Aside(holding=self.units)
-        self.staging = Staging(holding=self.units, aside=self.aside, clock=clock)
+        self.quarantine = Quarantine(holding=self.units)
+        self.staging = Staging(holding=self.units, quarantine=self.quarantine, clock=clock)
         self.early_text = EarlyText(holding=self.units, staging=self.staging, clock=clock)
-        self.planning = Planning(
-            holding=self.units, aside=self.aside, live=self.live, embedding=self.embedding
+        self.planner = Planner(
+            holding=self.units, quarantine=self.quarantine, live=self.live, embedder=self.embedder
         )
         self._answered = False
         self._measured_at = clock()
@@ -110,11 +107,11 @@ class EmbeddingHandler(Handler):
         """
         settings = self.settings
         round_of_batches = settings.batch_size * settings.concurrency
-        is_full = self.embedding.queued >= round_of_batches
+        is_full = self.embedder.queued >= round_of_batches
         is_behind = self.held.waiting >= ROUNDS_BEHIND * round_of_batches
-        if is_full or self.planning.has_more or is_behind:
+        if is_full or self.planner.has_more or is_behind:
             return 0
-        if any(pool.is_down and not pool.is_lost for pool in self.embedding.pools):
+        if any(pool.is_down and not pool.is_lost for pool in self.embedder.pools):
             return settings.batch_size  # enough for the first one after an outage
         ahead = int(self._units_per_second * CLAIM_AHEAD_SECONDS)
         return min(settings.claim_limit, max(2 * round_of_batches, ahead))
@@ -123,9 +120,9 @@ class EmbeddingHandler(Handler):
         """Read the live spaces again after a while, and find quotas that are used up."""
         self._measure()
         if self.live.read_if_old():
-            self.embedding.follow(self.live)
-            self.planning.look_again()
-        self.embedding.look_at_quotas()
+            self.embedder.follow(self.live)
+            self.planner.look_again()
+        self.embedder.look_at_quotas()
 
     def ready(self) -> Ready:
         """Return the specs with a provider that can be asked now.
@@ -136,9 +133,9 @@ class EmbeddingHandler(Handler):
         up: list[str] = []
         down: list[str] = []
         for key, spec in self.worked_on.items():
-            if key in self.live.paused.specs or spec in self.aside:
+            if key in self.live.paused.specs or spec in self.quarantine:
                 continue
-            pools = [self.embedding.pool(space) for space in self.live.of(spec)]
+            pools = [self.embedder.pool(space) for space in self.live.of(spec)]
             is_down = bool(pools) and all(pool.is_waiting for pool in pools)
             (down if is_down else up).append(key)
         return Ready(up, down)
@@ -148,15 +145,15 @@ class EmbeddingHandler(Handler):
         now = self._clock()
         units = [Unit(claim, self.worked_on[claim.spec], now) for claim in claims]
         self.units.add(units)
-        self.planning.add(units)
+        self.planner.add(units)
 
     # One round of the loop
 
     def collect(self) -> bool:
         """Hand answers to their units, and send the next batches."""
-        self._answered = self.embedding.collect()
+        self._answered = self.embedder.collect()
         if self._answered:
-            self.embedding.send()  # the provider goes on while the database is written to
+            self.embedder.send()  # the provider goes on while the database is written to
         return self._answered
 
     def save_progress(self) -> None:
@@ -165,24 +162,24 @@ class EmbeddingHandler(Handler):
 
     def advance(self, *, may_begin: bool) -> bool:
         """Plan and send. Store the text of late units, and give stranded ones back."""
-        moved = may_begin and self.planning.step()
-        moved |= self.embedding.send()
+        moved = may_begin and self.planner.step()
+        moved |= self.embedder.send()
         # This round may have taken a while: do not blame the provider for it.
-        if self._answered or self.embedding.is_answered:
+        if self._answered or self.embedder.is_answered:
             self.early_text.answered()
         self.early_text.step()
-        stranded = self.embedding.stranded()
+        stranded = self.embedder.stranded()
         if stranded:
             self.staging.store_text({one.unit for one in stranded})
             for one in stranded:
-                self.embedding.failing.give_up(one)
+                self.embedder.failures.give_up(one)
         return moved
 
     # How finished jobs end
 
     def writing(self, finished: Sequence[HeldJob]) -> Write:
-        """Begin to store the chunks and vectors of whole units: see ``pipeline.writing``."""
-        write = writing.begin([job.result for job in finished], using=self.using)
+        """Begin to store the chunks and vectors of whole units: see ``writer``."""
+        write = writer.begin([job.result for job in finished], using=self.using)
         return lambda ours: {
             unit.claim.id: unit.chunks for unit in write([job.result for job in ours])
         }
@@ -222,9 +219,9 @@ class EmbeddingHandler(Handler):
         unit: Unit = job.result
         said = f"{type(error).__name__}: {faults.said(error)}"
         is_of_the_table = faults.of(error) in {Fault.SCHEMA, Fault.PASSING}
-        if is_of_the_table and (unit.spec in self.aside or not self.can_write(unit.spec.key)):
-            self.aside.put(unit.spec, error)
-            self.aside.release([unit])
+        if is_of_the_table and (unit.spec in self.quarantine or not self.can_write(unit.spec.key)):
+            self.quarantine.add(unit.spec, error)
+            self.quarantine.give_back([unit])
         elif faults.is_nobodys(error):
             self.units.put_off(unit, said)
         else:
@@ -240,18 +237,18 @@ class EmbeddingHandler(Handler):
         """Keep the whole parts of units that are about to be given back."""
         for job_id in job_ids:
             if unit := self.units.by_id.get(job_id):
-                self.embedding.failing.keep_whole(unit)
+                self.embedder.failures.keep_whole(unit)
 
     def awaited(self) -> Collection[int]:
         """Return the ids of units that are with a provider now."""
-        return {unit.claim.id for unit in self.embedding.in_flight}
+        return {unit.claim.id for unit in self.embedder.in_flight}
 
     # When it next wants to be called
 
     @property
     def wait_seconds(self) -> float:
         """The seconds until a provider may be asked again, or a text is late."""
-        waits = [pool.paused_seconds for pool in self.embedding.pools if pool.paused_seconds]
+        waits = [pool.paused_seconds for pool in self.embedder.pools if pool.paused_seconds]
         text_due = self.early_text.due_seconds()
         if text_due is not None:
             waits.append(text_due)
@@ -260,12 +257,12 @@ class EmbeddingHandler(Handler):
     @property
     def is_waiting(self) -> bool:
         """Whether a request is in flight."""
-        return self.embedding.is_asking
+        return self.embedder.is_asking
 
     @property
     def has_unbegun(self) -> bool:
         """Whether some claimed units are not read yet."""
-        return self.planning.has_more
+        return self.planner.has_more
 
     # Around the loop
 
@@ -304,12 +301,12 @@ class EmbeddingHandler(Handler):
         return Hindrances(
             by_hand | down,
             {named: pool.paused_seconds for named, pool in pools if pool.is_down},
-            {spec.key: why for spec, why in list(self.aside.reasons.items())},
+            {spec.key: why for spec, why in list(self.quarantine.reasons.items())},
         )
 
     def close(self) -> None:
         """Let the providers' threads end."""
-        self.embedding.close()
+        self.embedder.close()
 
     def _named(self, name: Callable[[str, str, int], str]) -> Iterator[tuple[str, Pool]]:
         """Yield the pools with their providers' names.
@@ -318,7 +315,7 @@ class EmbeddingHandler(Handler):
         """
         pools = [
             (name(pool.provider.alias, pool.provider.model, pool.provider.dimensions), pool)
-            for pool in self.embedding.pools
+            for pool in self.embedder.pools
         ]
         serving = {named for named, pool in pools if not pool.is_lost}
         for named, pool in pools:

@@ -31,7 +31,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
         recognizing.recognize(spec, using=using, only_exchanged=True)
     handler = EmbeddingHandler(known, using=using)
     work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)
-    while work.step() or handler.embedding.wait_seconds:
-        time.sleep(handler.embedding.wait_seconds)
+    while work.step() or handler.embedder.wait_seconds:
+        time.sleep(handler.embedder.wait_seconds)
     work.release()
     return work.completed

@@ -17,7 +17,7 @@ from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
 from pgembed_django import events, faults, specs
-from pgembed_django.embedding import early_text
+from pgembed_django.embedding import writer
 from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.chores import Chore, Chores
@@ -336,11 +336,11 @@ def test_what_is_whole_after_an_outage_is_stored_before_more_is_claimed(
 ):
     """Its other thread has met none yet: a text that was stored early has."""
     Note.objects.bulk_create(Note(body=f"note {number}") for number in range(300))
-    monkeypatch.setattr(early_text, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr(writer, "LATE_SECONDS", 0.0)
 
     def no_more_early_texts(**_: Any) -> None:
-        monkeypatch.setattr(early_text, "LATE_SECONDS", 60.0)
-        monkeypatch.setattr(early_text, "MAX_LATE_SECONDS", 60.0)
+        monkeypatch.setattr(writer, "LATE_SECONDS", 60.0)
+        monkeypatch.setattr(writer, "MAX_LATE_SECONDS", 60.0)
 
     events.happened.connect(no_more_early_texts, sender=events.DATABASE_REFUSES, weak=False)
     outside = connect(autocommit=True)

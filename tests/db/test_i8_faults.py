@@ -118,7 +118,7 @@ def test_a_unit_whose_two_providers_go_down_at_once_is_given_back(
     while worker.step():
         pass
 
-    assert [pool.provider.model for pool in worker.handler.embedding.pools] == [
+    assert [pool.provider.model for pool in worker.handler.embedder.pools] == [
         "bag-of-words",
         "another",
     ]

@@ -17,7 +17,7 @@ from django.db import connection, connections
 
 from pgembed_django import database
 from pgembed_django.database import locks
-from pgembed_django.embedding import early_text
+from pgembed_django.embedding import writer
 from pgembed_django.models import Job
 from tests.app.models import Product
 
@@ -184,8 +184,8 @@ def test_what_is_raised_in_a_commit_ends_the_drain(
     drain, time_is_up_in_sleep, connect, monkeypatch, event, table
 ):
     # On a busy machine, text would be stored before its vectors.
-    monkeypatch.setattr(early_text, "LATE_SECONDS", 60.0)
-    monkeypatch.setattr(early_text, "MAX_LATE_SECONDS", 60.0)
+    monkeypatch.setattr(writer, "LATE_SECONDS", 60.0)
+    monkeypatch.setattr(writer, "MAX_LATE_SECONDS", 60.0)
     other = connect(autocommit=True)
     other.execute(SLOW_COMMIT.format(event=event, table=table))
     time_is_up_in_sleep()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from pgembed_django.embedding.locked import LOCKED_SECONDS
+from pgembed_django.embedding.writer import LOCKED_SECONDS
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work

@@ -238,7 +238,7 @@ def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state
     Note.objects.create(body="note")
     worker = make_worker(max_attempts=1)
     worker.claiming.claim()
-    worker.handler.planning.step()
+    worker.handler.planner.step()
     refuse(state, message, times)
 
     worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))

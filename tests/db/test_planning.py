@@ -39,7 +39,7 @@ def sizes(
         def planned() -> int:
             return sum(unit.is_planned for unit in worker.handler.units.by_id.values())
 
-        steps = takewhile(lambda _: worker.handler.planning.step(), range(9))
+        steps = takewhile(lambda _: worker.handler.planner.step(), range(9))
         totals = [0, *(planned() for _ in steps)]
         return [after - before for before, after in pairwise(totals)]
 
@@ -61,7 +61,7 @@ def test_where_no_space_is_live_no_text_is_read(make_worker, make_article):
     worker.claiming.claim()
 
     with CaptureQueriesContext(connection) as asked:
-        worker.handler.planning.step()
+        worker.handler.planner.step()
 
     assert not [one["sql"] for one in asked if "app_article" in one["sql"]]
     worker.held.end_jobs()

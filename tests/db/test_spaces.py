@@ -718,7 +718,7 @@ def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
     )
     Article.objects.filter(pk=article.pk).update(title="After")
     pipeline.claiming.claim()
-    pipeline.handler.planning.step()  # with one space
+    pipeline.handler.planner.step()  # with one space
     with provider(model="another"):
         spaces.ensure(spec, using="default")
         while pipeline.step(claim=False):

@@ -151,7 +151,7 @@ def test_it_is_embedded_once_where_a_migration_sets_the_spec_aside(swap, make_wo
     rename = "ALTER TABLE app_noteembedding RENAME {} TO {}"
     database.execute("default", rename.format("was_cut", "was_clipped"))
     run(worker)
-    assert list(worker.handler.aside) == [specs.get(NOTE)]
+    assert list(worker.handler.quarantine) == [specs.get(NOTE)]
     database.execute("default", rename.format("was_clipped", "was_cut"))
 
     clock.now += 100
@@ -386,7 +386,7 @@ def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap,
     worker = make_worker(batch_size=1, concurrency=1)
     worker.step()
     worker.step()
-    assert worker.handler.embedding.failing.parts  # waits for what the next model has in hand
+    assert worker.handler.embedder.failures.parts  # waits for what the next model has in hand
 
     Space.objects.filter(model="old").update(backend="shop.Removed")
     worker.handler.live.outdate()
@@ -406,9 +406,9 @@ def test_a_worker_that_stops_keeps_what_is_whole_in_one_space(swap, make_worker)
     Note.objects.filter(pk=note.pk).update(body="salmon")
     worker.claiming.claim()
     while ("old", "salmon") not in Moody.asked:  # the other model is at work on a batch
-        worker.handler.planning.step()
-        worker.handler.embedding.send()
-    worker.handler.embedding.collect()
+        worker.handler.planner.step()
+        worker.handler.embedder.send()
+    worker.handler.embedder.collect()
     assert ("new", "salmon") not in Moody.asked
 
     worker.release_unsent()

@@ -304,7 +304,7 @@ def test_a_process_with_older_settings_tells_of_the_model_that_is_down_and_no_ot
     settings.PGEMBED_PROVIDERS = {"default": {**declared, "MODEL": "newer"}}
     _, newer = spaces.ensure(spec, using="default")
     worker = make_worker()
-    pool = worker.handler.embedding.pool(newer)
+    pool = worker.handler.embedder.pool(newer)
     down: Future[Any] = Future()
     down.set_exception(ProviderUnavailable("Pull it."))
     pool.ended(down)

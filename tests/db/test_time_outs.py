@@ -121,7 +121,7 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
         Note.objects.create(body=f"slow {number}")
     worker = make_worker()
     worker.claiming.claim()
-    worker.handler.planning.step()
+    worker.handler.planner.step()
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
         with pytest.raises(DatabaseError) as raised:

@@ -375,7 +375,7 @@ def test_a_base_manager_that_raises_sets_its_spec_aside(make_worker, monkeypatch
 
     found = Job.objects.values_list("source_pk", "status", "attempts").distinct()
     assert set(found) == {(str(product.pk), "pending", 0), (str(note.pk), "succeeded", 0)}
-    [told] = {*worker.handler.aside.reasons.values()}
+    [told] = {*worker.handler.quarantine.reasons.values()}
     assert told == (
         "ManagerFailed: The base manager of Product raised RuntimeError: No tenant is active."
     )

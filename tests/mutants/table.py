@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "I8",
         "outage-is-charged",
-        "embedding/failing.py",
+        "embedding/outcomes.py",
         "elif isinstance(outcome, ProviderUnavailable):",
         "elif False:",
         "db/test_i8_faults.py::test_no_job_is_lost_and_no_innocent_one_is_charged",
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "I11",
         "nothing-is-staged",
-        "embedding/embedding.py",
+        "embedding/embedder.py",
         "self.holding.to_stage.append((unit, part))",
         "pass",
         "db/test_i11_i12_reuse_and_last_good.py::"

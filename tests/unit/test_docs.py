@@ -20,7 +20,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
 from pgembed_django.admin.acts import ACTS
 from pgembed_django.checks import databases
-from pgembed_django.embedding import chunking
+from pgembed_django.embedding import reader
 from pgembed_django.models import Job
 from pgembed_django.retrieval import Hit
 
@@ -294,7 +294,7 @@ def test_the_chunker_of_the_page_cuts_into_lines() -> None:
     exec(written, names)
     lines = names["Lines"](shortest=2)
 
-    chunks = chunking.split(lines, "one\n\n2\nthree")
+    chunks = reader.split(lines, "one\n\n2\nthree")
 
     assert [(chunk.position, chunk.text) for chunk in chunks] == [(0, "one"), (1, "three")]
     assert lines.recipe != names["Lines"]().recipe

@@ -12,13 +12,11 @@ from django.db import DatabaseError
 
 from pgembed_django import database, faults, lengths, plan, sources, store
 from pgembed_django.chunking import Chunk
-from pgembed_django.embedding import chunking
-from pgembed_django.embedding.aside import RELEASED_SECONDS, Aside
-from pgembed_django.embedding.embedding import Embedding
-from pgembed_django.embedding.fitting import Fitting
-from pgembed_django.embedding.holding import Units
+from pgembed_django.embedding import reader
+from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.live import Live
-from pgembed_django.embedding.units import Part, Unit, Wanted
+from pgembed_django.embedding.reader import Fitting
+from pgembed_django.embedding.units import RELEASED_SECONDS, Part, Quarantine, Unit, Units, Wanted
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.queue.portion import Portion
@@ -28,16 +26,18 @@ HELD_CHARACTERS = 2 * lengths.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""
 
 
-class Planning:
+class Planner:
     """Plans what claimed units need, and queues new chunks to be embedded."""
 
-    def __init__(self, *, holding: Units, aside: Aside, live: Live, embedding: Embedding) -> None:
+    def __init__(
+        self, *, holding: Units, quarantine: Quarantine, live: Live, embedder: Embedder
+    ) -> None:
         self.holding = holding
-        self.aside = aside
+        self.quarantine = quarantine
         self.live = live
-        self.embedding = embedding
+        self.embedder = embedder
         self._units: deque[Unit] = deque()
-        self._fitting = Fitting(holding=holding, aside=aside)
+        self._fitting = Fitting(holding=holding, quarantine=quarantine)
         # Answers of providers are looked at after each portion, however long the texts are.
         self._portion = Portion()
         self._canceled: Unit | None = None
@@ -59,7 +59,7 @@ class Planning:
         """
         if not self._units or self._held() >= HELD_CHARACTERS:
             return False
-        batch_sizes = [pool.provider.batch_size for pool in self.embedding.pools]
+        batch_sizes = [pool.provider.batch_size for pool in self.embedder.pools]
         few = list(islice(self._units, self._portion.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
         try:
@@ -88,7 +88,7 @@ class Planning:
 
     def look_again(self) -> None:
         """Take up specs whose tables are as declared now."""
-        for spec in self.aside:
+        for spec in self.quarantine:
             if not self.live.of(spec):
                 continue
             try:
@@ -101,7 +101,7 @@ class Planning:
                 continue
             # Vectors that cannot be stored would be paid for again and again.
             if store.is_fit(spec, using=self.holding.using):
-                self.aside.take_up(spec)
+                self.quarantine.release(spec)
 
     def _held(self) -> int:
         return _characters(self.holding.by_id.values())
@@ -118,8 +118,8 @@ class Planning:
 
     def _plan_or_release(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
         """Plan units, except those that the database does not let us read."""
-        if spec in self.aside:
-            self.aside.release(units)
+        if spec in self.quarantine:
+            self.quarantine.give_back(units)
             return
         try:
             self._plan(spec, units, room=room)
@@ -128,8 +128,8 @@ class Planning:
                 case Fault.TOO_SLOW | Fault.OUTAGE | Fault.OURS:
                     raise
                 case Fault.SCHEMA | Fault.PASSING:
-                    self.aside.put(spec, error)
-                    self.aside.release(units)
+                    self.quarantine.add(spec, error)
+                    self.quarantine.give_back(units)
                 case _ if len(units) == 1:
                     # A key of another type or a damaged value must not fail the others.
                     self.holding.retry(units[0], f"{type(error).__name__}: {faults.said(error)}")
@@ -154,7 +154,7 @@ class Planning:
             self._release(units)
             return
         self._fitting.note_made(spec, loaded.texts.values())
-        chunks, errors = chunking.split_each(spec, loaded.texts, using=self.holding.using)
+        chunks, errors = reader.split_each(spec, loaded.texts, using=self.holding.using)
         errors |= loaded.errors
         for unit in units:
             source_pk = unit.claim.source_pk
@@ -208,7 +208,7 @@ class Planning:
             part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
             unit.parts.append(part)
             unit.has_staged |= bool(staged)
-            self.embedding.enqueue(space, (Wanted(unit, part, chunk) for chunk in made.embed))
+            self.embedder.enqueue(space, (Wanted(unit, part, chunk) for chunk in made.embed))
         self.holding.look_at(unit)
 
 

@@ -1,19 +1,21 @@
-"""Fill batches across units, keep requests in flight, hand the outcomes to their units."""
+"""Fill batches across units, keep requests in flight, hand the outcomes to their units.
+
+Also keep to the providers' quotas: reserve before a batch is sent, settle when it is back.
+"""
 
 from __future__ import annotations
 
+import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from pgembed_django import spaces
-from pgembed_django.embedding import batches
-from pgembed_django.embedding.failing import Failing
-from pgembed_django.embedding.holding import Units
+from pgembed_django import quotas, spaces
+from pgembed_django.embedding import outcomes
 from pgembed_django.embedding.live import Live
+from pgembed_django.embedding.outcomes import Failures
 from pgembed_django.embedding.pool import Pool, Sight
-from pgembed_django.embedding.rationing import Rationing
-from pgembed_django.embedding.units import Batch, Failure, Unit, Wanted
+from pgembed_django.embedding.units import Batch, Failure, Unit, Units, Wanted
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers import NotInstalled
@@ -24,7 +26,7 @@ RECOGNIZED_SECONDS = 30.0
 """How often to note that a space's model was recognized."""
 
 
-class Embedding:
+class Embedder:
     """A queue of chunks and a pool of threads for each provider.
 
     The threads never touch the database: quotas are reserved here, in the loop's own.
@@ -39,8 +41,8 @@ class Embedding:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.holding = holding
-        self.failing = Failing(holding=holding)
-        self._rationing = Rationing(using=holding.using)
+        self.failures = Failures(holding=holding)
+        self._limiter = RateLimiter(using=holding.using)
         self._wake = wake
         self._inline = inline
         self._clock = clock
@@ -84,7 +86,7 @@ class Embedding:
     @property
     def awaited(self) -> set[Unit]:
         """Those in flight, and those queued for a provider that can be asked."""
-        failed = self.failing.parts
+        failed = self.failures.parts
         return self.in_flight | {
             one.unit
             for pool, queue in self._queues.items()
@@ -138,13 +140,13 @@ class Embedding:
             self._learn(batch)  # before it is let go: this may lose the database
             self._batches.remove(batch)
             self._hand_out(batch)
-        if self.failing.parts:
-            self.failing.end(awaited=self.awaited)
+        if self.failures.parts:
+            self.failures.end(awaited=self.awaited)
         return bool(done)
 
     def look_at_quotas(self) -> None:
         """Find used-up quotas before anything is claimed for them."""
-        self._rationing.look([pool for pool, queue in self._queues.items() if not queue])
+        self._limiter.look([pool for pool, queue in self._queues.items() if not queue])
 
     def stranded(self) -> list[Failure]:
         """Return the parts that wait for paused providers, until ``failing`` gives each up.
@@ -160,11 +162,11 @@ class Embedding:
                 for unit, part in {(one.unit, one.part) for one in queue}:
                     failure = Failure(unit, part, pool, outage)
                     if unit in awaited:
-                        self.failing.add(failure)
+                        self.failures.add(failure)
                     elif unit in self.holding:
-                        self.failing.strand(failure)
+                        self.failures.strand(failure)
                 queue.clear()
-        return self.failing.stranded
+        return self.failures.stranded
 
     def close(self) -> None:
         """Let the pool threads end."""
@@ -187,12 +189,12 @@ class Embedding:
 
     def _fill(self, pool: Pool, queue: deque[Wanted]) -> list[Wanted]:
         wanted: list[Wanted] = []
-        failed = self.failing.parts
-        tokens = self._rationing.tokens_at_once(pool)
+        failed = self.failures.parts
+        tokens = self._limiter.tokens_at_once(pool)
         while queue and len(wanted) < pool.provider.batch_size:
             one = queue[0]
             if one.unit in self.holding and one.part in one.unit.parts and one.part not in failed:
-                if wanted and not batches.go_together(wanted[0], one):
+                if wanted and not outcomes.go_together(wanted[0], one):
                     break
                 if tokens is not None:
                     tokens -= pool.provider.weigh_document(one.chunk.text)
@@ -205,7 +207,7 @@ class Embedding:
     def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
         """Send a batch. Return whether that was possible."""
         is_doubtful = wanted[0].unit.is_doubtful
-        if (is_doubtful and pool.in_flight) or not self._rationing.allows(pool, wanted):
+        if (is_doubtful and pool.in_flight) or not self._limiter.allows(pool, wanted):
             return False
         sight = None
         if seconds := self.holding.settings.canary_seconds:
@@ -217,7 +219,7 @@ class Embedding:
 
     def _hand_out(self, batch: Batch) -> None:
         has_paused = batch.pool.ended(batch.future)
-        for one, outcome in zip(batch.wanted, batches.outcomes(batch), strict=True):
+        for one, outcome in zip(batch.wanted, outcomes.of(batch), strict=True):
             unit, part = one.unit, one.part
             if unit not in self.holding or part not in unit.parts:
                 continue  # lost, or ended because of another of its chunks
@@ -229,20 +231,20 @@ class Embedding:
                 else:
                     self.holding.look_at(unit)
             else:
-                self.failing.add(Failure(unit, part, batch.pool, outcome))
-        batches.tell(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
+                self.failures.add(Failure(unit, part, batch.pool, outcome))
+        outcomes.tell(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: these may lose the database, and by now the answers are handed out.
         self._note_models(batch)
-        self._rationing.pay_up(batch.pool)
+        self._limiter.pay_up(batch.pool)
 
     def _learn(self, batch: Batch) -> None:
         """Let spaces know their models. What another model has made meanwhile is asked again."""
         if batch.sight is None or batch.sight.vectors is None:
             return
-        vectors, outcomes = batch.sight.vectors, batch.future.result()
+        vectors, results = batch.sight.vectors, batch.future.result()
         for index, one in enumerate(batch.wanted):
             space = one.part.space
-            if batch.sight.known[index] is not None or not isinstance(outcomes[index], Embedded):
+            if batch.sight.known[index] is not None or not isinstance(results[index], Embedded):
                 continue
             if self._known.get(space.pk) is None:
                 facts = batch.pool.provider.canary.facts
@@ -251,7 +253,7 @@ class Embedding:
                 )
             known = self._known[space.pk]
             if known is not None and not is_alike(known, vectors):
-                outcomes[index] = ProviderUnavailable(f"{known.space} has met another model.")
+                results[index] = ProviderUnavailable(f"{known.space} has met another model.")
 
     def _note_models(self, batch: Batch) -> None:
         """Note for all processes whether the spaces of a batch have met their models."""
@@ -260,7 +262,7 @@ class Embedding:
         using, provider = self.holding.using, batch.pool.provider
         seen = {
             one.part.space: outcome
-            for one, outcome in zip(batch.wanted, batches.outcomes(batch), strict=True)
+            for one, outcome in zip(batch.wanted, outcomes.of(batch), strict=True)
             if isinstance(outcome, Embedded | AnotherModel)
         }
         for space, outcome in seen.items():
@@ -273,3 +275,60 @@ class Embedding:
                 self._recognized_at[space.pk] = at
                 seconds = provider.clock() - at
                 spaces.note_recognized(space, seconds_ago=seconds, using=using)
+
+
+SPREAD_SECONDS = 0.5
+"""How far apart workers that wait for the same quota wake up."""
+
+
+class RateLimiter:
+    """Called by the loop's own thread only: the quotas are in the database."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        self._paid: dict[Pool, Counter[str]] = {}
+
+    def tokens_at_once(self, pool: Pool) -> int | None:
+        """Return how many tokens a batch should hold at most."""
+        limits = quotas.limits(pool.provider.alias)
+        return limits.tokens_at_once if limits else None
+
+    def allows(self, pool: Pool, wanted: list[Wanted]) -> bool:
+        """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
+        alias = pool.provider.alias
+        limits = quotas.limits(alias)
+        if limits is None:
+            return True
+        tokens = sum(pool.provider.weigh_document(one.chunk.text) for one in wanted)
+        wait = quotas.take(alias, limits, tokens=tokens, using=self._using)
+        if wait:
+            self._await(pool, wait)
+            return False
+        pool.provider.is_metered = True
+        paid = self._paid.setdefault(pool, Counter(pool.provider.sent))
+        paid.update(requests=1, tokens=tokens)
+        return True
+
+    def look(self, pools: list[Pool]) -> None:
+        """Let pools with a used-up quota wait, so that nothing is claimed for them."""
+        for pool in pools:
+            if not pool.paused_seconds and quotas.limits(pool.provider.alias):
+                self._await(pool, quotas.wait_seconds(pool.provider.alias, using=self._using))
+
+    def pay_up(self, pool: Pool) -> None:
+        """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
+        alias = pool.provider.alias
+        limits = quotas.limits(alias)
+        paid = self._paid.get(pool)
+        if limits is None or paid is None:
+            return
+        owed = Counter(pool.provider.sent) - paid
+        if owed:
+            paid.update(owed)
+            quotas.owe(
+                alias, limits, requests=owed["requests"], tokens=owed["tokens"], using=self._using
+            )
+
+    def _await(self, pool: Pool, seconds: float) -> None:
+        if seconds:
+            pool.await_quota(seconds + random.uniform(0, SPREAD_SECONDS * (seconds > 1)))

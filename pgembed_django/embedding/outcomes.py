@@ -1,17 +1,103 @@
-"""What becomes of a unit whose chunk has failed, or whose provider is paused."""
+"""The outcomes of a batch: what is logged, and what becomes of units whose chunks failed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from pgembed_django import spaces
-from pgembed_django.embedding.holding import Units
-from pgembed_django.embedding.units import Failure, Part, Unit
-from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
+from pgembed_django import events, faults, spaces
+from pgembed_django.embedding.pool import outage_of
+from pgembed_django.embedding.units import Batch, Failure, Part, Unit, Units, Wanted
+from pgembed_django.exceptions import InputRefused, ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
+from pgembed_django.providers.base import Embedded
 
 
-class Failing:
+def go_together(one: Wanted, other: Wanted) -> bool:
+    """Return whether they may share a batch. A doubtful unit shares with none."""
+    return one.unit is other.unit or not (one.unit.is_doubtful or other.unit.is_doubtful)
+
+
+def of(batch: Batch) -> list[Embedded | ProviderError]:
+    """Return one outcome per chunk. If the whole batch failed, all share its error."""
+    error = batch.future.exception()
+    if error is None:
+        return batch.future.result()
+    if not isinstance(error, ProviderError):
+        error = ProviderError(faults.described(error))
+    return [error] * len(batch.wanted)
+
+
+def tell(batch: Batch, *, has_paused: bool, seconds: float) -> None:
+    """Log the outcome of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
+    found = of(batch)
+    if not batch.wanted and not batch.pool.paused_seconds:
+        events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
+    elif outage_of(batch.future):
+        events.tell(
+            events.PROVIDER_PAUSED,
+            about=batch,
+            is_logged=has_paused,
+            provider=batch.pool.provider.alias,
+            seconds=batch.pool.paused_seconds,
+            error=batch.pool.reason,
+            milliseconds=seconds * 1000,
+        )
+    else:
+        _tell_of_chunks(batch, found, seconds=seconds)
+    _tell_of_cuts(batch, found)
+
+
+def _tell_of_chunks(
+    batch: Batch, found: Sequence[Embedded | ProviderError], *, seconds: float
+) -> None:
+    """Log how many chunks were embedded and how many were refused."""
+    provider = batch.pool.provider
+    refused = sum(not isinstance(outcome, Embedded) for outcome in found)
+    rows = len({one.unit for one in batch.wanted})
+    if len(found) > refused:
+        events.tell(
+            events.BATCH_EMBEDDED,
+            about=batch,
+            provider=provider.alias,
+            model=str(provider),
+            chunks=len(found) - refused,
+            rows=rows,
+            tokens=sum(provider.weigh_document(one.chunk.text) for one in batch.wanted),
+            milliseconds=seconds * 1000,
+        )
+    if refused:
+        events.tell(
+            events.BATCH_FAILED,
+            about=batch,
+            provider=provider.alias,
+            model=str(provider),
+            chunks=len(found),
+            rows=rows,
+            refused=refused,
+            milliseconds=seconds * 1000,
+        )
+
+
+def _tell_of_cuts(batch: Batch, found: Sequence[Embedded | ProviderError]) -> None:
+    """Log how many rows have texts that were cut to fit, and name one of them."""
+    cut = {
+        (one.unit.claim.spec, one.unit.claim.source_pk)
+        for one, outcome in zip(batch.wanted, found, strict=True)
+        if isinstance(outcome, Embedded) and outcome.was_cut
+    }
+    if cut:
+        spec, source_pk = min(cut)
+        events.tell(
+            events.TEXTS_CUT,
+            provider=batch.pool.provider.alias,
+            model=str(batch.pool.provider),
+            rows=len(cut),
+            spec=spec,
+            source_pk=source_pk,
+        )
+
+
+class Failures:
     """Failures, kept until nothing of their units is awaited, and stranded parts."""
 
     def __init__(self, *, holding: Units) -> None:

@@ -1,27 +1,135 @@
-"""Store what has come of units that are not whole yet, in transactions that hold their jobs.
+"""Write what has come of units, in short transactions that hold their jobs and wait for nobody.
 
-All are short, and none waits for a writer.
+What is whole is written in the transaction that completes its job. Before that, text whose vectors
+are late is stored for full-text search, and vectors are staged while others are awaited.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, spaces, store
-from pgembed_django.embedding.aside import Aside
-from pgembed_django.embedding.holding import Units
-from pgembed_django.embedding.locked import Locked
-from pgembed_django.embedding.units import Part, Unit
+from pgembed_django.embedding.units import Part, Quarantine, Unit, Units, by_spec
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue.portion import Portion
 from pgembed_django.specs import Spec
+
+
+def begin(units: Sequence[Unit], *, using: str) -> Callable[[Sequence[Unit]], list[Unit]]:
+    """Begin to write whole units. Returns what writes those that are still ours.
+
+    That returns the units that it wrote. The others were planned without a space that is live by
+    now: what they have is stored, as it is paid for, and their jobs go on from there.
+    """
+    dropped = {space_id for unit in units for space_id in unit.dropped_spaces}
+    spaces.put_off_switch(dropped, using=using)
+    read_live = spaces.ask_live_states({unit.spec for unit in units}, using=using)
+
+    def write(ours: Sequence[Unit]) -> list[Unit]:
+        live = read_live()
+        outdated = _planned_without_a_space(ours, live)
+        for spec, of_spec in by_spec(outdated).items():
+            _apply(spec, of_spec, live[spec.key], using=using)
+        planned = [unit for unit in ours if unit not in outdated]
+        for spec, of_spec in by_spec(planned).items():
+            _write(spec, of_spec, live[spec.key], using=using)
+        return planned
+
+    return write
+
+
+def _planned_without_a_space(
+    units: Sequence[Unit], live: defaultdict[str, dict[int, spaces.LiveState]]
+) -> list[Unit]:
+    """Return the units without a space that was opened or activated after they were planned.
+
+    A space that was retired and reopened after they were planned counts as opened.
+
+    Also those whose spaces are all gone. Completing them would leave a gap or a stale text in a
+    space that may be searched by now; after a flush of the database it would leave the row to the
+    reconciler. If a space is opened after this look, the reconciler has yet to fill it. If one is
+    activated after it, the last look of that switch finds the gap.
+    """
+
+    def is_for(unit: Unit) -> bool:
+        present = live[unit.spec.key]
+        searched = {key for key, one in present.items() if one.state == Space.State.ACTIVE}
+        return (
+            bool(present)
+            and {(key, one.retired_at) for key, one in present.items()} <= unit.planned_spaces
+            and not searched & unit.dropped_spaces
+        )
+
+    return [unit for unit in units if not unit.is_gone and not is_for(unit)]
+
+
+def _apply(
+    spec: Spec, units: Sequence[Unit], live: Mapping[int, spaces.LiveState], *, using: str
+) -> None:
+    """Store the parts of units in live spaces."""
+    changes = [
+        unit.change(part)
+        for unit in units
+        for part in unit.parts
+        if not part.plan.is_fresh and part.is_live(live)
+    ]
+    if changes:
+        store.apply(spec, changes, using=using)
+
+
+def _write(
+    spec: Spec, units: Sequence[Unit], live: Mapping[int, spaces.LiveState], *, using: str
+) -> None:
+    gone = [unit.claim.source_pk for unit in units if unit.is_gone]
+    if gone:
+        store.forget(spec, gone, using=using)
+    _apply(spec, units, live, using=using)
+    staged = [
+        unit.claim.source_pk
+        for unit in units
+        # What is staged for a space whose part was dropped saves the job that fills it the work.
+        if not unit.dropped_spaces
+        and (unit.has_staged or any(part.is_staged for part in unit.parts))
+    ]
+    if staged:
+        store.unstage(spec, staged, using=using)
+
+
+LOCKED_SECONDS = 1.0
+"""How soon work that can wait is tried again after its table was found locked."""
+
+
+class Locked:
+    """Knows how long to leave each alone. The other specs go on."""
+
+    def __init__(self, *, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until: dict[Spec, float] = {}
+
+    def __contains__(self, spec: Spec) -> bool:
+        return self.until(spec) > self._clock()
+
+    def __bool__(self) -> bool:
+        return bool(self._until)
+
+    def until(self, spec: Spec) -> float:
+        """Return when to try a spec again, by the clock. Long ago: at once."""
+        return self._until.get(spec, float("-inf"))
+
+    def add(self, specs: Iterable[Spec]) -> None:
+        """Leave specs alone from now on. Forget those whose time is over."""
+        now = self._clock()
+        self._until = {spec: until for spec, until in self._until.items() if until > now}
+        self._until |= dict.fromkeys(specs, now + LOCKED_SECONDS)
+
 
 Parts = list[tuple[Unit, Part]]
 
@@ -50,9 +158,11 @@ class Staging:
     next time: fewer at once, if they took too long.
     """
 
-    def __init__(self, *, holding: Units, aside: Aside, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, holding: Units, quarantine: Quarantine, clock: Callable[[], float]
+    ) -> None:
         self.holding = holding
-        self.aside = aside
+        self.quarantine = quarantine
         self._locked = Locked(clock=clock)
         self._portion = Portion()
 
@@ -152,8 +262,8 @@ class Staging:
                     self._portion.halve(len(parts))
                     raise
                 case Fault.SCHEMA | Fault.PASSING if not store.is_fit(spec, using=using):
-                    self.aside.put(spec, error)
-                    self.aside.release({unit for unit, _ in parts})
+                    self.quarantine.add(spec, error)
+                    self.quarantine.give_back({unit for unit, _ in parts})
                 case _ if len(parts) > 1:
                     return [left for one in parts for left in self._write_some(write, spec, [one])]
                 case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
@@ -204,3 +314,51 @@ def _note_text(part: Part) -> None:
 STAGE = Write(_stage_vectors, _note_staged)
 APPLY = Write(_apply_whole)
 STORE_TEXT = Write(_store_text, _note_text)
+
+
+LATE_SECONDS = 0.1
+"""If a unit's vectors take longer than this, its text is stored first."""
+
+MAX_LATE_SECONDS = 1.0
+"""The longest wait while answers keep coming: its own may be next, and text that is stored early
+is written twice."""
+
+
+class EarlyText:
+    """Watches how long units wait for their vectors, and stores the text of late ones."""
+
+    def __init__(self, *, holding: Units, staging: Staging, clock: Callable[[], float]) -> None:
+        self.holding = holding
+        self._staging = staging
+        self._clock = clock
+        self._answered_at = float("-inf")
+        self._locked = Locked(clock=clock)
+
+    def answered(self) -> None:
+        """Note that vectors have come and were handled."""
+        self._answered_at = self._clock()
+
+    def step(self) -> None:
+        """Store the text of units that are late."""
+        now = self._clock()
+        waiting = self.holding.without_text.values()
+        late = takewhile(lambda unit: self._due_at(unit) <= now, waiting)
+        units = [unit for unit in late if unit.spec not in self._locked]
+        if units:
+            self._locked.add(self._staging.store_text(units))
+
+    def due_seconds(self) -> float | None:
+        """Return in how many seconds the next unit's text is due."""
+        waiting = iter(self.holding.without_text.values())
+        # The first is the oldest. Only if a table is locked may another be due before it.
+        first = waiting if self._locked else islice(waiting, 1)
+        due = min(map(self._tried_at, first), default=None)
+        return None if due is None else due - self._clock()
+
+    def _tried_at(self, unit: Unit) -> float:
+        return max(self._due_at(unit), self._locked.until(unit.spec))
+
+    def _due_at(self, unit: Unit) -> float:
+        flows_until = self._answered_at + LATE_SECONDS
+        latest = unit.started + MAX_LATE_SECONDS
+        return max(unit.started + LATE_SECONDS, min(flows_until, latest))
