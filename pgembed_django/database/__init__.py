@@ -91,7 +91,7 @@ def run(cursor: Any, statement: str, parameters: Mapping[str, Any] | None) -> No
 def prepared(using: str, statement: str, **parameters: Any) -> list[Row]:
     """Run a statement that a worker sends all day, and return its rows.
 
-    In a worker's direct session (``worker.configuring``) the server binds the parameters and
+    In a worker's direct session (``queue.sessions``) the server binds the parameters and
     parses the statement once. Elsewhere, and where statements are logged, it is like ``rows``.
     """
     return send_prepared(using, statement, **parameters)()

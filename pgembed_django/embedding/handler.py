@@ -24,11 +24,11 @@ from pgembed_django.faults import Fault
 from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.maintenance.upkeep import Upkeep
 from pgembed_django.providers import NotInstalled
-from pgembed_django.queue.chores import Chore
 from pgembed_django.queue.completing import Completion
 from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
 from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
+from pgembed_django.queue.maintenance import Chore
 from pgembed_django.specs import Spec
 
 CLAIM_AHEAD_SECONDS = 0.4

@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A claimed job in progress. ``started`` is when it was claimed, by the pipeline's clock."""
+    """A claimed job in progress. ``started`` is when it was claimed, by the worker's clock."""
 
     claim: Claim
     spec: Spec

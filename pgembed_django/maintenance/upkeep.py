@@ -11,7 +11,7 @@ from pgembed_django import conf, spaces
 from pgembed_django.maintenance import backfill, laps, recognizing, reconcile, renaming, retired
 from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
-from pgembed_django.queue.chores import Chore, apart
+from pgembed_django.queue.maintenance import Chore, apart
 from pgembed_django.specs import Spec
 
 LAPS_SECONDS = 1.0

@@ -15,10 +15,10 @@ from django.db import DatabaseError
 from pgembed_django import conf, faults
 
 if TYPE_CHECKING:
-    from pgembed_django.queue.chores import Chore
     from pgembed_django.queue.completing import Completion
     from pgembed_django.queue.in_flight import HeldJob, InFlight
     from pgembed_django.queue.jobs import Claim
+    from pgembed_django.queue.maintenance import Chore
 
 Write = Callable[[Sequence["HeldJob"]], Mapping[int, int]]
 """Writes the results of jobs, in the transaction that completes them. See ``Handler.writing``."""

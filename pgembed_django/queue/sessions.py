@@ -1,4 +1,4 @@
-"""Find out whether the server still works on what the worker's sessions wait for.
+"""A worker's database sessions: set up as the queue requires, and cut or canceled when they hang.
 
 A proxy with a broken route (after a failover, for instance) may keep a connection and
 acknowledge what is sent, but pass nothing on. TCP finds nothing wrong, and the loop would wait
@@ -20,6 +20,123 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
 from pgembed_django import events
+from pgembed_django.database import interrupting
+from pgembed_django.queue.listener import MAY_BE_IDLE
+
+# A worker that freezes in the middle of a transaction would block writers until it wakes.
+FROZEN_AFTER = "10s"
+PREPARE_AFTER = 3
+"""How often a worker sends a statement before psycopg prepares it."""
+
+CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
+
+# However a role or database is set up, values must be read as they were written, and a text made
+# of a row must be the same in each worker. Django sets the encoding and the time zone.
+PLAIN_VALUES = """
+    SELECT
+        set_config('DateStyle', 'ISO, MDY', false),
+        set_config('IntervalStyle', 'postgres', false),
+        set_config('bytea_output', 'hex', false),
+        set_config('array_nulls', 'on', false),
+        set_config('extra_float_digits', '1', false),
+        set_config('standard_conforming_strings', 'on', false),
+        set_config('quote_all_identifiers', 'off', false)
+"""
+
+# Notice within a minute that a server has vanished silently (a failover, a firewall): by default a
+# worker would wait for hours. Seconds, but for the count and the milliseconds of USER_TIMEOUT.
+SILENCE = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 50_000,
+}
+
+
+def configure_sessions(using: str, *, is_direct: bool = False) -> None:
+    """Set a worker's connections up as the queue requires, now and after each reconnect.
+
+    ``is_direct``: no pooler in transaction mode is in between, so that prepared statements and
+    settings last as long as the connection.
+    """
+
+    def configure(connection: BaseDatabaseWrapper, **_: object) -> None:
+        if connection.alias != using:
+            return
+        options = connection.settings_dict.get("OPTIONS", {})
+        connection.connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        if not any(option.startswith(("keepalive", "tcp_user")) for option in options):
+            notice_silence(connection.connection.fileno())
+        if is_direct:
+            connection.connection.prepare_threshold = PREPARE_AFTER
+        with connection.cursor() as cursor:
+            if is_direct:
+                # The table may have grown a thousandfold since a kept plan was made.
+                cursor.execute("SET plan_cache_mode = force_custom_plan")
+            cursor.execute(PLAIN_VALUES)
+            cursor.execute("SET default_transaction_isolation = 'read committed'")
+            # Where row security hides rows, raise an error: hidden rows must not look deleted.
+            cursor.execute("SET row_security = off")
+            cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
+            cursor.execute(MAY_BE_IDLE)
+
+    leave_sessions(using)
+    connection_created.connect(configure, weak=False, dispatch_uid=f"pgembed-{using}")
+    wrapper = connections[using]
+    if wrapper.connection is not None:
+        configure(wrapper)
+
+
+def leave_pool(using: str) -> None:
+    """Open this process's connections without Django's connection pool from now on.
+
+    A worker's threads keep their connections. They would use up a pool of four, the default,
+    and probes and metrics would wait half a minute for one.
+    """
+    wrapper: Any = connections[using]
+    options = wrapper.settings_dict.get("OPTIONS", {})
+    if "pool" in options:
+        wrapper.close()
+        wrapper.close_pool()
+        kept = {name: value for name, value in options.items() if name != "pool"}
+        # For all threads: Django gives each the same dictionary.
+        wrapper.settings_dict["OPTIONS"] = kept
+
+
+def leave_sessions(using: str) -> None:
+    """No longer set up new connections: the worker has ended."""
+    connection_created.disconnect(dispatch_uid=f"pgembed-{using}")
+
+
+def drop_halfway_session(using: str) -> None:
+    """Close a connection that was interrupted in the middle of a statement or transaction."""
+    if interrupting.is_halfway(using):
+        connections[using].close()
+
+
+def end_sessions(using: str) -> None:
+    """Close the connections, so that the caller of the worker does not get their settings."""
+    leave_sessions(using)
+    wrapper: Any = connections[using]
+    wrapper.close()
+    # The worker's threads gave theirs back to the pool with the settings still on.
+    wrapper.close_pool()
+
+
+def notice_silence(file: int) -> None:
+    """Set keep-alives and time-outs, so that waiting on TCP ends when the other side is gone."""
+    wire = socket.socket(fileno=file)
+    try:
+        if wire.family == socket.AF_UNIX:
+            return
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in SILENCE.items():
+            option = getattr(socket, name, None)  # not every system has all of them
+            if option is not None:
+                wire.setsockopt(socket.IPPROTO_TCP, option, value)
+    finally:
+        wire.detach()  # libpq closes it
+
 
 CONNECT_SECONDS = 10
 

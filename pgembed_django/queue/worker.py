@@ -16,7 +16,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from pgembed_django import conf, events, faults
 from pgembed_django.database import interrupting
 from pgembed_django.faults import Fault
-from pgembed_django.queue import configuring, rollups
+from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler, Hindrances
 from pgembed_django.queue.listener import Listener
 from pgembed_django.queue.liveness import Liveness, Stuck
@@ -210,7 +210,7 @@ class Worker:
         return False
 
     def _start(self) -> None:
-        configuring.configure_sessions(self.using)
+        sessions.configure_sessions(self.using)
         self.sessions.watch()
         for handler in self.handlers:
             handler.prepare()
@@ -298,7 +298,7 @@ class Worker:
         self.liveness.end()
         presence, self._presence = self._presence, None
         with suppress(DatabaseError, InterfaceError):
-            configuring.drop_halfway_session(self.using)
+            sessions.drop_halfway_session(self.using)
             for work in self.works:
                 work.release()
             self._add_up()
@@ -312,7 +312,7 @@ class Worker:
 
     def _disconnect(self) -> None:
         self._rest.close()
-        configuring.end_sessions(self.using)
+        sessions.end_sessions(self.using)
         self.sessions.end()
 
     # One round
@@ -407,7 +407,7 @@ class Worker:
         if self.listener.is_up:
             self.listener.probe()
         elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
-            configuring.configure_sessions(self.using, is_direct=True)
+            sessions.configure_sessions(self.using, is_direct=True)
 
     def _report(self) -> None:
         if self._presence is not None:

@@ -20,7 +20,7 @@ from pgembed_django import events, faults, specs
 from pgembed_django.embedding import writer
 from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.queue import jobs
-from pgembed_django.queue.chores import Chore, Chores
+from pgembed_django.queue.maintenance import Chore, Chores
 from pgembed_django.queue.work import Work
 from tests.app.models import (
     Article,

@@ -17,7 +17,7 @@ from django.db.models import Q
 from pgembed_django import database, spaces, specs
 from pgembed_django.maintenance import gaps
 from pgembed_django.models import Ending, Job, Space
-from pgembed_django.queue import configuring, jobs
+from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.work import Work
 from tests.app.models import Article
 
@@ -103,9 +103,9 @@ READ = """
 
 @pytest.fixture
 def worker_session(db: None) -> Iterator[None]:
-    configuring.configure_sessions("default", is_direct=True)
+    sessions.configure_sessions("default", is_direct=True)
     yield
-    configuring.leave_sessions("default")
+    sessions.leave_sessions("default")
     connection.connection.prepare_threshold = None
 
 

@@ -12,7 +12,7 @@ from psycopg import sql
 from pgembed_django import database, faults, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Ending, Job, Lap
-from pgembed_django.queue import configuring, jobs
+from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
 from pgembed_django.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding
@@ -355,11 +355,11 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
     make_article, writer, monkeypatch, pipelined
 ):
     """SIGSTOP, a paused virtual machine: nobody will end that transaction but Postgres."""
-    monkeypatch.setattr(configuring, "FROZEN_AFTER", "200ms")
+    monkeypatch.setattr(sessions, "FROZEN_AFTER", "200ms")
     article = make_article()
     [held] = claim()
     connection.close()
-    configuring.configure_sessions("default")
+    sessions.configure_sessions("default")
     try:
         storing = database.giving_way("default", pipelined=pipelined)
         with pytest.raises(DatabaseError) as caught, storing:  # noqa: PT012
@@ -370,7 +370,7 @@ def test_a_worker_that_freezes_in_mid_transaction_is_cut_off(
         assert faults.is_lost_connection(caught.value)
     finally:
         connection.close()
-        configuring.leave_sessions("default")
+        sessions.leave_sessions("default")
     writer.connection.commit()
     assert not Article.objects.exists()
 
@@ -392,7 +392,7 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     connection.close()
     connection.settings_dict["OPTIONS"]["isolation_level"] = psycopg.IsolationLevel.SERIALIZABLE
     try:
-        configuring.configure_sessions("default")
+        sessions.configure_sessions("default")
         for _ in range(2):
             with transaction.atomic(), connection.cursor() as cursor:
                 cursor.execute("SHOW transaction_isolation")
@@ -401,7 +401,7 @@ def test_workers_run_in_read_committed_whatever_the_settings_say(settings, conne
     finally:
         connection.close()
         connection.settings_dict["OPTIONS"] = before
-        configuring.leave_sessions("default")
+        sessions.leave_sessions("default")
 
 
 def test_a_statement_by_itself_is_read_committed_too_whatever_the_database_says(connect):
@@ -412,14 +412,14 @@ def test_a_statement_by_itself_is_read_committed_too_whatever_the_database_says(
     connection.close()
     try:
         own.execute(sql.SQL(default).format(name))
-        configuring.configure_sessions("default")
+        sessions.configure_sessions("default")
         with connection.cursor() as cursor:
             cursor.execute("SHOW transaction_isolation")
             assert cursor.fetchone() == ("read committed",)
     finally:
         own.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_isolation").format(name))
         connection.close()
-        configuring.leave_sessions("default")
+        sessions.leave_sessions("default")
 
 
 def test_no_function_of_ours_costs_a_subtransaction_a_row():

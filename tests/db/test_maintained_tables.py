@@ -15,9 +15,9 @@ from psycopg.types import TypeInfo
 from pgembed_django import faults
 from pgembed_django.faults import Fault
 from pgembed_django.models import Job
-from pgembed_django.queue import configuring
-from pgembed_django.queue.chores import attempt
-from pgembed_django.queue.configuring import PREPARE_AFTER
+from pgembed_django.queue import sessions
+from pgembed_django.queue.maintenance import attempt
+from pgembed_django.queue.sessions import PREPARE_AFTER
 from pgembed_django.queue.work import Work
 from tests.app.models import (
     Article,
@@ -370,9 +370,9 @@ REWRITES = """
 @pytest.fixture
 def kept_plans(transactional_db: None) -> Iterator[None]:
     """A worker's direct session, whose statements stay prepared and whose plans are kept."""
-    configuring.configure_sessions("default", is_direct=True)
+    sessions.configure_sessions("default", is_direct=True)
     yield
-    configuring.end_sessions("default")
+    sessions.end_sessions("default")
 
 
 @pytest.mark.django_db(transaction=True)

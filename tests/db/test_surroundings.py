@@ -26,9 +26,9 @@ from django.urls import path
 from pgembed_django import sources, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
-from pgembed_django.queue import configuring, jobs
-from pgembed_django.queue.chores import Chore, Chores
+from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.listener import Listener
+from pgembed_django.queue.maintenance import Chore, Chores
 from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
@@ -104,7 +104,7 @@ def test_a_worker_on_a_connection_pool(alias, make_article, make_worker):
     options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}}
     pooled = alias("pooled", OPTIONS=options, CONN_MAX_AGE=0)
     article = make_article()
-    configuring.configure_sessions(pooled)
+    sessions.configure_sessions(pooled)
     worker = make_worker(using=pooled)
 
     for _ in range(3):
@@ -134,9 +134,9 @@ def bound_by_the_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     connection.close()
     with monkeypatch.context() as changed:
         changed.setitem(connection.settings_dict, "OPTIONS", options)
-        configuring.configure_sessions("default", is_direct=True)
+        sessions.configure_sessions("default", is_direct=True)
         yield
-        configuring.leave_sessions("default")
+        sessions.leave_sessions("default")
         connection.close()
 
 
@@ -150,10 +150,10 @@ def test_a_chore_whose_columns_have_other_types_by_now_goes_on(second_connection
         with connection.cursor() as cursor:
             cursor.execute("SELECT title FROM plain WHERE id = %s", [1])
             seen.extend(cursor.fetchall())
-        if len(seen) == 2 * configuring.PREPARE_AFTER:
+        if len(seen) == 2 * sessions.PREPARE_AFTER:
             second_connection.execute("ALTER TABLE plain ALTER title TYPE varchar(5)")
             second_connection.commit()
-        return len(seen) > 2 * configuring.PREPARE_AFTER
+        return len(seen) > 2 * sessions.PREPARE_AFTER
 
     chores = Chores("look", [Chore(0.001, look)], using="default", wake=done.set)
     chores.start()
@@ -198,7 +198,7 @@ def test_nor_does_the_pool_hand_such_a_session_out(make_article):
 def test_a_time_out_of_idle_sessions_ends_none_of_a_workers(alias, connect):
     options = {**connection.settings_dict["OPTIONS"], "options": "-c idle_session_timeout=50ms"}
     hurried = alias("hurried", OPTIONS=options)
-    configuring.configure_sessions(hurried)
+    sessions.configure_sessions(hurried)
     with closing(Listener(["app.ArticleEmbedding"], using=hurried)) as listener:
         assert listener.open()
         forgotten = connect(autocommit=True)
@@ -219,7 +219,7 @@ def test_a_worker_whose_connection_is_closed_between_rounds(
 ):
     aged = alias("aged", CONN_MAX_AGE=max_age)
     article = make_article()
-    configuring.configure_sessions(aged)
+    sessions.configure_sessions(aged)
     worker = make_worker(using=aged)
     worker.step()
     connections[aged].close()
@@ -250,7 +250,7 @@ class TestRowLevelSecurity:
             )
         options = {**connection.settings_dict["OPTIONS"], "options": "-c role=pgembed_restricted"}
         using = alias("restricted", OPTIONS=options)
-        configuring.configure_sessions(using)
+        sessions.configure_sessions(using)
         yield using
         connections[using].close()
         with connection.cursor() as cursor:

@@ -21,9 +21,9 @@ from pgembed_django import faults, lengths, spaces, specs
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.queue import chores as chores_module
+from pgembed_django.queue import maintenance as chores_module
 from pgembed_django.queue import portion
-from pgembed_django.queue.chores import Chore, Chores, attempt
+from pgembed_django.queue.maintenance import Chore, Chores, attempt
 from pgembed_django.queue.work import Work
 from pgembed_django.spaces import indexes
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding

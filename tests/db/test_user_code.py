@@ -23,7 +23,7 @@ from pgembed_django import faults, sources, specs
 from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
-from pgembed_django.queue import chores
+from pgembed_django.queue import maintenance
 from pgembed_django.sources import asking
 from pgembed_django.user_code import SESSION, progress_of
 from tests.app.models import Note, Product, ProductEmbedding
@@ -370,7 +370,7 @@ def test_a_base_manager_that_raises_sets_its_spec_aside(make_worker, monkeypatch
 
     while worker.step():
         pass
-    with chores.apart(specs.of(Product)[0], chore="reconcile", using="default"):
+    with maintenance.apart(specs.of(Product)[0], chore="reconcile", using="default"):
         reconcile_deeply("app.ProductEmbedding")
 
     found = Job.objects.values_list("source_pk", "status", "attempts").distinct()
@@ -460,7 +460,7 @@ def test_a_row_that_ends_the_reconcilers_transaction(run_jobs, monkeypatch):
     rounds = 0
     while not Job.objects.filter(status="pending", spec=spec).exists() and rounds < 20:
         rounds += 1
-        with chores.apart(specs.get(spec), chore="reconcile", using="default"):
+        with maintenance.apart(specs.get(spec), chore="reconcile", using="default"):
             reconcile_deeply(spec)
 
     [job] = Job.objects.filter(status="pending", spec=spec)

@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         "I2",
         "isolation-of-the-settings",
-        "queue/configuring.py",
+        "queue/sessions.py",
         "isolation_level = psycopg.IsolationLevel.READ_COMMITTED",
         "isolation_level = connection.connection.isolation_level",
         "db/test_i2_writers_never_wait.py::"
@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "hidden-rows-look-deleted",
-        "queue/configuring.py",
+        "queue/sessions.py",
         "SET row_security = off",
         "SET row_security = on",
         "db/test_surroundings.py::TestRowLevelSecurity",

@@ -25,7 +25,7 @@ from django.db import connections
 from django.test import override_settings
 
 from pgembed_django import conf, providers
-from pgembed_django.queue import chores
+from pgembed_django.queue import maintenance
 
 DEPLOY = Path(__file__).resolve().parents[2] / "docs" / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -203,7 +203,7 @@ def test_nobody_is_killed_while_it_stops() -> None:
     needed = float(environment_of_kubernetes()["PGEMBED_STOP_GRACE_SECONDS"])
     assert float(environment_of_compose()["PGEMBED_STOP_GRACE_SECONDS"]) == needed
     assert f"PGEMBED_STOP_GRACE_SECONDS={needed:g}" in unit()["Service"]["Environment"]
-    needed += 2 * chores.STOP_SECONDS
+    needed += 2 * maintenance.STOP_SECONDS
 
     assert seconds(compose()["services"]["worker"]["stop_grace_period"]) >= needed
     assert pods()["Deployment/worker"]["terminationGracePeriodSeconds"] >= needed

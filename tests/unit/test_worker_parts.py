@@ -16,9 +16,9 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.ops.formatting import Address, address, rows_text
-from pgembed_django.queue import configuring, serving, stopping
+from pgembed_django.queue import port, sessions, stopping
 from pgembed_django.queue.liveness import Liveness, Watchdog
-from pgembed_django.queue.serving import Answer, Server
+from pgembed_django.queue.port import Answer, Server
 from pgembed_django.queue.sessions import Sessions
 from pgembed_django.queue.stopping import MIB, Limits, stopped_by_signals
 from tests import played
@@ -227,7 +227,7 @@ def test_a_port_without_a_file_descriptor_waits_for_one(server, monkeypatch):
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
         try:
             client.connect(("127.0.0.1", server.port))
-            assert waits.get(timeout=10) == serving.ACCEPT_SECONDS
+            assert waits.get(timeout=10) == port.ACCEPT_SECONDS
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         client.sendall(b"GET /ok HTTP/1.0\r\n\r\n")
@@ -263,7 +263,7 @@ def test_a_port_in_use_is_refused_when_the_server_is_made(server):
 
 def test_a_server_that_vanishes_is_noticed_within_a_minute():
     with socket.socket() as wire:
-        configuring.notice_silence(wire.fileno())
+        sessions.notice_silence(wire.fileno())
 
         def get(option: int) -> int:
             return wire.getsockopt(socket.IPPROTO_TCP, option)
@@ -277,7 +277,7 @@ def test_a_server_that_vanishes_is_noticed_within_a_minute():
 def test_a_socket_in_the_file_system_needs_no_such_thing():
     one, other = socket.socketpair()
     with one, other:
-        configuring.notice_silence(one.fileno())
+        sessions.notice_silence(one.fileno())
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
@@ -286,7 +286,7 @@ def test_a_process_that_can_open_nothing_more_notices_silence_too():
     with socket.socket() as wire:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            configuring.notice_silence(wire.fileno())
+            sessions.notice_silence(wire.fileno())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

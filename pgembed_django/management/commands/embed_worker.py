@@ -29,10 +29,9 @@ from pgembed_django.exceptions import PgembedError
 from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
 from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
-from pgembed_django.queue import configuring
+from pgembed_django.queue import sessions
 from pgembed_django.queue.liveness import Stuck, Watchdog
-from pgembed_django.queue.readiness import Readiness
-from pgembed_django.queue.serving import Answer, Page, Server
+from pgembed_django.queue.port import Answer, Page, Readiness, Server
 from pgembed_django.queue.stopping import Limits
 from pgembed_django.queue.worker import Worker
 from pgembed_django.specs import Spec
@@ -134,7 +133,7 @@ class Command(EmbedCommand):
     def _work(self, **options: Any) -> None:
         using = self.chosen_database(options["database"], waits=True)
         if self.is_a_program:
-            configuring.leave_pool(using)
+            sessions.leave_pool(using)
         if not connections[using].get_autocommit():
             raise CommandError(
                 "A worker needs transactions of its own, and was called inside atomic(), or with "
