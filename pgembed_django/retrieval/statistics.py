@@ -148,7 +148,9 @@ def survey(target: Target[Any], text: str) -> Survey | None:
     encoding = postgres.encoding(target.using)
     language = conf.current().text_search_config
     postgres.require_language(target.using, language)
-    beginning = truncate(prepared(text), MOST_CHARACTERS)
+    beginning = prepared(text)
+    if len(beginning) > MOST_CHARACTERS:
+        beginning = truncate(beginning, MOST_CHARACTERS)
     query = texts.encodable(beginning, encoding, errors="replace")
     parameters = {
         "language": language,
