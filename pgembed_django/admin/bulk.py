@@ -20,7 +20,7 @@ from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
-from pgembed_django.admin import acts, filters, scopes
+from pgembed_django.admin import actions, filters, scopes
 
 if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
@@ -67,9 +67,9 @@ class Form:
 
 def view(model_admin: JobAdmin, request: HttpRequest, act: str) -> HttpResponse:
     """Ask for confirmation on GET. Do the first or next batch on POST, and show the progress."""
-    if act not in acts.ACTS:
+    if act not in actions.ACTS:
         raise Http404
-    if not (model_admin.has_view_permission(request) and acts.ACTS[act].is_allowed(request)):
+    if not (model_admin.has_view_permission(request) and actions.ACTS[act].is_allowed(request)):
         raise PermissionDenied
     given = request.POST if request.method == "POST" else request.GET
     scope = (scopes.Rows if given.get("scope") == scopes.SPEC_ROWS else scopes.Jobs)(act, given)
@@ -96,7 +96,7 @@ def url(model_admin: JobAdmin, act: str, parameters: Mapping[str, str]) -> str:
 def _ask(request: HttpRequest, scope: Scope, context: dict[str, Any]) -> HttpResponse:
     count = scope.count()
     is_bounded = count > scopes.MAX_COUNT
-    number = acts.numbered(min(count, scopes.MAX_COUNT), is_bounded=is_bounded)
+    number = actions.numbered(min(count, scopes.MAX_COUNT), is_bounded=is_bounded)
     context |= {
         "count": count,
         "end": scope.end(),
@@ -117,10 +117,10 @@ def _do(
     batch = scope.run(form.cursor, form.end)
     counts = form.counts + Counter(batch.counts)
     if not batch.awaits:
-        acts.log(request, acts.told(act, batch.counts), about=scope.name)
-    said = acts.told(act, counts)
+        actions.log(request, actions.told(act, batch.counts), about=scope.name)
+    said = actions.told(act, counts)
     if batch.next_cursor is None:
-        model_admin.message_user(request, said, acts.level(counts))
+        model_admin.message_user(request, said, actions.level(counts))
         return HttpResponseRedirect(context["back"])
     context |= {
         "title": _("%s: at work") % scope.act.title,

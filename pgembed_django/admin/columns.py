@@ -19,8 +19,8 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, source_rows
-from pgembed_django.admin.read_only import ReadOnlyAdmin
+from pgembed_django.admin import actions, source_rows
+from pgembed_django.admin.lists import ReadOnlyAdmin
 from pgembed_django.models import Attempt, Job
 
 ERROR_CHARACTERS = 100
@@ -96,13 +96,15 @@ class JobColumns(ReadOnlyAdmin[Job]):
         if hasattr(job, "pgembed_size"):
             size: int | None = job.pgembed_size
         else:
-            size = source_rows.size(job, using=acts.using())
+            size = source_rows.size(job, using=actions.using())
         return "-" if size is None else size
 
     @admin.display(description=gettext_lazy("history"))
     def history(self, job: Job) -> SafeString:
         """The unit's attempts that ended in an error, newest first."""
-        found = Attempt.objects.using(acts.using()).filter(spec=job.spec, source_pk=job.source_pk)
+        found = Attempt.objects.using(actions.using()).filter(
+            spec=job.spec, source_pk=job.source_pk
+        )
         context = {"attempts": found.order_by("-id")[:HISTORY_LENGTH]}
         return SafeString(render_to_string("admin/pgembed/job/history.html", context))
 
@@ -120,7 +122,9 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
         @admin.display(description=gettext_lazy("text"))
         def source_text(job: Job) -> SafeString | str:
-            text = source_rows.text(job, request=request, site=self.admin_site, using=acts.using())
+            text = source_rows.text(
+                job, request=request, site=self.admin_site, using=actions.using()
+            )
             if text is None:
                 return _("Not shown: it needs the permission to view the source row.")
             shown = Truncator(text).chars(TEXT_CHARACTERS)
@@ -131,7 +135,7 @@ class JobColumns(ReadOnlyAdmin[Job]):
 
 def attach(found: list[Job]) -> None:
     """Look up the sizes and workers of all jobs of a page together, and set them on the jobs."""
-    sizes = source_rows.sizes(found, using=acts.using())
+    sizes = source_rows.sizes(found, using=actions.using())
     workers = _workers(found)
     for job in found:
         job.pgembed_size = sizes.get(_unit(job))  # type: ignore[attr-defined]
@@ -153,7 +157,7 @@ def _workers(found: list[Job]) -> dict[Any, str]:
     failed = [job for job in found if job.last_error]
     if not failed:
         return {}
-    attempts = Attempt.objects.using(acts.using()).filter(
+    attempts = Attempt.objects.using(actions.using()).filter(
         spec__in={job.spec for job in failed}, source_pk__in={job.source_pk for job in failed}
     )
     # The last attempt of each unit overwrites the others.

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
-from pgembed_django.admin import acts, bulk
+from pgembed_django.admin import actions, bulk
 from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
 from pgembed_django.ops.status import FailureKind
@@ -32,7 +32,7 @@ def view(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     spec = request.GET.get("spec")
     found = status.failure_kinds(
-        using=acts.using(), specs=[spec] if spec else None, max_count=MAX_COUNT
+        using=actions.using(), specs=[spec] if spec else None, max_count=MAX_COUNT
     )
     now = timezone.now()
     context = {
@@ -64,8 +64,8 @@ def _shown(
         "sample_url": reverse(f"{site}:pgembed_job_change", args=[kind.sample_id]),
         "jobs_url": f"{jobs_url}?{urlencode(parameters)}",
         "acts": [
-            (name, acts.ACTS[name].title, bulk.url(model_admin, name, parameters))
+            (name, actions.ACTS[name].title, bulk.url(model_admin, name, parameters))
             for name in ("retry", "dismiss")
-            if acts.ACTS[name].is_allowed(request)
+            if actions.ACTS[name].is_allowed(request)
         ],
     }

@@ -14,11 +14,11 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django.admin import acts, bulk, buttons, columns, failure_kinds, filters, read_only
+from pgembed_django.admin import actions, bulk, columns, failure_kinds, filters, lists, views
 from pgembed_django.models import Job
 
 
-class JobList(read_only.ReadOnlyList):
+class JobList(lists.ReadOnlyList):
     """A page of jobs. Looks up what other tables hold about them for the whole page together."""
 
     def get_results(self, request: HttpRequest) -> None:
@@ -49,7 +49,7 @@ class JobAdmin(columns.JobColumns):
         own = {
             "failures/": ("failures", failure_kinds.view),
             "all/<slug:act>/": ("all", bulk.view),
-            "operate/<slug:verb>/": ("operate", buttons.view),
+            "operate/<slug:verb>/": ("operate", views.view),
         }
         return [
             path(route, self._wrapped(view), name=f"pgembed_job_{name}")
@@ -109,15 +109,15 @@ class JobAdmin(columns.JobColumns):
 
     def has_retry_permission(self, request: HttpRequest) -> bool:
         """Return whether the viewer may retry failed units."""
-        return acts.ACTS["retry"].is_allowed(request)
+        return actions.ACTS["retry"].is_allowed(request)
 
     def has_dismiss_permission(self, request: HttpRequest) -> bool:
         """Return whether the viewer may dismiss failures."""
-        return acts.ACTS["dismiss"].is_allowed(request)
+        return actions.ACTS["dismiss"].is_allowed(request)
 
     def has_operate_permission(self, request: HttpRequest) -> bool:
         """Return whether the viewer may re-embed, pause, resume, release and probe."""
-        return acts.ACTS["release"].is_allowed(request)
+        return actions.ACTS["release"].is_allowed(request)
 
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
@@ -125,10 +125,10 @@ class JobAdmin(columns.JobColumns):
         """Add the buttons that apply to this job and that the viewer may use."""
         job: Job = context["original"]
         # The same conditions as in the list, decided by the database.
-        found = Job.objects.using(acts.using()).filter(pk=job.pk)
+        found = Job.objects.using(actions.using()).filter(pk=job.pk)
         context["acts"] = [
             (name, act.title)
-            for name, act in acts.ACTS.items()
+            for name, act in actions.ACTS.items()
             if act.is_allowed(request) and found.filter(act.condition).exists()
         ]
         return super().render_change_form(request, context, *args, **kwargs)
@@ -156,16 +156,16 @@ class JobAdmin(columns.JobColumns):
     def _act(self, name: str, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse | None:
         if request.POST.get("select_across") == "1":
             return self._ask_about_all(name, request)
-        act = acts.ACTS[name]
+        act = actions.ACTS[name]
         found = {job.pk: job for job in queryset}
         concerned = list(queryset.filter(act.condition).values_list("pk", flat=True))
         selected = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
         counts = Counter(act.run(concerned))
         # Selected jobs that the filter no longer shows count as gone.
         counts.update(gone=len(selected) - len(found), others=len(found) - len(concerned))
-        said = acts.told(name, counts)
-        acts.log(request, said, about=[found[pk] for pk in concerned])
-        self.message_user(request, said, acts.level(counts))
+        said = actions.told(name, counts)
+        actions.log(request, said, about=[found[pk] for pk in concerned])
+        self.message_user(request, said, actions.level(counts))
         return None
 
     def _ask_about_all(self, name: str, request: HttpRequest) -> HttpResponse | None:
@@ -178,7 +178,7 @@ class JobAdmin(columns.JobColumns):
 
     def _wrapped(self, view: Any) -> Any:
         def wrapped(request: HttpRequest, **kwargs: Any) -> HttpResponse:
-            if read_only.has_nul(request.GET) or read_only.has_nul(request.POST):
+            if lists.has_nul(request.GET) or lists.has_nul(request.POST):
                 raise Http404
             response: HttpResponse = view(self, request, **kwargs)
             return response

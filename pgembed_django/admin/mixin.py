@@ -25,7 +25,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from pgembed_django import specs
-from pgembed_django.admin import acts, source_rows
+from pgembed_django.admin import actions, source_rows
 from pgembed_django.admin.vector_states import STATES, state_of
 from pgembed_django.models import Job
 from pgembed_django.models.job import UNSETTLED
@@ -100,7 +100,7 @@ class VectorsMixin(ModelAdmin):
 
     def has_pgembed_retry_permission(self, request: HttpRequest) -> bool:
         """Return whether the viewer may retry failed units."""
-        return acts.ACTS["retry"].is_allowed(request)
+        return actions.ACTS["retry"].is_allowed(request)
 
     @admin.action(
         permissions=["pgembed_retry"],
@@ -153,7 +153,7 @@ class VectorsMixin(ModelAdmin):
                 return format_html("{} {}", state, said)
             units = _units(self, request, [row.pk])
             errors = units.filter(UNSETTLED).values_list("last_error")
-            button = self._button(row) if acts.ACTS["retry"].is_allowed(request) else ""
+            button = self._button(row) if actions.ACTS["retry"].is_allowed(request) else ""
             shown = format_html_join("", '<pre class="pgembed-error">{}</pre>', errors)
             return format_html("{} {}{}", state, button, shown)
 
@@ -173,7 +173,7 @@ class VectorsMixin(ModelAdmin):
         """Retry one row's unit, and go back to its page."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        if not (self.has_view_permission(request) and acts.ACTS["retry"].is_allowed(request)):
+        if not (self.has_view_permission(request) and actions.ACTS["retry"].is_allowed(request)):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
         if row is None:
@@ -200,8 +200,8 @@ def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> Q
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
     """Retry the rows' failed units, make jobs in backoff due now, and show the results."""
     units = _units(model_admin, request, pks)
-    found = list(units.filter(acts.ACTS["retry"].condition))
-    counts = acts.retry([job.pk for job in found], using=units.db)
-    said = acts.told("retry", counts)
-    acts.log(request, said, about=found)
-    model_admin.message_user(request, said, acts.level(counts))
+    found = list(units.filter(actions.ACTS["retry"].condition))
+    counts = actions.retry([job.pk for job in found], using=units.db)
+    said = actions.told("retry", counts)
+    actions.log(request, said, about=found)
+    model_admin.message_user(request, said, actions.level(counts))

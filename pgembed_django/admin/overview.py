@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from pgembed_django import specs
-from pgembed_django.admin import acts, drawing
+from pgembed_django.admin import actions, drawing
 from pgembed_django.models import Job, Rollup
 from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
@@ -32,10 +32,10 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
     """Return the template's context, or None if the viewer may not view jobs."""
     if not request.user.has_perm("pgembed.view_job"):
         return None
-    seen = status.overview(using=acts.using())
+    seen = status.overview(using=actions.using())
     hours = request.GET.get("hours", "1")
     hours = hours if hours in RANGES else "1"
-    points = status.series(using=acts.using(), hours=int(hours), now=seen.at)
+    points = status.series(using=actions.using(), hours=int(hours), now=seen.at)
     return {
         "at": seen.at,
         "seconds": REFRESH_SECONDS,
@@ -49,7 +49,7 @@ def of(request: HttpRequest) -> dict[str, Any] | None:
         "ranges": RANGES.items(),
         "charts": _charts(points, str(RANGES[hours])),
         "failures": str(_failures(seen)),
-        "may_operate": acts.ACTS["reembed"].is_allowed(request),
+        "may_operate": actions.ACTS["reembed"].is_allowed(request),
     }
 
 
@@ -78,7 +78,7 @@ def _failures(seen: Overview) -> status.Count:
 
 def _elsewhere() -> list[tuple[str, str]]:
     """Return (database, spec key) of the specs that this page does not show."""
-    here = specs.on(acts.using())
+    here = specs.on(actions.using())
     return [(router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here]
 
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from pgembed_django import specs
-from pgembed_django.admin import acts, filters
+from pgembed_django.admin import actions, filters
 from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.models import Job
 
@@ -27,7 +27,7 @@ SPEC_ROWS = "rows"
 class Batch:
     """The results of one batch, and where the next one begins."""
 
-    counts: acts.Counts = field(default_factory=dict)
+    counts: actions.Counts = field(default_factory=dict)
     taken: int = 0
     """How many jobs or rows it went over."""
     next_cursor: int | None = None
@@ -42,14 +42,14 @@ class Jobs:
     resumed_from = None
 
     def __init__(self, act: str, given: Mapping[str, str]) -> None:
-        self.act = acts.ACTS[act]
+        self.act = actions.ACTS[act]
         self.parameters = filters.asked(given)
         # Without a status act on the failures, never on the whole table.
         parameters = {"status": "failed", **self.parameters}
         if act == "release":
             parameters["status"] = "running"
         self._jobs = filters.matching(
-            Job.objects.using(acts.using()).filter(self.act.condition), parameters
+            Job.objects.using(actions.using()).filter(self.act.condition), parameters
         )
 
     @property
@@ -65,7 +65,9 @@ class Jobs:
 
     def end(self) -> str:
         """Return the highest id, so that the run leaves out jobs that are added later."""
-        last = Job.objects.using(acts.using()).order_by("-pk").values_list("pk", flat=True).first()
+        last = (
+            Job.objects.using(actions.using()).order_by("-pk").values_list("pk", flat=True).first()
+        )
         return str(last or 0)
 
     def is_end(self, said: str) -> bool:
@@ -89,10 +91,10 @@ class Rows:
         spec = specs.get(given.get("spec", ""))
         if spec is None or act != "reembed":
             raise Http404
-        self.act = acts.ACTS[act]
+        self.act = actions.ACTS[act]
         self.spec = spec
         self.parameters = {"spec": spec.key, "scope": SPEC_ROWS}
-        self._backfill = backfill.Backfill(spec, using=acts.using(), where=(), force=True)
+        self._backfill = backfill.Backfill(spec, using=actions.using(), where=(), force=True)
         self.resumed_from = self._backfill.resumed_from
         self._begins_anew = bool(given.get("restart"))
 

@@ -10,7 +10,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from pgembed_django.admin.read_only import ReadOnlyAdmin
+from pgembed_django.admin.lists import ReadOnlyAdmin
 from pgembed_django.models import Space
 
 

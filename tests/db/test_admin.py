@@ -22,7 +22,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import specs
-from pgembed_django.admin import JobAdmin, read_only, scopes
+from pgembed_django.admin import JobAdmin, lists, scopes
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.queue import jobs
 from tests.app.models import Article, Page
@@ -368,7 +368,7 @@ def test_a_unit_is_found_by_its_key_its_spec_or_both(viewer: Client, asked: str)
 def test_the_list_counts_up_to_a_bound_and_says_so(
     viewer: Client, make_article: Callable[..., Article], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_only, "MAX_COUNT", 3)
+    monkeypatch.setattr(lists, "MAX_COUNT", 3)
     for _ in range(3):
         make_article()
     assert "more than" not in text(viewer)

@@ -14,8 +14,8 @@ from django.urls import path, reverse
 from django.utils import timezone
 
 from pgembed_django.admin import VectorsMixin, filters
-from pgembed_django.admin.acts import ACTS
-from pgembed_django.admin.buttons import VERBS
+from pgembed_django.admin.actions import ACTS
+from pgembed_django.admin.views import VERBS
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.testing import run_jobs

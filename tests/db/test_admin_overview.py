@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from pgembed_django import specs
-from pgembed_django.admin import buttons, drawing, overview
+from pgembed_django.admin import drawing, overview, views
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
@@ -261,7 +261,7 @@ def test_failures_need_the_permission(make_client: Callable[..., Client]) -> Non
 # Buttons
 
 
-@pytest.mark.parametrize("verb", buttons.VERBS)
+@pytest.mark.parametrize("verb", views.VERBS)
 def test_buttons_need_a_post_and_the_permission(
     make_client: Callable[..., Client], operator: Client, verb: str
 ) -> None:
@@ -321,7 +321,7 @@ def test_a_probe_tells_what_the_provider_answers(
 def test_a_probe_does_not_wait_for_longer_than_a_person_does(
     operator: Client, provider: type[PlayedProvider], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buttons, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(views, "PROBE_SECONDS", 0.01)
     gate = threading.Event()
     monkeypatch.setattr(PlayedProvider, "probe", lambda self: gate.wait(30))
 

@@ -18,7 +18,7 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandParser
 
 from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
-from pgembed_django.admin.acts import ACTS
+from pgembed_django.admin.actions import ACTS
 from pgembed_django.checks import databases
 from pgembed_django.embedding import reader
 from pgembed_django.models import Job

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from pgembed_django import conf, providers, specs
-from pgembed_django.admin import acts, filters
+from pgembed_django.admin import actions, filters
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Job, Pause
 from pgembed_django.providers import Probe
@@ -49,7 +49,7 @@ def view(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse
         raise PermissionDenied
     name = request.POST.get("name", "")
     level, said = VERBS[verb](request, name)
-    acts.log(request, said, about=name)
+    actions.log(request, said, about=name)
     model_admin.message_user(request, said, level)
     return HttpResponseRedirect(
         reverse(f"{model_admin.admin_site.name}:app_list", args=["pgembed"])
@@ -57,7 +57,7 @@ def view(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse
 
 
 def _pause(request: HttpRequest, name: str) -> Said:
-    is_new = jobs.pause(_what(request, name), name, by=str(request.user), using=acts.using())
+    is_new = jobs.pause(_what(request, name), name, by=str(request.user), using=actions.using())
     if is_new:
         return messages.SUCCESS, _("Paused %s. Workers notice within ten seconds.") % name
     return messages.WARNING, _("Already paused: %s.") % name
@@ -68,7 +68,7 @@ def _resume(request: HttpRequest, name: str) -> Said:
     what = request.POST.get("what", "")
     if what not in Pause.What.values:
         raise Http404
-    if jobs.resume(what, name, using=acts.using()):
+    if jobs.resume(what, name, using=actions.using()):
         return messages.SUCCESS, _("Resumed %s. Workers notice within ten seconds.") % name
     return messages.WARNING, _("Not paused: %s.") % name
 
@@ -106,10 +106,10 @@ def _probe(request: HttpRequest, name: str) -> Said:
 def _release(request: HttpRequest, name: str) -> Said:
     if not name.isdecimal():
         raise Http404
-    held = Job.objects.using(acts.using()).filter(filters.held_by(name))
+    held = Job.objects.using(actions.using()).filter(filters.held_by(name))
     ids = list(held.order_by("pk").values_list("pk", flat=True)[:MAX_RELEASED])
-    counts = acts.ACTS["release"].run(ids)
-    return acts.level(counts), acts.told("release", counts)
+    counts = actions.ACTS["release"].run(ids)
+    return actions.level(counts), actions.told("release", counts)
 
 
 def within(seconds: float, look: Callable[[], Probe]) -> Probe | None:
