@@ -5,9 +5,8 @@ from __future__ import annotations
 from django.contrib import admin
 
 from pgembed_django.admin.jobs import JobAdmin
+from pgembed_django.admin.lists import SpaceAdmin, WorkerAdmin
 from pgembed_django.admin.mixin import VectorsFilter, VectorsMixin
-from pgembed_django.admin.spaces import SpaceAdmin
-from pgembed_django.admin.workers import WorkerAdmin
 from pgembed_django.models import Job, Space, Worker
 
 __all__ = ["JobAdmin", "SpaceAdmin", "VectorsFilter", "VectorsMixin", "WorkerAdmin"]

@@ -1,8 +1,9 @@
-"""Acts on jobs: run them, report the results in words, write the admin's log. No pages."""
+"""What a person can do to jobs, one transaction per job, and what came of it in words. No pages."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -14,8 +15,7 @@ from django.db import DataError
 from django.db.models import Q
 from django.db.models.functions import Now
 from django.http import HttpRequest
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from pgembed_django import conf, reembedding, specs
 from pgembed_django.models import Job
@@ -26,159 +26,180 @@ from pgembed_django.queue import jobs
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
-Counts = Mapping[str, int]
-"""How many jobs had which result, by the keys of ``PARTS``."""
+MAX_SECONDS = 2.0
+"""How long one request works through jobs. A page then offers a button for the rest."""
 
-PARTS: dict[str, _StrPromise] = {
-    "retried": gettext_lazy("retried %d"),
-    "dismissed": gettext_lazy("dismissed %d"),
-    "reembedded": gettext_lazy("to be embedded again %d"),
-    "released": gettext_lazy("released %d"),
-    "forward": gettext_lazy("brought forward %d"),
-    "failed": gettext_lazy("failed by it %d"),
-    "superseded": gettext_lazy("superseded by newer work %d"),
-    "gone": gettext_lazy("gone %d"),
-    "busy": gettext_lazy("locked by an open write %d (try again)"),
-    "after": gettext_lazy("not looked at yet %d"),
-    "others": gettext_lazy("left alone %d"),
+Counts = Mapping[str, int]
+"""How many jobs had which result, by the keys of ``RESULTS``."""
+
+RESULTS: dict[str, _StrPromise] = {
+    "retried": ngettext_lazy("%d job retried", "%d jobs retried"),
+    "dismissed": ngettext_lazy("%d job dismissed", "%d jobs dismissed"),
+    "reembedded": gettext_lazy("%d queued to be embedded again"),
+    "released": ngettext_lazy("%d job released", "%d jobs released"),
+    "forward": gettext_lazy("%d made due now"),
+    "failed": ngettext_lazy("%d job failed with it", "%d jobs failed with it"),
+    "superseded": gettext_lazy("%d superseded by newer work"),
+    "gone": gettext_lazy("%d already settled or deleted"),
+    "busy": gettext_lazy("%d locked by an open write (try again)"),
+    "unchecked": gettext_lazy("%d not checked yet"),
+    "unchanged": gettext_lazy("%d left unchanged"),
 }
-NOTHING_DONE = ("gone", "busy", "after", "others")
+NOTHING_DONE = ("gone", "busy", "unchecked", "unchanged")
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """Something that a person can do to jobs. ``run`` takes ids of jobs that meet ``condition``."""
+class Action:
+    """One thing to do to a job. ``run`` takes a job id and an alias, and returns the result.
+
+    ``condition`` selects the jobs that it applies to. ``status`` is the one to take all jobs of
+    where a person has chosen none, so that it is never the whole table.
+    """
 
     permission: str
     title: _StrPromise
+    selected: _StrPromise
     question: _StrPromise
+    the_rest: _StrPromise
+    explained: _StrPromise
     counted_as: str
     condition: Q
-    run: Callable[[Sequence[int]], Counts]
-    explained: _StrPromise
+    run: Callable[[int, str], str]
+    status: str = "failed"
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the viewer may do this."""
         return request.user.has_perm(f"pgembed.{self.permission}_job")
 
 
-def using() -> str:
-    """Return the alias of the database that the admin pages read from and write to."""
-    return shown_database()
+def _retry(job_id: int, using: str) -> str:
+    return _result(jobs.retry_failed([job_id], using=using, priorities=specs.priorities()))
 
 
-def retry(ids: Sequence[int], *, using: str) -> Counts:
-    """Retry failed units, and return how many jobs had which result."""
-    return asdict(jobs.retry_failed(ids, using=using, priorities=specs.priorities()))
+def _dismiss(job_id: int, using: str) -> str:
+    return _result(jobs.dismiss([job_id], using=using))
 
 
-def _retry(ids: Sequence[int]) -> Counts:
-    return retry(ids, using=using())
+def _release(job_id: int, using: str) -> str:
+    max_crashes = conf.current().max_crashes
+    return _result(jobs.reap_held([job_id], max_crashes=max_crashes, using=using))
 
 
-def _dismiss(ids: Sequence[int]) -> Counts:
-    return asdict(jobs.dismiss(ids, using=using()))
+def _result(counts: jobs.Retried | jobs.Dismissed | jobs.Reaped) -> str:
+    return next(name for name, count in asdict(counts).items() if count)
 
 
-def _release(ids: Sequence[int]) -> Counts:
-    settings = conf.current()
-    return asdict(jobs.reap_held(ids, max_crashes=settings.max_crashes, using=using()))
-
-
-def _reembed(ids: Sequence[int]) -> Counts:
-    counts: Counter[str] = Counter()
-    units: dict[str, list[str]] = defaultdict(list)
-    found = Job.objects.using(using()).filter(pk__in=ids).values_list("spec", "source_pk")
-    for key, source_pk in found:
-        units[key].append(source_pk)
-    for key, source_pks in units.items():
-        spec = specs.get(key)
-        if spec is None:
-            counts["others"] += len(source_pks)
-            continue
-        counts += _reembed_units(spec, source_pks)
-    counts["gone"] += len(ids) - sum(counts.values())
-    return counts
-
-
-def _reembed_units(spec: specs.Spec, source_pks: Sequence[str]) -> Counter[str]:
+def _reembed(job_id: int, using: str) -> str:
+    job = Job.objects.using(using).filter(pk=job_id).first()
+    if job is None:
+        return "gone"
+    spec = specs.get(job.spec)
+    if spec is None:
+        return "unchanged"
     try:
-        busy = set(reembedding.reembed(spec, source_pks, using=using()).busy)
+        done = reembedding.reembed(spec, [job.source_pk], using=using)
     except DataError:
-        # A key is not of the key's type: it was typed by hand, or another field was the key
-        # before. Halve the list until the bad keys are alone.
-        middle = len(source_pks) // 2
-        if not middle:
-            return Counter(others=1)
-        first, second = source_pks[:middle], source_pks[middle:]
-        return _reembed_units(spec, first) + _reembed_units(spec, second)
-    # Count jobs, not units: jobs were selected, and a unit may have several.
-    return Counter("busy" if one in busy else "reembedded" for one in source_pks)
+        # A key that is not of the key's type: typed by hand, or another field was the key before.
+        return "unchanged"
+    return "busy" if done.busy else "reembedded"
 
 
-ACTS = {
-    "retry": Act(
+ACTIONS = {
+    "retry": Action(
         permission="retry",
         title=gettext_lazy("Retry"),
+        selected=gettext_lazy("Retry selected"),
         question=gettext_lazy("Retry %(count)s?"),
+        the_rest=gettext_lazy("Retry the rest"),
+        explained=gettext_lazy(
+            "Each gets a new job with no attempts spent. If newer work of a unit is already "
+            "waiting, that is made due now instead."
+        ),
         counted_as="retried",
         condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
         run=_retry,
-        explained=gettext_lazy(
-            "Each gets a new job with no attempts spent. Where newer work of a unit is waiting "
-            "already, that is brought forward instead."
-        ),
     ),
-    "dismiss": Act(
+    "dismiss": Action(
         permission="dismiss",
         title=gettext_lazy("Dismiss"),
+        selected=gettext_lazy("Dismiss selected failures"),
         question=gettext_lazy("Dismiss %(count)s?"),
+        the_rest=gettext_lazy("Dismiss the rest"),
+        explained=gettext_lazy(
+            "They leave the list of failures. Their units are parked for a week, unless the row "
+            "is written or the job is retried."
+        ),
         counted_as="dismissed",
         condition=OPEN_FAILURE,
         run=_dismiss,
-        explained=gettext_lazy(
-            "They are taken off the list and left alone for a week, unless somebody writes to the "
-            "row or retries it."
-        ),
     ),
-    "reembed": Act(
+    "reembed": Action(
         permission="operate",
         title=gettext_lazy("Re-embed"),
+        selected=gettext_lazy("Re-embed selected units"),
         question=gettext_lazy("Re-embed %(count)s?"),
+        the_rest=gettext_lazy("Re-embed the rest"),
+        explained=gettext_lazy(
+            "Their text is sent to the provider again, although it has not changed. Searches use "
+            "the stored vectors until the new ones are there."
+        ),
         counted_as="reembedded",
         condition=Q(),
         run=_reembed,
-        explained=gettext_lazy(
-            "Their text is sent to the provider again, though it has not changed. Searches find "
-            "what is stored until the new vectors are there."
-        ),
     ),
-    "release": Act(
+    "release": Action(
         permission="operate",
         title=gettext_lazy("Release"),
+        selected=gettext_lazy("Release from a dead worker"),
         question=gettext_lazy("Take %(count)s from the worker?"),
+        the_rest=gettext_lazy("Release the rest"),
+        explained=gettext_lazy(
+            "For a worker that is dead. Each job counts a crash, and is claimed alone next time. "
+            "If the worker is still alive, its results are discarded."
+        ),
         counted_as="released",
         condition=RUNNING,
         run=_release,
-        explained=gettext_lazy(
-            "For a worker that is dead. A crash is counted, and each job is next claimed alone. "
-            "If the worker lives on after all, what it brings is discarded."
-        ),
+        status="running",
     ),
 }
 
 
-def told(act: str, counts: Counts) -> str:
-    """Return the results in words: first the act's own count, then all others above zero."""
-    first = ACTS[act].counted_as
-    parts = [first, *(key for key in PARTS if key != first and counts.get(key))]
-    text = ", ".join(str(PARTS[key]) % counts.get(key, 0) for key in parts)
-    return f"{text[0].upper()}{text[1:]}."
+def database() -> str:
+    """Return the alias of the database that the admin pages read from and write to."""
+    return shown_database()
+
+
+def work_through(
+    action: Action,
+    job_ids: Sequence[int],
+    *,
+    using: str,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Counter[str], Sequence[int]]:
+    """Act on one job after the other for ``MAX_SECONDS``. Return the counts, and the jobs left.
+
+    One transaction per job: a statement over many would lock rows in another order than writers.
+    """
+    ends_at = clock() + MAX_SECONDS
+    counts: Counter[str] = Counter()
+    for done, job_id in enumerate(job_ids):
+        if done and clock() >= ends_at:
+            return counts, job_ids[done:]
+        counts[action.run(job_id, using)] += 1
+    return counts, ()
+
+
+def summary(action: Action, counts: Counts) -> str:
+    """Return the results in words: first the action's own count, then all others above zero."""
+    first = action.counted_as
+    names = [first, *(name for name in RESULTS if name != first and counts.get(name))]
+    return ", ".join(str(RESULTS[name] % counts.get(name, 0)) for name in names) + "."
 
 
 def level(counts: Counts) -> int:
     """Return the message level for the results: a warning if nothing was done."""
-    is_done = any(count for key, count in counts.items() if key not in NOTHING_DONE)
+    is_done = any(count for name, count in counts.items() if name not in NOTHING_DONE)
     return messages.SUCCESS if is_done else messages.WARNING
 
 
@@ -199,9 +220,3 @@ def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> No
         )
         for object_id, name in entries
     )
-
-
-def numbered(count: int, *, is_bounded: bool = False) -> str:
-    """Return a count as text, with "more than" if counting stopped at a bound."""
-    text = f"{count:,}"
-    return _("more than %s") % text if is_bounded else text

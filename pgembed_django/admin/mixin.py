@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet, TextField
+from django.db.models import Case, CharField, Model, OuterRef, Q, QuerySet, TextField, Value, When
 from django.db.models.functions import Cast
 from django.forms import Media
 from django.http import (
@@ -22,13 +24,12 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from pgembed_django import specs
-from pgembed_django.admin import actions, source_rows
-from pgembed_django.admin.vector_states import STATES, state_of
-from pgembed_django.models import Job
-from pgembed_django.models.job import UNSETTLED
+from pgembed_django import spaces, specs
+from pgembed_django.admin import actions
+from pgembed_django.models import Job, Space
+from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -36,6 +37,15 @@ else:
     ModelAdmin = object
 
 MAX_SELECTED = 1000
+
+STATES = {
+    "fresh": gettext_lazy("fresh"),
+    "pending": gettext_lazy("pending"),
+    "failed": gettext_lazy("failed"),
+    "dismissed": gettext_lazy("dismissed"),
+    "missing": gettext_lazy("no vectors yet"),
+    "outside": gettext_lazy("not embedded"),
+}
 
 
 class VectorsFilter(admin.SimpleListFilter):
@@ -100,7 +110,7 @@ class VectorsMixin(ModelAdmin):
 
     def has_pgembed_retry_permission(self, request: HttpRequest) -> bool:
         """Return whether the viewer may retry failed units."""
-        return actions.ACTS["retry"].is_allowed(request)
+        return actions.ACTIONS["retry"].is_allowed(request)
 
     @admin.action(
         permissions=["pgembed_retry"],
@@ -149,11 +159,11 @@ class VectorsMixin(ModelAdmin):
             state = self.vectors(row)
             known = getattr(row, "pgembed_state", "")
             if known not in ("failed", "dismissed", "pending"):
-                said = source_rows.cut(self.model, row) if known == "fresh" else ""
+                said = _cut(self.model, row) if known == "fresh" else ""
                 return format_html("{} {}", state, said)
             units = _units(self, request, [row.pk])
             errors = units.filter(UNSETTLED).values_list("last_error")
-            button = self._button(row) if actions.ACTS["retry"].is_allowed(request) else ""
+            button = self._button(row) if actions.ACTIONS["retry"].is_allowed(request) else ""
             shown = format_html_join("", '<pre class="pgembed-error">{}</pre>', errors)
             return format_html("{} {}{}", state, button, shown)
 
@@ -173,7 +183,7 @@ class VectorsMixin(ModelAdmin):
         """Retry one row's unit, and go back to its page."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
-        if not (self.has_view_permission(request) and actions.ACTS["retry"].is_allowed(request)):
+        if not (self.has_view_permission(request) and actions.ACTIONS["retry"].is_allowed(request)):
             raise PermissionDenied
         row = self.get_object(request, unquote(object_id))
         if row is None:
@@ -200,8 +210,70 @@ def _units(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> Q
 def _retry_rows(model_admin: VectorsMixin, request: HttpRequest, pks: list[Any]) -> None:
     """Retry the rows' failed units, make jobs in backoff due now, and show the results."""
     units = _units(model_admin, request, pks)
-    found = list(units.filter(actions.ACTS["retry"].condition))
-    counts = actions.retry([job.pk for job in found], using=units.db)
-    said = actions.told("retry", counts)
-    actions.log(request, said, about=found)
+    action = actions.ACTIONS["retry"]
+    found = {job.pk: job for job in units.filter(action.condition).order_by("pk")}
+    counts, rest = actions.work_through(action, list(found), using=units.db)
+    counts["unchecked"] = len(rest)
+    said = actions.summary(action, counts)
+    actions.log(request, said, about=[job for pk, job in found.items() if pk not in set(rest)])
     model_admin.message_user(request, said, actions.level(counts))
+
+
+def _cut(model: type[Model], row: Model) -> str:
+    """Return in words how many passages of a row the active space's model cut. Empty: none."""
+    chunks = {"source_id": row.pk, "space__state": Space.State.ACTIVE, "was_cut": True}
+    count = sum(
+        spec.embedding_model._base_manager.using(row._state.db)
+        .filter(space__spec=spec.key, **chunks)
+        .count()
+        for spec in specs.of(model)
+    )
+    said = ngettext(
+        "%d passage did not fit the model as a whole.",
+        "%d passages did not fit the model as a whole.",
+        count,
+    )
+    return said % count if count else ""
+
+
+# The state of a row's vectors. The query of a page computes it for all its rows.
+
+
+def state_of(model: type[Model]) -> Case:
+    """Return an expression on the outer row: the worst state among its units."""
+    declared = specs.of(model)
+    keys = [spec.key for spec in declared]
+    matches = reduce(or_, (spec.when or Q(pk__isnull=False) for spec in declared))
+    # A spec that leaves the row out has no vectors of it.
+    fresh = reduce(
+        and_, (_is_fresh(spec) | ~spec.when if spec.when else _is_fresh(spec) for spec in declared)
+    )
+    return Case(
+        When(_has_job(keys, OPEN_FAILURE), then=Value("failed")),
+        When(~matches, then=Value("outside")),
+        # Two lookups, not one for both statuses: each status has its own index.
+        When(_has_job(keys, PENDING) | _has_job(keys, RUNNING), then=Value("pending")),
+        When(_has_job(keys, DISMISSED), then=Value("dismissed")),
+        When(fresh, then=Value("fresh")),
+        default=Value("missing"),
+        output_field=CharField(),
+    )
+
+
+def _has_job(keys: list[str], status: Q) -> Q:
+    """Return the condition that the outer row has a job with this status in any of the specs."""
+    outer = Cast(OuterRef("pk"), TextField())
+    return Q(spaces.LookedUp(Job.objects.filter(status, spec__in=keys, source_pk=outer)))
+
+
+def _is_fresh(spec: specs.Spec) -> Q:
+    """Return the condition that a search can find the outer row."""
+    chunks = spec.embedding_model._base_manager.filter(
+        spaces.FOUND,
+        source_id=OuterRef("pk"),
+        space__spec=spec.key,
+        space__state=Space.State.ACTIVE,
+    )
+    if spec.stale == "hide":
+        chunks = chunks.exclude(text_digest=b"hidden")
+    return Q(spaces.LookedUp(chunks))

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from functools import reduce
 from operator import add
-from typing import Any
 
 from django.contrib.admin import AdminSite
 from django.contrib.admin.utils import quote
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import ValidationError
 from django.db import DataError
-from django.db.models import Manager, Model, QuerySet, TextField, Value
+from django.db.models import Model, TextField
 from django.db.models.functions import Cast, Coalesce, Length
 from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.translation import ngettext
 
 from pgembed_django import sources, specs
-from pgembed_django.database import unions
-from pgembed_django.models import Job, Space
+from pgembed_django.models import Job
 
 
 def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeString | None:
@@ -40,56 +35,18 @@ def source_link(job: Job, *, request: HttpRequest, site: AdminSite) -> SafeStrin
     return None
 
 
-def cut(model: type[Model], row: Model) -> str:
-    """Return in words how many passages of a row the active space's model cut. Empty: none."""
-    chunks = {"source_id": row.pk, "space__state": Space.State.ACTIVE, "was_cut": True}
-    count = sum(
-        spec.embedding_model._base_manager.using(row._state.db)
-        .filter(space__spec=spec.key, **chunks)
-        .count()
-        for spec in specs.of(model)
-    )
-    said = ngettext(
-        "%d passage did not fit the model as a whole.",
-        "%d passages did not fit the model as a whole.",
-        count,
-    )
-    return said % count if count else ""
-
-
-def sizes(found: Iterable[Job], *, using: str) -> dict[tuple[str, str], int]:
-    """Return the characters in the watched fields of the jobs' rows by unit, in one query.
-
-    Leaves out rows of tables that are locked now.
-    """
-    queries = _sizes(found, using=using)
-    return {(key, pk): size for key, pk, size in unions.read(queries, using=using)}
-
-
 def size(job: Job, *, using: str) -> int | None:
-    """Return the same for one job, or None. Waits for a locked table, as ``text`` does."""
-    return next((size for rows in _sizes([job], using=using) for _, _, size in rows), None)
-
-
-def _sizes(found: Iterable[Job], *, using: str) -> list[QuerySet[Any, tuple[str, str, int]]]:
-    keys: dict[specs.Spec, list[Any]] = defaultdict(list)
-    for job in found:
-        spec = specs.get(job.spec)
-        if spec is not None:
-            try:
-                keys[spec].append(spec.parse_pk(job.source_pk))
-            except ValidationError:
-                continue  # the key is of a type that the model's key no longer has
-    return [
-        _rows(spec, pks, using=using)
-        .order_by()
-        .values_list(
-            Value(spec.key, output_field=TextField()),
-            Cast("pk", TextField()),
-            reduce(add, (_length(name) for name in spec.fields)),
-        )
-        for spec, pks in keys.items()
-    ]
+    """Return the characters in the watched fields of the job's row, or None if there is none."""
+    spec = specs.get(job.spec)
+    if spec is None:
+        return None
+    try:
+        row = spec.model._base_manager.using(using).filter(pk=spec.parse_pk(job.source_pk))
+    except ValidationError:
+        return None  # the key is of a type that the model's key no longer has
+    lengths = (Coalesce(Length(Cast(name, TextField())), 0) for name in spec.fields)
+    found: int | None = row.order_by().values_list(reduce(add, lengths), flat=True).first()
+    return found
 
 
 def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str | None:
@@ -104,21 +61,6 @@ def text(job: Job, *, request: HttpRequest, site: AdminSite, using: str) -> str 
     except DataError:
         return ""  # not a valid key of this table: there is no row
     return loaded.texts.get(job.source_pk) or loaded.errors.get(job.source_pk, "")
-
-
-def _rows(spec: specs.Spec, pks: list[Any], *, using: str) -> QuerySet[Any]:
-    """Return the rows that the base manager finds, as a plain queryset.
-
-    A union matches columns by position, and django-modeltranslation's querysets reorder them.
-    """
-    shown = spec.model._base_manager.using(using).filter(pk__in=pks)
-    if type(spec.model._base_manager) is Manager:
-        return shown
-    return QuerySet(spec.model, using=using).filter(pk__in=shown.order_by().values("pk"))
-
-
-def _length(name: str) -> Any:
-    return Coalesce(Length(Cast(name, TextField())), 0)
 
 
 def _models(spec: specs.Spec) -> tuple[type[Model], ...]:

@@ -22,12 +22,6 @@ def pgembed_overview(context: template.RequestContext) -> dict[str, Any] | None:
 
 
 @register.filter
-def pgembed_number(number: int) -> str:
-    """Return a number with a comma after each thousand, such as "20,000"."""
-    return f"{number:,}"
-
-
-@register.filter
 def pgembed_duration(seconds: float | None) -> str:
     """Return a duration in words, such as "12 min"."""
     from pgembed_django.admin import overview

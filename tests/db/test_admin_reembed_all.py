@@ -12,8 +12,8 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 
-from pgembed_django.admin import scopes
-from pgembed_django.maintenance import backfill, reconcile
+from pgembed_django.admin import actions, views
+from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.test_admin import hidden, said
@@ -37,8 +37,9 @@ def articles(
     run_jobs: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[Article]:
-    """Three rows that are embedded. A page of a run is two."""
-    monkeypatch.setattr(scopes, "BATCH", 2)
+    """Three rows that are embedded. A request has time for two."""
+    monkeypatch.setattr(views, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(actions, "MAX_SECONDS", 0)
     made = [make_article() for _ in range(3)]
     run_jobs()
     Job.objects.all().delete()
@@ -46,82 +47,72 @@ def articles(
 
 
 class Run:
-    """What a person does: open the page that asks, press its button, and let it go on."""
+    """What a person does: open the page that asks, and press its button as often as it is there."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.where = reverse("admin:pgembed_job_all", args=["reembed"])
-        self.page: HttpResponse = client.get(self.where, {"scope": "rows", "spec": KEY})
+        self.where = f"{reverse('admin:pgembed_job_rows')}?spec={KEY}"
+        self.page: HttpResponse = client.get(self.where)
 
     @property
     def text(self) -> str:
         return self.page.content.decode()
 
-    def go_on(self, **also: str) -> str:
-        self.page = self.client.post(self.where, {**hidden(self.page), **also})
+    def press(self) -> str:
+        self.page = self.client.post(self.where, hidden(self.page))
         return said(self.page) if self.page.status_code == 302 else self.text
 
 
-def test_large_numbers_are_told_with_commas(operator, articles):
-    assert "2 of 20,000 so far." in Run(operator).go_on(total="20000")
+def test_every_row_is_embedded_anew_as_many_as_there_is_time_for(operator, articles, run_jobs):
+    asked = Run(operator)
+    assert "Re-embed 3 rows?" in asked.text
+
+    told = asked.press()
+
+    assert "2 queued to be embedded again." in told
+    assert "Re-embed the other 1 row?" in told
+    assert "Re-embed the rest" in told
+    assert asked.press() == "1 queued to be embedded again."
+    assert Job.objects.filter(status="pending", kind="backfill").count() == 3
+    assert run_jobs() == 3
+    messages = LogEntry.objects.order_by("id").values_list("change_message", flat=True)
+    assert list(messages) == ["2 queued to be embedded again.", "1 queued to be embedded again."]
 
 
-def test_it_goes_on_when_the_workers_have_made_room(operator, articles, run_jobs, monkeypatch):
+def test_with_time_enough_it_takes_one_request(operator, articles, monkeypatch):
+    monkeypatch.setattr(actions, "MAX_SECONDS", 600)
+
+    assert Run(operator).press() == "3 queued to be embedded again."
+
+
+def test_it_continues_when_the_workers_have_made_room(operator, articles, run_jobs, monkeypatch):
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
-    run = Run(operator)
+    asked = Run(operator)
+    asked.press()
 
-    assert "2 of 3 so far." in run.go_on()
-    told = run.go_on()
+    told = asked.press()
 
-    assert "2 of 3 so far." in told
-    assert "It goes on when fewer than 2 rows wait to be embedded." in told
-    assert 'data-pgembed-continue="3"' in told
+    assert "0 queued to be embedded again." in told
+    assert "Continue when fewer than 2 rows wait to be embedded." in told
     assert Job.objects.filter(status="pending", kind="backfill").count() == 2
     run_jobs()
-    assert run.go_on() == "To be embedded again 3."
-    # A batch that did nothing is not logged.
-    messages = LogEntry.objects.order_by("id").values_list("change_message", flat=True)
-    assert list(messages) == ["To be embedded again 2.", "To be embedded again 1."]
+    assert asked.press() == "1 queued to be embedded again."
 
 
-def test_a_run_that_was_left_goes_on_where_it_was(operator, articles):
-    Run(operator).go_on()
+def test_a_run_that_was_left_continues_where_it_was(operator, articles):
+    Run(operator).press()
 
     again = Run(operator)
 
     assert "Re-embed 1 row?" in again.text
-    assert f"A run before this one has come to the row {articles[1].pk}" in again.text
-    assert again.go_on() == "To be embedded again 1."
+    assert f"An earlier run stopped after row {articles[1].pk}." in again.text
+    assert again.press() == "1 queued to be embedded again."
     assert not Lap.objects.get().cursor
     assert "Re-embed 3 rows?" in Run(operator).text
 
 
-def test_or_begins_anew(operator, articles):
-    Run(operator).go_on()
-
-    again = Run(operator)
-
-    assert 'name="restart"' in again.text
-    assert "2 of 2 so far." in again.go_on(restart="1")
-    assert "restart" not in hidden(again.page)
-    assert again.go_on() == "To be embedded again 3."
-
-
-def test_it_begins_anew_also_where_workers_have_to_make_room_first(
-    operator, articles, run_jobs, monkeypatch
-):
-    monkeypatch.setattr(reconcile, "MAX_BACKLOG", 2)
-    Run(operator).go_on()
-    again = Run(operator)
-
-    assert "It goes on when fewer than 2 rows wait" in again.go_on(restart="1")
-    run_jobs()
-
-    assert "To be embedded again 2." in again.go_on()
-
-
-def test_the_command_goes_on_with_it_too(operator, articles):
-    Run(operator).go_on()
+def test_the_command_continues_it_too(operator, articles):
+    Run(operator).press()
 
     told = run("embed_backfill", KEY, "--no-wait", "--force")
 
@@ -131,21 +122,21 @@ def test_the_command_goes_on_with_it_too(operator, articles):
 
 def test_another_backfill_of_the_model_does_not_set_it_back(operator, articles):
     asked = Run(operator)
-    asked.go_on()
+    asked.press()
 
     run("embed_backfill", KEY, "--no-wait", "--force", "--where", f"pk={articles[0].pk}")
 
-    assert asked.go_on() == "To be embedded again 3."
+    assert asked.press() == "1 queued to be embedded again."
 
 
-def test_what_the_command_has_brought_to_its_end_does_not_begin_anew(operator, articles):
+def test_what_the_command_has_completed_does_not_begin_again(operator, articles):
     asked = Run(operator)
-    asked.go_on()
+    asked.press()
 
     run("embed_backfill", KEY, "--no-wait", "--force")
 
-    assert asked.go_on() == "To be embedded again 2."
-    assert "2 of 3 so far." in Run(operator).go_on()
+    assert asked.press() == "0 queued to be embedded again."
+    assert "Re-embed the other 1 row?" in Run(operator).press()
 
 
 def test_to_ask_writes_nothing(operator, articles):
@@ -154,15 +145,19 @@ def test_to_ask_writes_nothing(operator, articles):
     assert not Lap.objects.exists()
 
 
+def test_a_spec_that_does_not_exist_is_not_found_and_a_viewer_may_not(operator, viewer):
+    where = reverse("admin:pgembed_job_rows")
+
+    assert operator.get(f"{where}?spec=nonsense").status_code == 404
+    assert viewer.get(f"{where}?spec={KEY}").status_code == 403
+    assert viewer.post(f"{where}?spec={KEY}").status_code == 403
+
+
 @pytest.fixture
 def writer(
-    transactional_db: None,
-    articles: list[Article],
-    connect: Callable[..., psycopg.Connection],
-    monkeypatch: pytest.MonkeyPatch,
+    transactional_db: None, articles: list[Article], connect: Callable[..., psycopg.Connection]
 ) -> Iterator[psycopg.Connection]:
     """A session that is writing the second row."""
-    monkeypatch.setattr(backfill, "TRIES", 2)
     other = connect()
     other.execute("UPDATE app_article SET title = 'x' WHERE id = %s", [articles[1].pk])
     yield other
@@ -174,26 +169,17 @@ def outdated() -> set[Any]:
     return set(rows.values_list("source_id", flat=True))
 
 
-def test_it_comes_back_to_a_row_that_is_being_written(writer, articles, operator):
-    run = Run(operator)
-    run.go_on()
-    run.go_on()
-    told = run.go_on()
-    assert "1 row is locked by an open write" in told
+def test_a_row_that_is_being_written_is_skipped_and_comes_last(
+    writer, articles, operator, monkeypatch
+):
+    monkeypatch.setattr(actions, "MAX_SECONDS", 600)
+    asked = Run(operator)
+
+    told = asked.press()
+
+    assert "2 queued to be embedded again, 1 locked by an open write (try again)." in told
+    assert "Re-embed the other 1 row?" in told
+    assert "0 queued to be embedded again, 1 locked" in asked.press()
     writer.rollback()
-
-    assert run.go_on() == "To be embedded again 3."
-    assert outdated() == {article.pk for article in articles}
-
-
-def test_and_leaves_it_to_the_next_run_after_a_while(writer, articles, operator):
-    run = Run(operator)
-    for _ in range(3):
-        run.go_on()
-
-    assert run.go_on() == "To be embedded again 2, locked by an open write 1 (try again)."
-    writer.rollback()
-    again = Run(operator)
-    assert "Re-embed 1 row?" in again.text
-    assert again.go_on() == "To be embedded again 1."
+    assert asked.press() == "1 queued to be embedded again."
     assert outdated() == {article.pk for article in articles}

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
 from pgembed_django import specs
-from pgembed_django.admin import VectorsMixin, mixin, vector_states
+from pgembed_django.admin import VectorsMixin, mixin
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleEmbedding, Note, Page, Product
@@ -162,7 +162,7 @@ def test_the_list_shows_and_filters_the_state_of_each_row(
         "pending": "pending",
     }
     assert states(admin_client) == expected
-    for state in vector_states.STATES:
+    for state in mixin.STATES:
         shown = {title for title, of in expected.items() if of == state}
         assert states(admin_client, f"vectors={state}").keys() == shown
     assert states(admin_client, "vectors=nonsense") == expected
@@ -221,7 +221,7 @@ def test_a_rows_page_shows_the_error_and_retries(
     response = editor.post(button, {"title": "edited"})
 
     assert (response.status_code, response["Location"]) == (302, where)
-    assert str(list(get_messages(response.wsgi_request))[-1]) == "Retried 1."
+    assert str(list(get_messages(response.wsgi_request))[-1]) == "1 job retried."
     assert LogEntry.objects.get().object_id == str(job.pk)
     run_jobs()
     assert "old" in (embedded_text(article) or "")
@@ -240,7 +240,7 @@ def test_the_page_of_a_dismissed_row_says_why_and_retries(
 
     response = editor.post(button)
 
-    assert str(list(get_messages(response.wsgi_request))[-1]) == "Retried 1."
+    assert str(list(get_messages(response.wsgi_request))[-1]) == "1 job retried."
     assert ">pending</span>" in text(editor, f"{LIST}{article.pk}/change/")
 
 
@@ -285,7 +285,7 @@ def test_selected_rows_are_retried_up_to_a_bound(
     monkeypatch.setattr(mixin, "MAX_SELECTED", 1)
     assert act().startswith("These are more than 1 rows. Nothing was done")
     monkeypatch.undo()
-    assert act() == "Retried 1."
+    assert act() == "1 job retried."
 
 
 def test_a_key_with_strange_signs_and_a_new_row_have_their_pages(admin_client: Client) -> None:

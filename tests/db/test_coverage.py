@@ -12,7 +12,7 @@ from django.db import models
 from django.urls import reverse
 
 from pgembed_django import search, spaces, specs
-from pgembed_django.admin.vector_states import state_of
+from pgembed_django.admin.mixin import state_of
 from pgembed_django.contrib import metrics
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Space, Worker

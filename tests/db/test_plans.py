@@ -18,7 +18,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
-from pgembed_django.admin import vector_states
+from pgembed_django.admin import mixin
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.queue import jobs
@@ -314,7 +314,7 @@ def test_what_a_person_does_with_failures(explain):
 
 @pytest.mark.parametrize("order", ["pk", "-pk"])
 def test_the_states_of_a_page_of_rows_in_the_admin(explain, order):
-    rows = Article.objects.annotate(pgembed_state=vector_states.state_of(Article)).order_by(order)
+    rows = Article.objects.annotate(pgembed_state=mixin.state_of(Article)).order_by(order)
 
     nodes = explain(lambda: list(rows[:BATCH]))
 

@@ -18,7 +18,7 @@ from django.core.management import get_commands, load_command_class
 from django.core.management.base import BaseCommand, CommandParser
 
 from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
-from pgembed_django.admin.actions import ACTS
+from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.checks import databases
 from pgembed_django.embedding import reader
 from pgembed_django.models import Job
@@ -187,7 +187,9 @@ def test_the_permissions_that_the_docs_name_are_those_of_the_actions() -> None:
 
     for codename, _ in Job._meta.permissions:
         assert f"`pgembed.{codename}`" in text
-    assert {f"{act.permission}_job" for act in ACTS.values()} == dict(Job._meta.permissions).keys()
+    assert {f"{act.permission}_job" for act in ACTIONS.values()} == dict(
+        Job._meta.permissions
+    ).keys()
 
 
 # The README

@@ -1,33 +1,26 @@
 "use strict";
 
-// Goes on with a long run by itself, and keeps the overview fresh. Everything works without.
+// Refreshes the overview. Without JavaScript there is a link that does the same.
 document.addEventListener("DOMContentLoaded", () => {
-  const run = document.querySelector("form[data-pgembed-continue]");
-  if (run) {
-    setTimeout(() => run.requestSubmit(), Number(run.dataset.pgembedContinue) * 1000);
-  }
-
   const live = document.querySelector("[data-pgembed-refresh]");
   if (!live) {
     return;
   }
-  const seconds = Number(live.dataset.pgembedRefresh);
 
   async function refresh() {
     const focused = document.activeElement;
-    // Who has folded something, or unfolded it, has done with it: the focus stays on it.
+    // A summary that was just used keeps the focus, and does not stop the refresh.
     const folded = focused.matches("details[id] > summary") ? focused.parentElement.id : null;
     const isReading =
       document.hidden ||
       (live.contains(focused) && !folded) ||
       (getSelection().type === "Range" && live.contains(getSelection().anchorNode));
     if (isReading) {
-      // What a person is at is not taken away from under their hands.
       return;
     }
     const response = await fetch(location.href, { headers: { Accept: "text/html" } });
     if (!response.ok || response.redirected) {
-      throw new Error("The overview is not to be had: an error, or a login that has ended.");
+      throw new Error("The overview cannot be refreshed: an error, or the login has expired.");
     }
     const page = new DOMParser().parseFromString(await response.text(), "text/html");
     const next = page.querySelector("[data-pgembed-refresh]");
@@ -37,7 +30,6 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const details of live.querySelectorAll("details[id]")) {
       next.querySelector(`#${CSS.escape(details.id)}`)?.toggleAttribute("open", details.open);
     }
-    // The heights of sections hardly change, and the browser anchors the scroll position.
     live.replaceChildren(...next.childNodes);
     if (folded) {
       document
@@ -46,10 +38,11 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   }
 
-  // What is shown is old then, also where it looks well: the next refresh takes this away again.
-  function tellItIsOld() {
-    live.querySelector("[data-pgembed-old]")?.removeAttribute("hidden");
-  }
+  // The next successful refresh replaces this notice.
+  const showThatItIsOld = () => live.querySelector("[data-pgembed-old]")?.removeAttribute("hidden");
 
-  setInterval(() => refresh().catch(tellItIsOld), seconds * 1000);
+  setInterval(
+    () => refresh().catch(showThatItIsOld),
+    Number(live.dataset.pgembedRefresh) * 1000,
+  );
 });
