@@ -91,7 +91,10 @@ class JobAdmin(lists.ReadOnlyAdmin[Job]):
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
         """Return the fieldsets of one job's page, with what an operator needs first."""
         first = ("state", self.source_row(request), "size", "kind")
-        attempts = (("attempts", "crashes", "outages", "claims"), ("parkings", "chunks"))
+        attempts = (
+            ("attempts", "crashes", "outages", "claims"),
+            ("parkings", "items_done", "items_total"),
+        )
         times = (("created_at", "started_at", "finished_at"), ("settled_at", "run_at"))
         return (
             (None, {"fields": (first, "full_error")}),

@@ -95,6 +95,11 @@ class Unit:
         return any(part.lacks_text for part in self.parts)
 
     @property
+    def chunks_done(self) -> int:
+        """How many chunks have their vectors in all spaces."""
+        return self.chunks - max((len(part.waiting) for part in self.parts), default=0)
+
+    @property
     def embedded(self) -> int:
         """How many chunks a provider embedded, in all spaces."""
         return sum(len(part.plan.embed) for part in self.parts)

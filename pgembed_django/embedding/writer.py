@@ -285,6 +285,8 @@ class Staging:
 
 def _stage_vectors(spec: Spec, ours: Parts, using: str) -> None:
     store.stage(spec, [unit.change(part) for unit, part in ours], using=using)
+    progress = {unit.claim.id: (unit.chunks_done, unit.chunks) for unit, _ in ours}
+    jobs.note_progress(progress, using=using)
 
 
 def _note_staged(part: Part) -> None:

@@ -78,9 +78,10 @@ class Job(NotFromFixtures):
     parkings = models.SmallIntegerField(
         db_default=0, help_text=_("How often the unit has failed for good before this job.")
     )
-    chunks = models.IntegerField(
-        db_default=0, help_text=_("Of a job that succeeded: how many its text has.")
+    items_done = models.IntegerField(
+        db_default=0, help_text=_("How many parts of a long job are done. Of a text: its chunks.")
     )
+    items_total = models.IntegerField(db_default=0, help_text=_("How many parts it has."))
     last_error = models.TextField(db_default="", blank=True)
     signature = models.TextField(
         db_default="",

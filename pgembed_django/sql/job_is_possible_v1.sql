@@ -17,7 +17,7 @@ BEGIN
     IF job.status = 'pending'
        AND job.kind = 'write'
        AND pg_catalog.num_nonnulls(job.worker_id, job.lease_expires_at, job.finished_at, job.settled_at) = 0
-       AND (job.claims | job.chunks) = 0
+       AND (job.claims | job.items_done | job.items_total) = 0
        AND (job.attempts | job.crashes | job.outages | job.parkings) = 0
     THEN
         RETURN true;
@@ -37,7 +37,8 @@ BEGIN
         WHEN job.status NOT IN ('failed', 'dismissed') AND job.settled_at IS NOT NULL
         THEN 'pgembed_job_only_failures_settle'
         WHEN LEAST(
-            job.claims, job.attempts, job.crashes, job.outages, job.parkings, job.chunks
+            job.claims, job.attempts, job.crashes, job.outages, job.parkings,
+            job.items_done, job.items_total
         ) < 0
         THEN 'pgembed_job_counts_are_counts'
     END;

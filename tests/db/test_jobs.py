@@ -257,7 +257,7 @@ class TestComplete:
 
         [job] = Job.objects.all()
         assert (job.status, job.worker_id, job.lease_expires_at) == ("succeeded", None, None)
-        assert (job.chunks, job.last_error) == (3, "")
+        assert (job.items_done, job.items_total, job.last_error) == (3, 3, "")
         assert job.finished_at is not None
 
     @pytest.mark.parametrize("kind", ["reconciler", "backfill"])
@@ -688,7 +688,7 @@ def test_a_unit_has_one_of_each(row):
         ("counts_are_counts", {"crashes": -1}),
         ("counts_are_counts", {"claims": -1}),
         ("counts_are_counts", {"parkings": -1}),
-        ("counts_are_counts", {"chunks": -1}),
+        ("counts_are_counts", {"items_done": -1}),
     ],
 )
 def test_impossible_rows_are_refused(rule, row):

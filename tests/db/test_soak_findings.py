@@ -54,6 +54,23 @@ def test_chunks_that_came_beside_a_failed_one_are_not_paid_for_again(
     assert embedded_texts(provider) == Counter(CHUNKS)
 
 
+def test_a_long_text_tells_how_far_it_has_come(
+    provider: type[PlayedProvider], make_worker: Any, make_comment: Any, settings: Any
+) -> None:
+    settings.PGEMBED_BATCH_SIZE = 2
+    make_comment("\n\n".join(CHUNKS))
+    worker = make_worker(concurrency=1)
+
+    worker.step()
+    worker.step()
+
+    [job] = Job.objects.all()
+    assert (job.status, job.items_done, job.items_total) == ("running", 2, 4)
+    until_nothing_moves(worker)
+    [job] = Job.objects.all()
+    assert (job.status, job.items_done, job.items_total) == ("succeeded", 4, 4)
+
+
 def test_chunks_that_come_after_another_has_failed_are_not_paid_for_again(
     provider: type[PlayedProvider], make_worker: Any, make_comment: Any, settings: Any
 ) -> None:

@@ -15,7 +15,7 @@ from pgembed_django.queue.jobs.claims import (
 )
 from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, free, nudge
 from pgembed_django.queue.jobs.failing import fail, supersede_running
-from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold
+from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold, note_progress
 from pgembed_django.queue.jobs.pruning import (
     fail_unknown,
     forget_dead_workers,
@@ -71,6 +71,7 @@ __all__ = [
     "heartbeat",
     "hold",
     "next_due_seconds",
+    "note_progress",
     "nudge",
     "pause",
     "paused",

@@ -5,7 +5,7 @@ Rows are locked with SKIP LOCKED: nothing here waits for anybody.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -149,6 +149,15 @@ ABSOLVE = """
 """
 
 
+PROGRESS = """
+    UPDATE pgembed_job AS job
+    SET items_done = now.done, items_total = now.total
+    FROM unnest(%(ids)s::bigint[], %(done)s::int[], %(total)s::int[]) AS now(id, done, total)
+    WHERE job.id = now.id
+      AND job.id = ANY(%(ids)s::bigint[])
+"""
+
+
 class Held(NamedTuple):
     """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
 
@@ -191,3 +200,14 @@ def hold(held: Collection[Claim], *, using: str) -> Held:
         return Held(ours, frozenset(), frozenset())
     still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
     return Held(ours, still - ours, every - still - ours)
+
+
+def note_progress(progress: Mapping[int, tuple[int, int]], *, using: str) -> None:
+    """Note how many items of how many are done, by job id. Call it where the jobs are held."""
+    database.execute(
+        using,
+        PROGRESS,
+        ids=list(progress),
+        done=[done for done, _ in progress.values()],
+        total=[total for _, total in progress.values()],
+    )

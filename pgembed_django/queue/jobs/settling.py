@@ -64,8 +64,9 @@ COMPLETE = """
             lease_expires_at = NULL,
             finished_at = statement_timestamp(),
             last_error = '',
-            chunks = done.chunks
-        FROM unnest(%(ids)s::bigint[], %(chunks)s::int[]) AS done(id, chunks)
+            items_done = done.items,
+            items_total = done.items
+        FROM unnest(%(ids)s::bigint[], %(items)s::int[]) AS done(id, items)
         WHERE job.id = done.id
           -- However the two are joined: the plan is kept.
           AND job.id = ANY(%(ids)s::bigint[])
@@ -114,9 +115,9 @@ EXPIRED = filled("""
 
 
 def complete(
-    chunks: dict[int, int], *, keep_seconds: float, using: str
+    items: dict[int, int], *, keep_seconds: float, using: str
 ) -> database.Read[dict[int, float]]:
-    """Finish held jobs, given as id -> chunks, and settle their units' open failures.
+    """Finish held jobs, given as id -> items, and settle their units' open failures.
 
     Call it in the transaction that holds the jobs and has stored their vectors. Returns a
     function that reads how many seconds each write has waited for its vectors, by job id.
@@ -124,8 +125,8 @@ def complete(
     read = database.send_prepared(
         using,
         COMPLETE,
-        ids=arrays.literal(chunks),
-        chunks=arrays.literal(chunks.values()),
+        ids=arrays.literal(items),
+        items=arrays.literal(items.values()),
         keep=keep_seconds > 0,
     )
     return lambda: dict(read())
