@@ -69,6 +69,7 @@ class Upkeep:
     def chores_of_drain(self) -> list[Callable[[], int]]:
         """Return what finds gaps, compares texts with a changed recipe, and tends the spaces."""
         self._filling.look_at_once()
+        self._quiet_seconds = math.inf  # there is nobody to take turns with
         return [
             self.reconcile,
             self.note_recipes,

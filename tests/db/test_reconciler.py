@@ -330,6 +330,19 @@ def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
     assert Lap.objects.filter(cursor__isnull=False).count() == 2
 
 
+def test_a_drain_looks_through_whole_tables(monkeypatch, run_jobs):
+    """It has nobody to take turns with, so it does not stop at pages without a gap."""
+    monkeypatch.setattr("pgembed_django.maintenance.upkeep.QUIET_SECONDS", 0)
+    monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
+    draining = Maintenance({KEY: spec()})
+    for number in range(3):
+        Note.objects.create(body=f"note {number}")
+    run_jobs()
+    NoteEmbedding.objects.filter(source=Note.objects.latest("pk")).delete()
+
+    assert draining.once() == 1
+
+
 def test_jobs_of_a_removed_spec_are_settled_and_shown():
     for source_pk, status in (("1", "pending"), ("2", "failed"), ("2", "pending")):
         job = Job(spec="app.Removed", source_pk=source_pk, status=status)
