@@ -20,7 +20,6 @@ from pgembed_django.embedding.planner import Planner
 from pgembed_django.embedding.pool import Pool
 from pgembed_django.embedding.units import Quarantine, Stored, Unit, Units
 from pgembed_django.embedding.writer import EarlyText, Staging
-from pgembed_django.faults import Fault
 from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.maintenance.upkeep import Upkeep
 from pgembed_django.providers import NotInstalled
@@ -47,6 +46,8 @@ LOOK_SECONDS = 0.1
 
 class EmbeddingHandler(Handler):
     """Embeds the chunks of units in batches across units, and stores what came back."""
+
+    is_pipelined = True  # its statements are sent by ``database``
 
     def __init__(
         self, worked_on: Mapping[str, Spec], *, using: str, settings: conf.Settings | None = None
@@ -122,7 +123,8 @@ class EmbeddingHandler(Handler):
         if self.live.read_if_old():
             self.embedder.follow(self.live)
             self.planner.look_again()
-        self.embedder.look_at_quotas()
+        if self.room:
+            self.embedder.look_at_quotas()
 
     def ready(self) -> Ready:
         """Return the specs with a provider that can be asked now.
@@ -214,12 +216,11 @@ class EmbeddingHandler(Handler):
             job.result.is_stored = True
         self.live.outdate()
 
-    def refused(self, job: HeldJob, error: DatabaseError) -> None:
+    def refused(self, job: HeldJob, error: DatabaseError, *, can_write: bool) -> None:
         """Set the spec aside if its tables are not as declared, or else blame the unit."""
         unit: Unit = job.result
         said = f"{type(error).__name__}: {faults.said(error)}"
-        is_of_the_table = faults.of(error) in {Fault.SCHEMA, Fault.PASSING}
-        if is_of_the_table and (unit.spec in self.quarantine or not self.can_write(unit.spec.key)):
+        if not can_write:
             self.quarantine.add(unit.spec, error)
             self.quarantine.give_back([unit])
         elif faults.is_nobodys(error):

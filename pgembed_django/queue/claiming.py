@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from django.db import DatabaseError, InterfaceError
+
 from pgembed_django import events
 from pgembed_django.queue import jobs
 from pgembed_django.queue.handler import Handler, Ready
-from pgembed_django.queue.in_flight import InFlight, State
+from pgembed_django.queue.in_flight import InFlight
 from pgembed_django.queue.jobs import Claim, Lane, Lease
 
 LOWEST_LANE_EVERY = 8
@@ -64,7 +66,12 @@ class Claiming:
             )
         self.has_more = len(claims) >= limit
         self._held.add(claims)
-        self._handler.take(claims)
+        try:
+            self._handler.take(claims)
+        except (DatabaseError, InterfaceError):
+            for claim in claims:
+                self._held.release(claim)
+            raise
         return bool(claims)
 
     def next_due_seconds(self) -> float | None:
@@ -77,7 +84,7 @@ class Claiming:
         # Jobs that an open writer blocks are with no handler, and may stay for a long time.
         is_working = False
         for job in self._held.jobs.values():
-            if job.state is not State.BLOCKED:
+            if not job.was_blocked:
                 if job.claim.crashes:
                     return []
                 is_working = True

@@ -44,7 +44,8 @@ class Completion:
     """How long each write among them waited for its result, in seconds, by job id."""
     given_back: Sequence[HeldJob] = ()
     """Their handler has left them out."""
-    refused: Sequence[tuple[HeldJob, DatabaseError]] = ()
+    refused: Sequence[tuple[HeldJob, DatabaseError, bool]] = ()
+    """Those whose results could not be written, and whether those of their spec can be."""
     lost: Collection[int] = ()
     """Job ids that are another worker's now, or gone with their rows."""
     seconds: float = 0.0
@@ -201,12 +202,6 @@ class Completing:
     ) -> tuple[bool, Collection[HeldJob]]:
         """Let go of completed jobs. Returns whether there were any, and those left."""
         held = self._held
-        if done.given_back:
-            self._handler.given_back(done.given_back)
-            for job in done.given_back:
-                held.release(job.claim)
-        for job, error in done.refused:
-            self._handler.refused(job, error)
         still = [job for job in todo if held.holds(job.claim)]
         completed = set(done.completed)
         held.lose(job.claim.id for job in still if job.claim.id in done.lost)
@@ -214,9 +209,15 @@ class Completing:
         if done.completed:
             self._handler.completed(done)
         held.drop(job.claim.id for job in still if job in completed)
+        if done.given_back:
+            self._handler.given_back(done.given_back)
+            for job in done.given_back:
+                held.release(job.claim)
+        for job, error, can_write in done.refused:
+            self._handler.refused(job, error, can_write=can_write)
         left = {job for job in todo if held.holds(job.claim)}
         for job in left:
-            job.state = State.BLOCKED
+            job.state, job.was_blocked = State.BLOCKED, True
         return len(left) < len(todo), left
 
 
@@ -275,13 +276,14 @@ def complete(
     """
     started = time.perf_counter()
     try:
-        with database.giving_way(using, wait=wait, pipelined=True, keep_plans=True):
+        is_pipelined = handler.is_pipelined
+        with database.giving_way(using, wait=wait, pipelined=is_pipelined, keep_plans=is_pipelined):
             write = handler.writing(finished)
             held = jobs.hold([job.claim for job in finished], using=using)
             ours = [job for job in finished if job.claim.id in held.ours]
-            items = write(ours)
+            items = {job_id: count for job_id, count in write(ours).items() if job_id in held.ours}
             read_waited = jobs.complete(
-                dict(items), keep_seconds=settings.keep_succeeded_seconds, using=using
+                items, keep_seconds=settings.keep_succeeded_seconds, using=using
             )
     except database.Busy:
         return Completion(busy=finished)
@@ -295,7 +297,7 @@ def complete(
             case Fault.SCHEMA | Fault.PASSING if len(of_specs := by_spec(finished)) > 1:
                 return _apart(of_specs, handler, settings=settings, using=using, wait=wait)
             case Fault.SCHEMA | Fault.PASSING if not handler.can_write(finished[0].claim.spec):
-                return Completion(refused=[(job, error) for job in finished])
+                return Completion(refused=[(job, error, False) for job in finished])
             case _ if is_many:
                 # One job's data may be at fault. It must not fail the others.
                 middle = len(finished) // 2
@@ -306,7 +308,7 @@ def complete(
                 return complete(
                     finished, handler, settings=settings, using=using, wait=wait, is_again=True
                 )
-        return Completion(refused=[(finished[0], error)])
+        return Completion(refused=[(finished[0], error, True)])
     return Completion(
         [job for job in ours if job.claim.id in items],
         read_waited(),

@@ -69,19 +69,28 @@ class Setting:
 class Handler:
     """Handles the jobs of some specs. A subclass needs ``specs``, ``room`` and ``take``.
 
-    All methods are called by the loop's thread, but ``writing``, what it returns, and
-    ``can_write`` may also be called by the thread that completes jobs, which must not touch what
-    belongs to the loop.
+    The loop's thread calls all methods, with these exceptions: the thread that completes jobs may
+    call ``writing``, what it returns, and ``can_write``; the threads of chores call ``find_gaps``
+    and the chores; other threads read ``hindrances`` and ``app_labels``. Only the loop's thread may
+    call ``held``; other threads may only call ``wake`` of the ``Setting``.
+
+    None of them may block, since the leases are not renewed meanwhile. An error of the database
+    is waited out, or tried again; any other exception ends the worker.
     """
 
     specs: Mapping[str, int]
-    """The names of the specs, each with what it adds to its jobs' priority: -100 to 100."""
+    """The names of the specs. The numbers, -100 to 100, are added to the priority of the jobs for
+    gaps, and of those that a person retries."""
+
+    is_pipelined = False
+    """Whether ``writing`` sends its statements by ``database.send`` and its kind only. Otherwise
+    results are written within ``transaction.atomic()``."""
 
     held: InFlight
     """The jobs that were claimed for it and have not ended. Set by ``begin``."""
 
     def begin(self, setting: Setting) -> None:
-        """Get ready for the first claim. A worker begins anew after an outage at its start."""
+        """Get ready for the first claim. Called again after an outage at the worker's start."""
         self.held = setting.held
 
     # Which jobs it wants
@@ -99,7 +108,7 @@ class Handler:
         return Ready([*self.specs])
 
     def take(self, claims: Sequence[Claim]) -> None:
-        """Take in jobs that were just claimed. Read what they are about only from now on."""
+        """Take in jobs that were just claimed. Read what they are about in ``advance``."""
         raise NotImplementedError
 
     # One round of the loop: in this order, with the ends of jobs after ``save_progress``
@@ -125,6 +134,10 @@ class Handler:
 
         What it returns is called with those that are still ours, in the same transaction. It
         returns how many items each job had, by job id. A job that it leaves out is given back.
+
+        Both may run several times for one job: after a failure, jobs are written in halves. They
+        wait for locks for 100 ms at most, and must not catch errors of the database. What cannot
+        be rolled back belongs into ``completed``.
         """
         return lambda ours: {job.claim.id: 0 for job in ours}
 
@@ -138,8 +151,11 @@ class Handler:
     def given_back(self, jobs: Sequence[HeldJob]) -> None:
         """Note that ``writing`` has left jobs out. They are released after this."""
 
-    def refused(self, job: HeldJob, error: DatabaseError) -> None:
-        """End a job whose result could not be written, though it was alone in its transaction."""
+    def refused(self, job: HeldJob, error: DatabaseError, *, can_write: bool) -> None:
+        """End a job whose result could not be written, in some way: else it is tried for ever.
+
+        It was alone in its transaction, unless ``can_write`` has returned False for its spec.
+        """
         said = f"{type(error).__name__}: {faults.said(error)}"
         if faults.is_nobodys(error):
             self.held.put_off(job.claim, said)
@@ -149,7 +165,10 @@ class Handler:
     # What is lost or given back
 
     def drop(self, job_ids: Iterable[int]) -> None:
-        """Forget jobs: they have ended, or are another worker's now."""
+        """Forget jobs: they have ended, or are another worker's now.
+
+        Called within ``held.retry``, ``fail`` and ``release``; after ``finish`` only at the end.
+        """
 
     def leave(self, job_ids: Iterable[int]) -> None:
         """Prepare to give jobs back: what has come of them is to be saved."""
@@ -162,7 +181,7 @@ class Handler:
 
     @property
     def wait_seconds(self) -> float:
-        """The longest time that the loop may sleep unless it is woken."""
+        """The longest time that the loop may sleep unless it is woken. Zero: very soon."""
         return float("inf")
 
     @property
@@ -178,15 +197,20 @@ class Handler:
     # Around the loop
 
     @property
-    def known(self) -> Collection[str]:
-        """The names of all specs of this code. Old jobs of others fail, if no worker knows them."""
-        return self.specs
+    def known(self) -> Collection[str] | None:
+        """The names of all specs of this project, or None if it does not know of all of them.
+
+        If a handler knows, jobs fail that are an hour old, and whose spec is neither among these
+        nor known to any worker that runs.
+        """
+        return None
 
     def find_gaps(self, page: str) -> Gaps | None:
         """Return a page of units that lack their result. The first page is "".
 
         Asked at the start and every ``PGEMBED_RECONCILE_SECONDS``, by every worker. Units with a
-        job, or whose failure is parked, may be among them. None: gaps are found otherwise.
+        job, or whose failure is parked, may be among them. None: gaps are found otherwise. It must
+        not take long, as leases are reaped by the same thread.
         """
         return None
 
@@ -196,7 +220,7 @@ class Handler:
         return ()
 
     def prepare(self) -> None:
-        """Do what must be done before the first claim. Errors of the database are waited out."""
+        """Do what must be done before ``begin``. Called again after an outage."""
 
     def warm_up(self) -> None:
         """Load what takes long, so that the first job need not wait. The worker is seen by now."""

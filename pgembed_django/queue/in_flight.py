@@ -45,6 +45,8 @@ class HeldJob:
     claim: Claim
     state: State = State.WORKING
     result: Any = None
+    was_blocked: bool = False
+    """Whether an open writer has kept it from being completed."""
 
 
 class _QueuedEnd(NamedTuple):
@@ -88,7 +90,7 @@ class InFlight:
     def holds(self, claim: Claim) -> bool:
         """Return whether a claim is still held and has not ended."""
         held = self.jobs.get(claim.id)
-        return held is not None and held.claim is claim
+        return held is not None and held.claim == claim
 
     def add(self, claims: Iterable[Claim]) -> None:
         """Take in new claims."""
@@ -100,7 +102,7 @@ class InFlight:
     def finish(self, claim: Claim, result: Any = None) -> None:
         """Let a job be completed, and its result be written in the same transaction."""
         job = self.jobs.get(claim.id)
-        if job is not None and job.claim is claim and job.state is State.WORKING:
+        if job is not None and job.claim == claim and job.state is State.WORKING:
             job.state, job.result = State.FINISHED, result
             self.finished[claim.id] = job
 

@@ -211,6 +211,7 @@ class Maintenance:
         self.using = using
         self.settings = settings
         self.handlers = handlers
+        self._specs = [spec for handler in handlers for spec in handler.specs]
         self._clock = clock
         self._ahead = math.inf
         """By how much the server's clock was ahead of ours. Infinite: not known yet."""
@@ -223,14 +224,16 @@ class Maintenance:
             # Not at once: this worker may have been started after an outage.
             Chore(settings.reap_seconds, self.reap, starts_at_once=False, awaits_others=True),
             Chore(settings.reconcile_seconds, self.reconcile),
-            Chore(PRUNE_SECONDS, self.prune),
         ]
         theirs = [handler.chores(self._stopping.is_set) for handler in handlers]
         short = [chore for few, _ in theirs for chore in few]
         long = [chore for _, few in theirs for chore in few]
         self._threads = [
             Chores(name, chores, using=using, wake=wake, stopping=self._stopping)
-            for name, chores in (("keeper", [*ours, *short]), ("builder", long))
+            for name, chores in (
+                ("keeper", [*ours, *short, Chore(PRUNE_SECONDS, self.prune)]),
+                ("builder", long),
+            )
         ]
 
     def start(self) -> None:
@@ -266,9 +269,8 @@ class Maintenance:
             return 0
         recalled = 0
         if self._was_put_back:
-            specs = [spec for handler in self.handlers for spec in handler.specs]
             recalled = jobs.recall(
-                specs, lease_seconds=self.settings.lease_seconds, using=self.using
+                self._specs, lease_seconds=self.settings.lease_seconds, using=self.using
             )
             self._was_put_back = False
         reaped = jobs.reap(max_crashes=self.settings.max_crashes, using=self.using, own=self._own)
@@ -291,10 +293,10 @@ class Maintenance:
 
     def reconcile(self) -> int:
         """Enqueue the gaps that handlers tell of. Fail old jobs of specs that nobody knows."""
-        found = 0
+        total = 0
         for handler in self.handlers:
-            page: str | None = ""
-            while page is not None and found < MAX_GAPS and not self._stopping.is_set():
+            found, page = 0, ""
+            while found < MAX_GAPS and not self._stopping.is_set():
                 gaps = handler.find_gaps(page)
                 if gaps is None:
                     break
@@ -305,12 +307,17 @@ class Maintenance:
                     priority=handler.specs[gaps.spec],
                     using=self.using,
                 )
-                page = gaps.next_page or None
+                if not (page := gaps.next_page):
+                    break
+            total += found
         self._fail_unknown()
-        return found
+        return total
 
     def _fail_unknown(self) -> None:
-        known = {spec for handler in self.handlers for spec in handler.known}
+        told = [handler.known for handler in self.handlers]
+        if all(names is None for names in told):
+            return
+        known = {*self._specs, *(name for names in told for name in names or ())}
         unknown = jobs.fail_unknown(sorted(known), using=self.using)
         if unknown:
             events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)

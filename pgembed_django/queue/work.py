@@ -61,12 +61,10 @@ class Work:
         return moved
 
     def release_unsent(self) -> None:
-        """Give back what is not worth waiting for, without spending an attempt."""
+        """Let the next round give back what is not worth waiting for."""
         awaited = self.handler.awaited()
         working = [job for job in self.held.jobs.values() if job.state is State.WORKING]
         self._give_back(job for job in working if job.claim.id not in awaited)
-        self.handler.save_progress()
-        self.held.end_jobs()
 
     def release(self) -> None:
         """Complete finished jobs, and give all others back without spending an attempt."""

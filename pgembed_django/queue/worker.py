@@ -299,15 +299,19 @@ class Worker:
         presence, self._presence = self._presence, None
         with suppress(DatabaseError, InterfaceError):
             sessions.drop_halfway_session(self.using)
+        try:
             for work in self.works:
-                work.release()
-            self._add_up()
-            if presence is not None:
-                presence.end()
-        for work in self.works:
-            work.close()
-        self.listener.close()
-        self._maintenance.stop()
+                with suppress(DatabaseError, InterfaceError):
+                    work.release()
+            with suppress(DatabaseError, InterfaceError):
+                self._add_up()
+                if presence is not None:
+                    presence.end()
+        finally:
+            for work in self.works:
+                work.close()
+            self.listener.close()
+            self._maintenance.stop()
         events.tell(events.WORKER_ENDED, worker=str(presence), rows=self.completed)
 
     def _disconnect(self) -> None:
@@ -355,8 +359,17 @@ class Worker:
     def _step(self, *, claim: bool = True) -> bool:
         """Let the handlers do one step each. Return whether anything moved."""
         claim = claim and not self._stopping.asked
-        moved = [work.step(claim=claim) for work in self.works]
-        return any(moved)
+        moved, refused = False, None
+        for work in self.works:
+            try:
+                moved |= work.step(claim=claim)
+            except DatabaseError as error:
+                if faults.of(error) is Fault.OUTAGE:
+                    raise
+                refused = refused or error  # it must not keep the others from theirs
+        if refused is not None:
+            raise refused
+        return moved
 
     def _sleep(self) -> bool:
         """Wait until there may be something to do: an answer, a nudge, a timer or a signal.
@@ -386,7 +399,7 @@ class Worker:
 
     def _due_seconds(self) -> float | None:
         """Return in how many seconds the next job is due, if one is pending."""
-        due = [work.claiming.next_due_seconds() for work in self.works]
+        due = [work.claiming.next_due_seconds() for work in self.works if work.handler.room]
         return min((one for one in due if one is not None), default=None)
 
     def _recruit(self, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from pgembed_django import conf
 from pgembed_django.models import Job
@@ -47,10 +47,11 @@ class Shouting(Handler):
 
     def writing(self, finished: Sequence[HeldJob]) -> Write:
         def write(ours: Sequence[HeldJob]) -> dict[int, int]:
-            with connection.cursor() as cursor:
+            with transaction.atomic(), connection.cursor() as cursor:  # like bulk_create()
                 for job in ours:
                     cursor.execute("INSERT INTO shouted VALUES (%s)", [job.result])
-            return {job.claim.id: len(job.result) for job in ours}
+            # Of all, though others may hold some: those are not completed.
+            return {job.claim.id: len(job.result) for job in finished}
 
         return write
 
