@@ -178,7 +178,8 @@ def reembed_rows(
                 break
             if clock() >= ends_at:
                 break
-        actions.log(request, actions.summary(action, counts), about=about)
+        if counts:
+            actions.log(request, actions.summary(action, counts), about=about)
     elif run.resumed_from is not None:
         note = _("An earlier run stopped after row %s. This continues it.") % run.resumed_from
     left = run.keys_left.order_by()[: MAX_COUNT + 1].count() + len(run.left)
@@ -218,13 +219,12 @@ def _answer(
         return HttpResponseRedirect(back)
     number = f"{min(left, MAX_COUNT):,}"
     number = _("more than %s") % number if left > MAX_COUNT else number
-    if counts is not None:
-        number = _("the other %s") % number
     noun = ngettext("%s row", "%s rows", left) if is_rows else ngettext("%s job", "%s jobs", left)
+    amount = noun % number
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,
-        "title": str(action.question) % {"count": noun % number},
+        "title": _("%s left") % amount if said else str(action.question) % {"count": amount},
         "action": action,
         "left": left,
         "about": about,

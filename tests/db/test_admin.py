@@ -500,8 +500,8 @@ def test_all_that_match_are_asked_about_with_their_number_then_taken_for_two_sec
     last = operator.post(response["Location"], hidden(second))
 
     assert "1 job retried." in first.content.decode()
-    assert "Retry the other 2 jobs?" in first.content.decode()
-    assert "Retry the other 1 job?" in second.content.decode()
+    assert "<h1>2 jobs left</h1>" in first.content.decode()
+    assert "<h1>1 job left</h1>" in second.content.decode()
     assert said(last) == "1 job retried."
     assert last["Location"] == f"{LIST}?status=failed"
     assert list(Job.objects.filter(status="failed", settled_at=None)) == [late]
@@ -521,7 +521,7 @@ def test_a_selection_is_worked_through_for_two_seconds_at_a_time_too(
     page = first.content.decode()
 
     assert "1 job dismissed." in page
-    assert "Dismiss the other 1 job?" in page
+    assert "<h1>1 job left</h1>" in page
     assert f'action="{where}"' in page
     assert said(operator.post(where, hidden(first))) == "1 job dismissed."
     assert list(Job.objects.filter(status="failed")) == made[:1]

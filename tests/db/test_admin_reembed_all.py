@@ -70,7 +70,7 @@ def test_every_row_is_embedded_anew_as_many_as_there_is_time_for(operator, artic
     told = asked.press()
 
     assert "2 queued to be embedded again." in told
-    assert "Re-embed the other 1 row?" in told
+    assert "<h1>1 row left</h1>" in told
     assert "Re-embed the rest" in told
     assert asked.press() == "1 queued to be embedded again."
     assert Job.objects.filter(status="pending", kind="backfill").count() == 3
@@ -95,6 +95,7 @@ def test_it_continues_when_the_workers_have_made_room(operator, articles, run_jo
     assert "0 queued to be embedded again." in told
     assert "Continue when fewer than 2 rows wait to be embedded." in told
     assert Job.objects.filter(status="pending", kind="backfill").count() == 2
+    assert LogEntry.objects.count() == 1  # a request that did nothing is not logged
     run_jobs()
     assert asked.press() == "1 queued to be embedded again."
 
@@ -136,7 +137,7 @@ def test_what_the_command_has_completed_does_not_begin_again(operator, articles)
     run("embed_backfill", KEY, "--no-wait", "--force")
 
     assert asked.press() == "0 queued to be embedded again."
-    assert "Re-embed the other 1 row?" in Run(operator).press()
+    assert "<h1>1 row left</h1>" in Run(operator).press()
 
 
 def test_to_ask_writes_nothing(operator, articles):
@@ -178,7 +179,7 @@ def test_a_row_that_is_being_written_is_skipped_and_comes_last(
     told = asked.press()
 
     assert "2 queued to be embedded again, 1 locked by an open write (try again)." in told
-    assert "Re-embed the other 1 row?" in told
+    assert "<h1>1 row left</h1>" in told
     assert "0 queued to be embedded again, 1 locked" in asked.press()
     writer.rollback()
     assert asked.press() == "1 queued to be embedded again."
