@@ -26,7 +26,7 @@ FILL = """
     )
     SELECT n, {space}, 0, 0, 10, '', '', {vector}
     FROM generate_series(1, {size}) AS n;
-    INSERT INTO pgembed_job (spec, source_pk, status, finished_at, claims, chunks)
+    INSERT INTO pgembed_job (spec, source_pk, status, finished_at, claims, items_total)
     SELECT {spec}, n::text, 'succeeded', now() - n * interval '1 ms', 1, 1
     FROM generate_series(1, {size}) AS n;
     INSERT INTO pgembed_job (spec, source_pk, run_at)
