@@ -225,4 +225,4 @@ def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
 
     done = unread("embed_probe", TEST_SETTINGS=settings, PYTHONUNBUFFERED="")
 
-    assert (done.stderr, done.returncode) == ("CommandError: Not well: default.\n", 1)
+    assert (done.stderr, done.returncode) == ("CommandError: These providers failed: default.\n", 1)
