@@ -219,14 +219,13 @@ class EmbeddingHandler(Handler):
     def refused(self, job: HeldJob, error: DatabaseError, *, can_write: bool) -> None:
         """Set the spec aside if its tables are not as declared, or else blame the unit."""
         unit: Unit = job.result
-        said = f"{type(error).__name__}: {faults.said(error)}"
         if not can_write:
             self.quarantine.add(unit.spec, error)
             self.quarantine.give_back([unit])
-        elif faults.is_nobodys(error):
-            self.units.put_off(unit, said)
-        else:
-            self.units.retry(unit, said)
+            return
+        if faults.is_nobodys(error):
+            self.units.stage_vectors(unit)  # it is put off, and goes on from there
+        super().refused(job, error, can_write=can_write)
 
     # What is lost or given back
 

@@ -134,15 +134,6 @@ class Backfill:
             .count()
         )
 
-    def restart(self) -> None:
-        """Begin again from the first row.
-
-        Stored at once, because the first step may be done later, by another process.
-        """
-        self._lap.cursor = self.resumed_from = None
-        self._lap.passed = []
-        Lap.objects.using(self.using).filter(**self._is).update(cursor=None, passed=[])
-
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
         """Enqueue the next page. Return None while the backlog is full."""
         room = reconcile.MAX_BACKLOG - self.waiting
