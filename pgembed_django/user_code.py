@@ -1,7 +1,8 @@
 """Call a project's own code: text methods, models, fields and chunkers.
 
-Whatever it raises is the failure of its row alone. It uses our database connection, so a session
-that it has changed is restored: by a rollback in a transaction of ours, else by a new connection.
+Whatever it raises is the failure of its row alone. It uses our database connection. If it runs a
+statement that changes the session, a rollback in a transaction of ours undoes it, or else a new
+connection does.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from pgembed_django import faults, locales
@@ -24,14 +26,19 @@ from pgembed_django.faults import Fault
 
 T = TypeVar("T")
 
-# Nearly all statements of projects. After any other, the session is compared with what it was.
-HARMLESS = re.compile(
+# What a session keeps after the transaction. A row whose code does this fails, and the session is
+# replaced.
+CHANGES = re.compile(
     r"""
-    \s*
-    (?: SELECT | INSERT | UPDATE | DELETE | MERGE | WITH | VALUES | EXPLAIN
-      | SAVEPOINT | RELEASE | ROLLBACK\ TO | SET\ (?: TRANSACTION | CONSTRAINTS )
-    )\b
-    (?! .* (?: ; | set_config | advisory | INTO \s+ "? (?: TEMP (?: ORARY )? \b | pg_temp ) ) )
+    (?: \A | ; ) \s*
+    (?: SET \s+ (?! LOCAL \b | TRANSACTION \b | CONSTRAINTS \b )
+      | (?: RESET | DISCARD | LISTEN | UNLISTEN | PREPARE | DEALLOCATE | LOAD ) \b
+      | CREATE \s+ (?: LOCAL \s+ | GLOBAL \s+ )? TEMP
+      | DECLARE \b .* \b WITH \s+ HOLD \b
+    )
+    | \bset_config \s* \( .* \bfalse\b
+    | \bpg_(?: try_ )? advisory_(?: un )? lock
+    | \bINTO \s+ TEMP
     """,
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
@@ -41,50 +48,17 @@ LOCAL = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 
-# What a session keeps: a name for people, and a value.
-SESSION = """
-    SELECT name, setting FROM pg_settings WHERE source = 'session'
-    UNION ALL
-    SELECT 'role', current_user || ' of ' || session_user
-    UNION ALL
-    SELECT 'an advisory lock', row(classid, objid, objsubid, mode)::text
-    FROM pg_locks
-    WHERE locktype = 'advisory' AND pid = pg_backend_pid()
-    UNION ALL
-    SELECT 'LISTEN ' || channel, '' FROM pg_listening_channels() AS channel
-    UNION ALL
-    SELECT 'the prepared statement ' || name, '' FROM pg_prepared_statements WHERE from_sql
-    UNION ALL
-    SELECT 'the cursor ' || name, '' FROM pg_cursors WHERE is_holdable
-    UNION ALL
-    SELECT 'the temporary table ' || relname, oid::text
-    FROM pg_class
-    WHERE relnamespace = pg_my_temp_schema() AND relkind = 'r'
-"""
-ATTRIBUTES = (
-    "autocommit",
-    "isolation_level",
-    "read_only",
-    "deferrable",
-    "prepare_threshold",
-    "row_factory",
-    "cursor_factory",
-)
-
 MAX_LOSSES = 3
 """After so many lost connections in the code of one row, one after another, the row has failed."""
 
 OPEN = (TransactionStatus.ACTIVE, TransactionStatus.INTRANS, TransactionStatus.INERROR)
-ASKABLE = (TransactionStatus.IDLE, TransactionStatus.INTRANS)
 
 LOST = "The database connection is lost whenever it runs."
 LEFT_OPEN = "It left a transaction open. Use transaction.atomic()."
 CHANGED = (
-    "It changed the database session ({names}). "
-    "Undo that, or use SET LOCAL in transaction.atomic()."
+    "It ran a statement that may change the database session: {statement}. "
+    "Use SET LOCAL in transaction.atomic(), or another connection."
 )
-
-Session = set[tuple[str, object]]
 
 
 class Failed(Exception):
@@ -136,7 +110,10 @@ class UserCode:
         self._has_savepoints = self._is_inside and not only_values
         self._depth = len(self._wrapper.savepoint_ids)
         self._pid = os.getpid()
-        self._learn()
+        self._connection = self._wrapper.connection
+        self._changing = ""
+        """The first statement of the code that may change the session, or empty."""
+        self._is_local = False
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -236,33 +213,33 @@ class UserCode:
                 put_off = wrapper.run_on_commit[known:]
                 wrapper.run_on_commit[known:] = [(sids, run, True) for sids, run, _ in put_off]
 
-    def _learn(self) -> None:
-        """Note what the connection is like."""
-        self._connection = self._wrapper.connection
-        self._attributes = _attributes(self._connection)
-        self._before: Session | None = None
-        self._is_local = False
-
     def _note(self, execute: Callable[..., T], statement: Any, *rest: Any) -> T:
-        """Note what the session is like before the first statement that may change it."""
-        text = statement if isinstance(statement, str) else ""
+        """Note a statement that may change the session."""
+        if isinstance(statement, sql.Composable):
+            text = statement.as_string(self._wrapper.connection)
+        else:
+            text = str(statement)
         if LOCAL.match(text):
             self._is_local = True
-        elif not HARMLESS.match(text) and self._before is None:
-            self._before = _session(self._wrapper.connection)
+        if not self._changing and CHANGES.search(text):
+            self._changing = " ".join(text.split()[:2])[:50]
         return execute(statement, *rest)
 
     def _refuse_changes(self) -> None:
-        """Raise if the code has changed the session, so that its savepoint is rolled back."""
+        """Raise if the code may have changed the session, so that its savepoint is rolled back."""
         if not self._has_savepoints:
             return
-        before, is_local = self._before, self._is_local
-        self._before, self._is_local = None, False
-        if before is not None and (changed := before ^ _session(self._wrapper.connection)):
-            raise Failed(_told(changed))
+        is_local, self._is_local = self._is_local, False
+        if self._changing:
+            raise Failed(self._changed())
         if is_local:
             # It would have ended with the transaction of the code, but that is part of ours.
             transaction.set_rollback(True, using=self._using)
+
+    def _changed(self) -> str:
+        """Return what the code has done to the session, for people. Empty: nothing."""
+        changing, self._changing = self._changing, ""
+        return CHANGED.format(statement=changing) if changing else ""
 
     def _put_right(self, failure: str, call: Call | None = None) -> None:
         """Put right what the code has left behind. Raise if it must not, and has not failed."""
@@ -275,34 +252,24 @@ class UserCode:
             lost = psycopg.OperationalError("the connection is lost")
             raise OperationalError(str(lost)) from lost
         if self._is_inside:
-            self._before, self._is_local = None, False
+            self._changed()
             is_ours = connection is self._connection and status == TransactionStatus.INTRANS
             if not is_ours or len(self._wrapper.savepoint_ids) != self._depth:
                 raise faults.Harmed("A row's code has ended a transaction that it did not begin.")
             return
         wrapper = self._wrapper
         is_open = wrapper.in_atomic_block or wrapper.needs_rollback or status in OPEN
+        is_open |= wrapper.connection is connection is not None and not wrapper.get_autocommit()
         is_closed = status == TransactionStatus.UNKNOWN
-        is_same = connection is self._connection and _attributes(connection) == self._attributes
-        if is_same and not (is_closed or is_open or self._before):
-            return
-        left = LOST if is_lost else LEFT_OPEN if is_open else self._changed()
-        if is_closed or left or self._before:
+        left = LOST if is_lost else LEFT_OPEN if is_open else ""
+        left = left or self._changed()
+        if is_closed or left:
             wrapper.close()
             wrapper.connect()
-        self._learn()
+        # After that: those who configure new connections run statements, too.
+        self._changing, self._is_local = "", False
         if left and not failure:
             raise Failed(left)
-
-    def _changed(self) -> str:
-        """Return what the code has changed in the session, for people."""
-        connection = self._wrapper.connection
-        if connection is not self._connection or connection is None or connection.closed:
-            return ""  # closed by the code, and perhaps opened again
-        changed = self._attributes ^ _attributes(connection)
-        if self._before is not None:
-            changed |= self._before ^ _session(connection)
-        return _told(changed) if changed else ""
 
     def _is_of_the_database(self, error: BaseException, call: Call) -> bool:
         """Return whether the server is out of room, or our connection is lost."""
@@ -324,20 +291,3 @@ def _is_its_own(call: Call | None) -> bool:
     if call is not None:
         _losses[call] += 1
     return call is not None and _losses[call] >= MAX_LOSSES
-
-
-def _attributes(connection: Any) -> Session:
-    if connection is None:
-        return set()
-    return {(name, getattr(connection, name)) for name in ATTRIBUTES}
-
-
-def _session(connection: Any) -> Session:
-    """Return what a session keeps. Empty if it cannot be asked now."""
-    if connection is None or connection.pgconn.transaction_status not in ASKABLE:
-        return set()
-    return set(psycopg.Cursor(connection).execute(SESSION).fetchall())
-
-
-def _told(changed: Session) -> str:
-    return CHANGED.format(names=", ".join(sorted({name for name, _ in changed})))
