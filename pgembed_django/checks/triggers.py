@@ -9,8 +9,9 @@ from django.core.checks import CheckMessage, Warning  # noqa: A004
 from django.db import ProgrammingError, transaction
 from django.db.migrations.executor import MigrationExecutor
 
-from pgembed_django import conditions, specs, triggers
+from pgembed_django import conditions, specs
 from pgembed_django.specs import Spec
+from pgembed_django.triggers import installed
 
 
 def check_triggers(connection: Any) -> Iterator[CheckMessage]:
@@ -22,7 +23,7 @@ def check_triggers(connection: Any) -> Iterator[CheckMessage]:
     written = {spec.key: spec for spec in specs.written_to(alias) if _is_writable(spec)}
     try:
         with transaction.atomic(using=alias):
-            found = triggers.amiss(written, using=alias)
+            found = installed.drifted(written, using=alias)
     except ProgrammingError:
         return  # this role has no access to a schema
     if not found or _has_migrations_to_run(connection):

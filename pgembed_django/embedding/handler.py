@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from django.db import DatabaseError
 
-from pgembed_django import conf, events, faults, spaces, specs, store, triggers
+from pgembed_django import conf, events, faults, spaces, specs, store
 from pgembed_django.embedding import writer
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.live import Live
@@ -29,6 +29,7 @@ from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
 from pgembed_django.specs import Spec
+from pgembed_django.triggers import installed
 
 CLAIM_AHEAD_SECONDS = 0.4
 """How much work to claim ahead: enough for the provider, leaving the rest to other workers.
@@ -69,7 +70,7 @@ class EmbeddingHandler(Handler):
         for spec in self.worked_on.values():
             spaces.ensure(spec, using=using)
             recognizing.recognize(spec, using=using, only_exchanged=True)
-        for key, states in triggers.amiss(self.worked_on, using=using).items():
+        for key, states in installed.drifted(self.worked_on, using=using).items():
             events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states), database=using)
 
     def warm_up(self) -> None:

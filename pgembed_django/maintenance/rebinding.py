@@ -7,7 +7,8 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from pgembed_django import database, events, specs, triggers
+from pgembed_django import database, events, specs
+from pgembed_django.triggers import installed
 
 TRY_SECONDS = 5.0
 LOOK_SECONDS = 0.05
@@ -21,7 +22,7 @@ def follow(*, using: str) -> None:
     install them again. Failures are logged here, and at the start of each worker.
     """
     keys = {spec.key for spec in specs.on(using)}
-    for key, found in triggers.astray(keys, using=using).items():
+    for key, found in installed.rebound(keys, using=using).items():
         if _are_renewed(found, using=using):
             events.tell(events.TRIGGERS_RENEWED, spec=key)
         else:
@@ -34,7 +35,7 @@ def after_migrate(sender: object, *, using: str, plan: object = None, **_: Any) 
         follow(using=using)
 
 
-def _are_renewed(found: list[triggers.Installed], *, using: str) -> bool:
+def _are_renewed(found: list[installed.Installed], *, using: str) -> bool:
     # Writers queue up behind a waiting table lock, so there are many short tries.
     until = time.monotonic() + TRY_SECONDS
     while True:

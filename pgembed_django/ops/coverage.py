@@ -10,11 +10,12 @@ from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Val
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
-from pgembed_django import database, postgres, triggers
+from pgembed_django import database, postgres
 from pgembed_django.database import unions
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, is_empty, is_found, of_other_language
 from pgembed_django.specs import Spec
+from pgembed_django.triggers import installed
 
 BUDGET = 20_000
 """How many source rows one overview reads, divided among the spaces."""
@@ -103,13 +104,13 @@ Counts = QuerySet[Any, dict[str, Any]]
 
 def read_tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
     """Return the database's time, and the specs' tables by spec key. Reads only the catalogue."""
-    declared = triggers.names([spec.key for spec in specs])
+    declared = installed.names([spec.key for spec in specs])
     found = database.rows(
         using,
         TABLES,
         watched=[key for key, _ in declared],
         triggers=[name for _, name in declared],
-        fires=list(triggers.FIRES),
+        fires=list(installed.FIRES),
         specs=[spec.key for spec in specs],
         sources=[postgres.quoted_table(spec.model) for spec in specs],
         embeddings=[postgres.quoted_table(spec.embedding_model) for spec in specs],

@@ -11,8 +11,8 @@ from pgtrigger import registry
 from psycopg import sql
 
 from pgembed_django import conditions, database, postgres
+from pgembed_django.triggers import SpecTrigger
 from pgembed_django.triggers.compiled import CompiledTrigger
-from pgembed_django.triggers.kinds import SpecTrigger
 
 # A trigger's comment is the hash of its definition. If a migration changed a column's type, the
 # comment is missing: pgtrigger drops the trigger meanwhile, and restores all but the comment.
@@ -66,12 +66,12 @@ class Installed:
         """The fault: missing, outdated or disabled. None: as declared."""
         if self.definition is None:
             return "missing"
-        if self._is_another() or self.is_astray:
+        if self._is_another() or self.is_rebound:
             return "outdated"
         return None if self.enabled in FIRES else "disabled"
 
     @property
-    def is_astray(self) -> bool:
+    def is_rebound(self) -> bool:
         """Whether its definition is as declared, but reads columns with other names by now.
 
         Postgres binds a condition to column numbers. If a column was renamed and another column
@@ -100,7 +100,7 @@ class Installed:
         return self.hash not in (None, self.declared.hash)
 
 
-def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
+def drifted(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int]]:
     """Count the triggers that are missing, outdated or disabled, by spec key and state.
 
     If a table does not exist, all its triggers are missing.
@@ -112,7 +112,7 @@ def amiss(keys: Collection[str], *, using: str) -> Mapping[str, Mapping[str, int
     return found
 
 
-def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]]:
+def rebound(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]]:
     """Return the triggers that read columns with other names by now, by spec key.
 
     Leaves out triggers that are disabled, or that no migration would install in this database.
@@ -120,7 +120,7 @@ def astray(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed]
     found: defaultdict[str, list[Installed]] = defaultdict(list)
     for one in _installed(keys, using=using):
         fires = one.enabled in FIRES and one.trigger.allow_migrate(one.model, database=using)
-        if fires and one.is_astray:
+        if fires and one.is_rebound:
             found[one.trigger.watch.key].append(one)
     return found
 

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from pgembed_django import conditions, database, postgres, specs, triggers
 from pgembed_django.checks import check_databases
+from pgembed_django.triggers import installed
 from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
 
 pytestmark = pytest.mark.django_db
@@ -199,7 +200,7 @@ def test_a_trigger_that_is_installed_reads_the_columns_that_it_names(model, when
                 [trigger.get_pgid(model)],
             )
             [definition] = cursor.fetchone()
-        one = triggers.Installed(
+        one = installed.Installed(
             model=model,
             trigger=trigger,
             declared=trigger.compile(model),

@@ -6,9 +6,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import triggers
 from pgembed_django.maintenance import rebinding
 from pgembed_django.models import Job
+from pgembed_django.triggers import installed
 from tests.app.models import Note, Oddity
 
 pytestmark = pytest.mark.django_db
@@ -64,12 +64,12 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 def test_after_a_migrate_a_write_of_columns_that_changed_places_is_seen(caplog):
     row = Oddity.objects.create(title="a", order=1, floor=5)
     execute(EXCHANGE)
-    assert triggers.amiss([ODDITY], using="default") == {ODDITY: {"outdated": 4}}
+    assert installed.drifted([ODDITY], using="default") == {ODDITY: {"outdated": 4}}
 
     call_command("migrate", verbosity=0)
 
     assert told(caplog) == [("pgembed.triggers_renewed", ODDITY)]
-    assert triggers.amiss([ODDITY], using="default") == {}
+    assert installed.drifted([ODDITY], using="default") == {}
     Job.objects.all().delete()
     Oddity.objects.filter(pk=row.pk).update(title="b")
     assert list(Job.objects.values_list("spec", flat=True)) == [ODDITY]
@@ -86,7 +86,7 @@ def test_triggers_that_always_fire_go_on_doing_so():
 
     rebinding.follow(using="default")
 
-    assert triggers.amiss([NOTE], using="default") == {}
+    assert installed.drifted([NOTE], using="default") == {}
     assert set(enabled().values()) == {"A"}
 
 

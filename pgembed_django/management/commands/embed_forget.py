@@ -7,10 +7,11 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import database, specs, triggers
+from pgembed_django import database, specs
 from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.ops import status
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.triggers import installed
 
 
 class Command(EmbedCommand):
@@ -68,7 +69,7 @@ class Command(EmbedCommand):
 
     def _used_by(self, key: str) -> str:
         """Return what still adds or runs jobs of a spec, and the remedy. Empty: nothing does."""
-        if tables := triggers.tables_of(key, using=self.using):
+        if tables := installed.tables_of(key, using=self.using):
             return (
                 f"its triggers are on {', '.join(tables)}. Run makemigrations and migrate, "
                 "and pgtrigger prune where those leave them"
