@@ -72,7 +72,7 @@ def run_tests(folder: Path, tests: Sequence[str], *options: str) -> Run:
         "PGEMBED_TEST_DATABASE": f"{postgres.test_database()}_{folder.name}",
         "COLUMNS": "1000",  # or the summary leaves the reasons of failures out
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", *options]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "", "--tb=short", *options]
     try:
         done = subprocess.run(
             [*command, *(f"tests/{test}" for test in tests)],

@@ -36,6 +36,7 @@ def rows_of(**sources: str) -> dict[str, Documented]:
     return {row.name: row for row in public.rows(modules)}
 
 
+@pytest.mark.slow
 def test_there_are_eight_thousand_rows_or_more():
     assert len(collected()) >= 8000
 

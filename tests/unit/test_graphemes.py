@@ -30,6 +30,7 @@ def test_a_boundary_known_already_saves_looking_before_it(text, data):
     assert allowed <= true_boundaries(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "around", ["a{}a", "\u0915{}\u0301\u0915", "\u0915\u094d{}\u0915", "\u1100{}\u11a8"]
 )
