@@ -11,7 +11,6 @@ from django.db.models.expressions import RawSQL
 from psycopg import sql
 
 from pgembed_django import database, postgres
-from pgembed_django.database import unions
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, is_empty, is_found, of_other_language
 from pgembed_django.specs import Spec
@@ -152,7 +151,7 @@ def read_coverage(
         if spaces.get(spec.key)
     ]
     found: dict[int, Coverage] = {}
-    for row in unions.read(queries, using=using):
+    for row in database.read_each(queries, using=using):
         key, looked_at = row["pgembed_spec"], row["pgembed_all"]
         if shares[key] < 1 and not looked_at:
             continue  # the sample is empty: nothing is known

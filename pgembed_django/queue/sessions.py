@@ -19,8 +19,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from pgembed_django import events
-from pgembed_django.database import interrupting
+from pgembed_django import database, events
 from pgembed_django.queue.listener import MAY_BE_IDLE
 
 # A worker that freezes in the middle of a transaction would block writers until it wakes.
@@ -110,7 +109,7 @@ def leave_sessions(using: str) -> None:
 
 def drop_halfway_session(using: str) -> None:
     """Close a connection that was interrupted in the middle of a statement or transaction."""
-    if interrupting.is_halfway(using):
+    if database.is_halfway(using):
         connections[using].close()
 
 

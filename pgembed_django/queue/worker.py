@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, events, faults
-from pgembed_django.database import interrupting
+from pgembed_django import conf, database, events, faults
 from pgembed_django.faults import Fault
 from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler, Hindrances
@@ -434,7 +433,7 @@ class Worker:
     # Outages of the database: the worker keeps its jobs, and tries again
 
     def _handle_database_error(self, error: Exception) -> None:
-        interrupting.raise_what_is_behind(error, using=self.using)
+        database.raise_what_is_behind(error, using=self.using)
         match faults.of(error):
             case Fault.OUTAGE:
                 self._wait_out_outage(error)

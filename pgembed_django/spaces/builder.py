@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import psycopg
 from django.db import OperationalError
 
-from pgembed_django import database, events
-from pgembed_django.database import locks
+from pgembed_django import database, events, locks
 
 # Only ever try it: a session that waited for it would hold a snapshot, and the builder would wait
 # for that.

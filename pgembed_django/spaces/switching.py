@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import Value
 from django.db.models.functions import Now
 
-from pgembed_django.database import locks
+from pgembed_django import locks
 from pgembed_django.models import Lap, Space
 from pgembed_django.spaces.opening import number
 

@@ -15,7 +15,6 @@ from django.db import DatabaseError
 from pgvector import Vector
 
 from pgembed_django import conf, database, faults, postgres
-from pgembed_django.database import arrays
 from pgembed_django.faults import Fault
 from pgembed_django.models import StagedVector
 from pgembed_django.plan import Plan, StoredChunk
@@ -227,16 +226,16 @@ def _replace(spec: Spec, changes: Collection[Change], using: str, *, reuse: bool
     send(
         using,
         statements.of(spec, using).replace,
-        dropped=arrays.literal(row_id for change in changes for row_id in change.plan.drop),
+        dropped=database.array(row_id for change in changes for row_id in change.plan.drop),
         spec=spec.key,
         reuse=reuse,
         store_text=spec.store_text,
         language=conf.current().text_search_config,
         source_pks=[change.source_pk for change, _ in rows],
-        space_ids=arrays.literal(change.space_id for change, _ in rows),
-        positions=arrays.literal(chunk.position for _, chunk in rows),
-        starts=arrays.literal(chunk.start for _, chunk in rows),
-        ends=arrays.literal(chunk.end for _, chunk in rows),
+        space_ids=database.array(change.space_id for change, _ in rows),
+        positions=database.array(chunk.position for _, chunk in rows),
+        starts=database.array(chunk.start for _, chunk in rows),
+        ends=database.array(chunk.end for _, chunk in rows),
         passages=[chunk.text for _, chunk in rows],
         chunk_digests=[chunk.digest for _, chunk in rows],
         text_digests=[change.plan.text_digest for change, _ in rows],

@@ -10,7 +10,6 @@ from django.db import DataError, connection, transaction
 from django.db.models import Value
 
 from pgembed_django import database, specs
-from pgembed_django.database import unions
 from pgembed_django.models import Job
 from tests.db.conftest import Writer, backend_pid
 
@@ -207,6 +206,6 @@ def test_tables_that_are_read_in_a_transaction_keep_no_migration_waiting(writer:
     rows = [model._base_manager.values_list(Value(1)).order_by() for model in models]
     with transaction.atomic(), connection.execute_wrapper(lock_what_is_held):
         assert not rows[0].exists()
-        assert unions.read(rows, using="default") == []
+        assert database.read_each(rows, using="default") == []
     writer.go()
     writer.end()

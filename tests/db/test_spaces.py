@@ -9,8 +9,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, providers, spaces, specs, store
-from pgembed_django.database import locks
+from pgembed_django import conf, locks, providers, spaces, specs, store
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.embedding.live import READ_SECONDS
 from pgembed_django.maintenance import laps, reconcile

@@ -11,8 +11,7 @@ from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import spaces, specs
-from pgembed_django.database import locks
+from pgembed_django import locks, spaces, specs
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.filling import (
     FIRST_FILL,

@@ -9,8 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, spaces, specs
-from pgembed_django.database import locks
+from pgembed_django import conf, database, locks, spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs

@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "I2",
         "no-lock-timeout",
-        "database/__init__.py",
+        "database.py",
         "set_config('lock_timeout', %(wait)s, true)",
         "set_config('lock_timeout', left(%(wait)s, 0) || '0', true)",
         "db/test_i2_writers_never_wait.py::"

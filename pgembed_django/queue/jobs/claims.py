@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from psycopg import sql
 
 from pgembed_django import database
-from pgembed_django.database import arrays
 from pgembed_django.models.job import Job
 from pgembed_django.queue.jobs.leases import Claim, filled
 
@@ -97,9 +96,9 @@ def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | str]:
     lanes = list(lanes)
     return {
         "specs": [lane.spec for lane in lanes],
-        "priorities": arrays.literal(lane.priority for lane in lanes),
-        "run_ats": arrays.literal(lane.run_at for lane in lanes),
-        "ids": arrays.literal(lane.id for lane in lanes),
+        "priorities": database.array(lane.priority for lane in lanes),
+        "run_ats": database.array(lane.run_at for lane in lanes),
+        "ids": database.array(lane.id for lane in lanes),
     }
 
 

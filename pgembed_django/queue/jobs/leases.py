@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from django.db import transaction
 
 from pgembed_django import database
-from pgembed_django.database import arrays
 
 # Proves that a job still belongs to the claim. Its parameters are ``Claim.fence``.
 OURS = """
@@ -183,16 +182,16 @@ def absolve(lost: Collection[Claim], *, using: str) -> None:
         using,
         ABSOLVE,
         ids=[claim.id for claim in lost],
-        started_at=arrays.literal(claim.started_at for claim in lost),
+        started_at=database.array(claim.started_at for claim in lost),
     )
 
 
 def hold(held: Collection[Claim], *, using: str) -> Held:
     """Lock the jobs that are still ours, without waiting, until the transaction ends."""
     fences = {
-        "ids": arrays.literal(claim.id for claim in held),
-        "tokens": arrays.literal(claim.token for claim in held),
-        "started_at": arrays.literal(claim.started_at for claim in held),
+        "ids": database.array(claim.id for claim in held),
+        "tokens": database.array(claim.token for claim in held),
+        "started_at": database.array(claim.started_at for claim in held),
     }
     every = frozenset(claim.id for claim in held)
     ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))

@@ -13,7 +13,6 @@ from typing import Any
 from django.db import IntegrityError
 
 from pgembed_django import database
-from pgembed_django.database import arrays
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Ending
 from pgembed_django.queue.jobs.claims import Lease
@@ -125,8 +124,8 @@ def complete(
     read = database.send_prepared(
         using,
         COMPLETE,
-        ids=arrays.literal(items),
-        items=arrays.literal(items.values()),
+        ids=database.array(items),
+        items=database.array(items.values()),
         keep=keep_seconds > 0,
     )
     return lambda: dict(read())

@@ -8,24 +8,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import psycopg
-from django.db import OperationalError, connections, transaction
+from django.db import (
+    DatabaseError,
+    Error,
+    InterfaceError,
+    OperationalError,
+    connections,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import QuerySet
 from pgvector import Vector
 from pgvector.psycopg import register_vector
+from psycopg import generators
 from psycopg.adapt import PyFormat
+from psycopg.pq import TransactionStatus
 
 from pgembed_django import faults
-from pgembed_django.database import interrupting, pipelining
 
 # Far below deadlock_timeout (1 s by default), so that we give up, and never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"
 
 NAMED = re.compile(r"%%|%\((\w+)\)s")
+
+BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
 SETTING = "SELECT current_setting(%(name)s)"
 SET = "SELECT set_config(%(name)s, %(value)s, true)"
@@ -55,10 +69,15 @@ BRIEFLY = "10ms"
 SHORTLY = "100ms"
 """How long to wait for a lock everywhere else."""
 
+OPEN = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
+
 Row = tuple[Any, ...]
 T = TypeVar("T")
+R = TypeVar("R")
 Read = Callable[[], T]
 """Reads the answer to a statement that was sent already."""
+
+_open_pipelines: WeakKeyDictionary[psycopg.Connection[Any], psycopg.Pipeline] = WeakKeyDictionary()
 
 
 class Busy(Exception):
@@ -70,7 +89,7 @@ def rows(using: str, statement: str, **parameters: Any) -> list[Row]:
     with connections[using].cursor() as cursor:
         run(cursor, statement, parameters or None)
         if connections[using].connection.pgconn.pipeline_status:
-            pipelining.synchronize(connections[using])
+            synchronize(connections[using])
         found: list[Row] = cursor.fetchall()
         return found
 
@@ -146,7 +165,7 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     def read() -> list[Row]:
         with wrapper.wrap_database_errors:
             if cursor.pgresult is None:
-                pipelining.synchronize(wrapper)
+                synchronize(wrapper)
             return cursor.fetchall()
 
     return read
@@ -189,7 +208,7 @@ def giving_way(
     """
     try:
         with (
-            interrupting.letting_through(using),
+            letting_through(using),
             _pipelined(using) if pipelined else transaction.atomic(using=using),
             restoring("lock_timeout", using=using),
         ):
@@ -227,7 +246,7 @@ def _pipelined(using: str) -> Iterator[None]:
         return
     # Before the transaction begins: psycopg's look-up of a type would commit it.
     learn_vectors(using)
-    with pipelining.pipelined(wrapper):
+    with _in_pipeline(wrapper):
         yield
 
 
@@ -249,3 +268,114 @@ def _pipelines(wrapper: BaseDatabaseWrapper) -> bool:
 def _keeps_plans(wrapper: BaseDatabaseWrapper) -> bool:
     """Return whether plans may be kept: statements stay prepared, and the transaction is ours."""
     return _prepares(wrapper) and _pipelines(wrapper)
+
+
+@contextmanager
+def _in_pipeline(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+    """Begin, run and commit in a pipeline. Django's ``atomic`` would wait for each answer."""
+    connection = wrapper.connection
+    with wrapper.wrap_database_errors:
+        try:
+            with connection.pipeline() as pipeline:
+                _open_pipelines[connection] = pipeline
+                cursor = psycopg.Cursor(connection)
+                with _quiet_after_errors(pipeline):
+                    cursor.execute(BEGIN)
+                    yield
+                    cursor.execute("COMMIT")
+        finally:
+            _open_pipelines.pop(connection, None)
+            if connection.info.transaction_status in OPEN:
+                connection.rollback()
+
+
+@contextmanager
+def _quiet_after_errors(pipeline: psycopg.Pipeline) -> Iterator[None]:
+    """After an error, fetch the answers of the statements that were sent with the one that failed.
+
+    Otherwise psycopg does so at the pipeline's end, and warns of them in its log: "error ignored".
+    """
+    try:
+        yield
+    except (Error, psycopg.Error):
+        with suppress(psycopg.Error):
+            pipeline.sync()
+        raise
+
+
+def synchronize(wrapper: BaseDatabaseWrapper) -> None:
+    """Send a Sync after the statements so far, before anything waits for their answers.
+
+    psycopg would send a Flush. After that Postgres expects more statements, and the session counts
+    as active, not as idle in transaction. So ``idle_in_transaction_session_timeout`` would not end
+    a session whose worker is frozen there, or whose host is gone, and its locks would stay.
+    """
+    connection = wrapper.connection
+    if (pipeline := _open_pipelines.get(connection)) is not None:
+        with wrapper.wrap_database_errors:
+            # Send everything first: sync() would wait for answers as soon as the socket has taken
+            # a part of it, while the server waits for the rest of a long text.
+            connection.wait(generators.send(connection.pgconn))
+            pipeline.sync()
+
+
+def is_halfway(using: str) -> bool:
+    """Return whether the connection was left in the middle of a statement or transaction.
+
+    It takes no other statement until the first has ended, and nobody ends the transaction.
+    """
+    wrapper = connections[using]
+    if wrapper.connection is None:
+        return False
+    status = wrapper.connection.info.transaction_status
+    return status is TransactionStatus.ACTIVE or (status in OPEN and not wrapper.in_atomic_block)
+
+
+@contextmanager
+def letting_through(using: str) -> Iterator[None]:
+    """Raise what interrupted a commit, not the error that hides it.
+
+    What ends the transaction after that fails, as the connection is still in the middle of it.
+    That error would be taken for an outage, and be waited out.
+    """
+    try:
+        yield
+    except (DatabaseError, InterfaceError) as error:
+        raise_what_is_behind(error, using=using)
+        raise
+
+
+def raise_what_is_behind(error: BaseException, *, using: str) -> None:
+    """Raise what interrupted the connection and is hidden by the error, if anything."""
+    behind = error.__context__
+    while isinstance(behind, (DatabaseError, InterfaceError, psycopg.Error)):
+        behind = behind.__context__
+    if behind is not None and is_halfway(using):
+        raise behind from None
+
+
+def read_each(queries: Sequence[QuerySet[Any, R]], *, using: str, wait: str = SHORTLY) -> list[R]:
+    """Return the rows of all queries, except those whose table is locked now.
+
+    The statement holds one table while it waits for the next: a deadlock with a migration or a
+    TRUNCATE that locks them in another order. So it gives way, and then each query runs alone,
+    and gives way as well: in a caller's transaction the tables read so far stay locked.
+    """
+    if not queries:
+        return []
+    rows = queries[0].union(*queries[1:], all=True) if len(queries) > 1 else queries[0]
+    try:
+        with giving_way(using, wait=wait):
+            return list(rows.order_by())  # the first model's own would be the union's
+    except Busy:
+        alone = [[query] for query in queries] if len(queries) > 1 else []
+        briefly = partial(read_each, using=using, wait=BRIEFLY)
+        return [*chain.from_iterable(map(briefly, alone))]
+
+
+def array(values: Iterable[int | str]) -> str:
+    """Return an array literal of numbers, or of times as Postgres prints them.
+
+    psycopg would adapt each element of a list.
+    """
+    return "{" + ",".join([f'"{value}"' for value in values]) + "}"

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from django.db import transaction
 
 from pgembed_django import database
-from pgembed_django.database import interrupting
 
 SHARE = "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(name)s, %(number)s))"
 TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"
@@ -45,5 +44,5 @@ def session_lock(name: str, number: int = 0, *, using: str) -> Iterator[bool]:
     finally:
         # A lost connection has lost the lock too, and its error is the one to be raised. The same
         # goes for one in the middle of an interrupted statement, which is closed soon.
-        if is_ours and not (database.is_lost(using) or interrupting.is_halfway(using)):
+        if is_ours and not (database.is_lost(using) or database.is_halfway(using)):
             database.rows(using, UNLOCK, name=name, number=number)
