@@ -34,6 +34,7 @@ DELAYS = {
     "20 ms + 0.5 ms a text": Delay(0.02, 0.0005, 4),
     "200 ms a batch": Delay(0.2, 0.0, 4),
 }
+LEAST_OF_SERVERS = {"20 ms + 0.5 ms a text": 0.95, "200 ms a batch": 0.98}
 OURS, TWO, SCRIPT = "ours", "ours, two workers", "script by hand"
 PGAI, TUNED = "pgai", "pgai, tuned"
 CONTENDERS = {OURS: "ours", TWO: "ours", SCRIPT: "script", PGAI: "pgai", TUNED: "pgai_tuned"}
@@ -78,11 +79,9 @@ def _bars(title: str, width: int, names: list[str]) -> list[Bar]:
     if width != 256:
         return []
     if title != "0 ms":
-        return [Bar("of the server's", OURS, [], least=0.9)]
-    ours = [name for name in names if name in {OURS, TWO} and SCRIPT in names]
-    bars = [Bar("rows/s", name, [SCRIPT], least=0.6) for name in ours]
-    pgai = [name for name in names if name in {PGAI, TUNED}]
-    return bars + ([Bar("rows/s", OURS, pgai, least=8)] if pgai else [])
+        return [Bar("of the server's", OURS, [], least=LEAST_OF_SERVERS[title])]
+    bars = [Bar("rows/s", OURS, [SCRIPT], least=0.7)] if SCRIPT in names else []
+    return bars + ([Bar("rows/s", OURS, [TUNED], least=1)] if TUNED in names else [])
 
 
 def embed(name: str, title: str, server: Server, options: argparse.Namespace) -> Figures:

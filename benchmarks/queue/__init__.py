@@ -73,11 +73,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _bars(handler: str, peers: list[str]) -> list[Bar]:
-    if handler == "noop":
-        return [Bar("jobs/s", OURS, [BARE], least=0.5)]
+    is_sleep = handler == "sleep"
     in_postgres = [name for name in peers if name in IN_POSTGRES]
-    best = [Bar("jobs/s", OURS, in_postgres, least=1.25)] if in_postgres else []
-    return [*best, Bar("of the limit", OURS, [], least=0.6)]
+    bars = [Bar("jobs/s", OURS, [NO_QUEUE if is_sleep else BARE], least=0.9 if is_sleep else 0.5)]
+    if in_postgres:
+        bars.append(Bar("jobs/s", OURS, in_postgres, least=1.1 if is_sleep else 1.5))
+    return bars
 
 
 def drain(name: str, handler: str, options: argparse.Namespace) -> Figures:

@@ -90,6 +90,7 @@ class Swapping:
             "swap: search p50, ms": _ms(looks, 0.5),
             "swap: search p99, ms": _ms(looks, 0.99),
             "times the calm's p99": _ms(looks, 0.99) / _ms(calm, 0.99),
+            "times the p99 beside a count": _ms(looks, 0.99) / _ms(beside, 0.99),
             "counting: times the calm's p99": _ms(beside, 0.99) / _ms(calm, 0.99),
             "searches during the swap": len(looks.seconds),
             "their vectors that were checked": looks.checked,
