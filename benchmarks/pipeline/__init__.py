@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options for the size, and for contenders to leave out."""
     compare.add_arguments(parser)
     parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--characters", type=int, default=300, help="of each row's text")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--widths", type=int, nargs="+", default=[256, 768])
     parser.add_argument("--delays", nargs="+", choices=DELAYS, default=[*DELAYS])
@@ -89,7 +90,10 @@ def embed(name: str, title: str, server: Server, options: argparse.Namespace) ->
     with postgres.fresh_database() as url, psycopg.connect(url, autocommit=True) as own:
         command = [sys.executable, "-m", "benchmarks.pipeline", CONTENDERS[name]]
         asked = [*command, server.url, str(server.width), str(options.rows)]
-        environment = {**os.environ, "DATABASE_URL": url}
+        environment = os.environ | {
+            "DATABASE_URL": url,
+            "BENCHMARK_CHARACTERS": str(options.characters),
+        }
         subprocess.run([*asked, "fill"], env=environment, check=True)
         own.execute("CHECKPOINT")
         server.first_asked_at()  # forget earlier requests

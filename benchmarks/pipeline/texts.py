@@ -1,7 +1,8 @@
-"""The texts of the rows: about 300 characters each, all different."""
+"""The texts of the rows, all different: about 300 characters each, or BENCHMARK_CHARACTERS."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 WORDS = (
@@ -13,6 +14,8 @@ WORDS = (
 
 def texts(count: int) -> Iterator[str]:
     """Yield ``count`` texts."""
+    times = int(os.environ.get("BENCHMARK_CHARACTERS", "300")) // 300
     for number in range(count):
         start = number * 7 % 80
-        yield f"Row {number}: the worker {WORDS[start:]}{WORDS[:start]}"
+        sentence = f"the worker {WORDS[start:]}{WORDS[:start]}"
+        yield f"Row {number}: {'. '.join([sentence] * times)}"
