@@ -38,13 +38,13 @@ class Settings:
     """All settings with their defaults. ``lease_seconds`` is ``PGEMBED_LEASE_SECONDS``."""
 
     providers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By alias: a dict of BACKEND (dotted path), MODEL, DIMENSIONS and OPTIONS."""
+    """By alias: a dict of BACKEND (dotted path), MODEL, DIMENSIONS, OPTIONS and quotas."""
 
     lease_seconds: float = 600
     """How long a claim is valid without a heartbeat. Heartbeats are sent every third of it."""
 
     poll_seconds: float = 30
-    """The longest that a job waits if notifications are lost. Zero: until the next notification."""
+    """The longest wait of a job if notifications are lost. Zero and more than 5 are like 5."""
 
     reap_seconds: float = 30
     """How often to look for expired leases. Zero: never."""
@@ -52,8 +52,8 @@ class Settings:
     reconcile_seconds: float = 300
     """How often to look for rows without vectors and vectors without a row.
 
-    Zero: never. Stale rows are then not looked for either. Otherwise a page of rows is checked
-    for stale ones every ten seconds.
+    Stale rows are looked for all the time, a page every ten seconds. Zero: nothing is looked for,
+    so rows older than the decorator are not embedded.
     """
 
     max_attempts: int = 5
@@ -66,7 +66,7 @@ class Settings:
     """
 
     backoff_seconds: float = 5
-    """The wait before the second attempt. It doubles with each further one, with jitter."""
+    """The wait before the second attempt. It doubles with each one, with jitter, up to an hour."""
 
     batch_size: int = 32
     """How many texts to send in one request, unless the provider's OPTIONS say otherwise."""
@@ -78,19 +78,19 @@ class Settings:
     """How many units one claim takes at most."""
 
     notify: bool = True
-    """Whether idle workers LISTEN. If not, a job waits up to ``poll_seconds``."""
+    """Whether idle workers LISTEN. If not, a job waits up to ``poll_seconds``, at most 5."""
 
     stop_grace_seconds: float = 20
     """How long a stopping worker waits for requests in flight."""
 
     stuck_seconds: float = 300
-    """How long one round of the worker's loop may take before its process counts as stuck.
+    """How long a round of the worker's loop may take before the process counts as stuck, and ends.
 
     Zero: never. Waiting for the database does not count.
     """
 
     keep_succeeded_seconds: float = 3600
-    """How long to keep succeeded jobs. Zero: delete them on success."""
+    """How long to keep succeeded jobs and settled failures. Zero: delete jobs on success."""
 
     text_search_config: str = "english"
     """The full-text search configuration for passages and queries."""

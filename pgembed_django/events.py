@@ -30,6 +30,8 @@ class Event:
     name: str
     level: int
     text: str
+    means: str = ""
+    """What an operator should know. Events that have it are public, the others may change."""
 
 
 def tell(
@@ -61,8 +63,8 @@ def _shown(value: str | float | None) -> str | float | None:
     return in_a_line(value) if isinstance(value, str) else value
 
 
-def _event(name: str, level: int, text: str) -> Event:
-    event = Event(f"pgembed.{name}", level, text)
+def _event(name: str, level: int, text: str, means: str = "") -> Event:
+    event = Event(f"pgembed.{name}", level, text, means)
     ALL[event.name] = event
     return event
 
@@ -79,7 +81,10 @@ WORKER_STOPPING = _event("worker_stopping", INFO, "Stopping: finishing what is i
 WORKER_RECYCLED = _event("worker_recycled", INFO, "Stopping, to be restarted: %(reason)s")
 WORKER_ENDED = _event("worker_ended", INFO, "Worker %(worker)s has ended after %(rows)d rows")
 WORKER_STUCK = _event(
-    "worker_stuck", ERROR, "The worker's loop has been stuck for %(seconds).0f s in %(where)s"
+    "worker_stuck",
+    ERROR,
+    "The worker's loop has been stuck for %(seconds).0f s in %(where)s",
+    means="The worker's loop has not moved for PGEMBED_STUCK_SECONDS. `where` is the line of code.",
 )
 WORKER_GAVE_UP = _event(
     "worker_gave_up",
@@ -93,7 +98,10 @@ HEARTBEAT_FILE_LOST = _event(
 PAGE_FAILED = _event("page_failed", WARNING, "A request to the worker's port failed: %(error)s")
 MODEL_NOT_LOADED = _event("model_not_loaded", WARNING, "Cannot load %(space)s yet: %(error)s")
 DATABASE_LOST = _event(
-    "database_lost", WARNING, "Lost the database, trying again in %(seconds).1f s: %(error)s"
+    "database_lost",
+    WARNING,
+    "Lost the database, trying again in %(seconds).1f s: %(error)s",
+    means="The database cannot be reached. It is tried again after `seconds`.",
 )
 CONNECTIONS_CUT = _event(
     "connections_cut",
@@ -106,7 +114,12 @@ DATABASE_REFUSES = _event(
     WARNING,
     "The database cannot work at present, trying again in %(seconds).1f s: %(error)s",
 )
-DATABASE_BACK = _event("database_back", INFO, "The database is back")
+DATABASE_BACK = _event(
+    "database_back",
+    INFO,
+    "The database is back",
+    means="The database can be reached again, or works again.",
+)
 STORING_ALONE = _event(
     "storing_alone",
     WARNING,
@@ -137,6 +150,7 @@ LISTENER_DEAF = _event(
     "listener_deaf",
     WARNING,
     "Notifications do not arrive, polling instead: is there a pooler?",
+    means="Notifications do not arrive, so the worker polls. A pooler swallows them.",
 )
 LISTENER_FAILED = _event(
     "listener_failed", WARNING, "Cannot listen for notifications, polling instead: %(error)s"
@@ -156,18 +170,29 @@ JOB_RETRIED = _event(
     INFO,
     "%(spec)s %(source_pk)s is tried again (attempt %(attempts)d): %(signature)s",
 )
-JOB_FAILED = _event("job_failed", WARNING, "%(spec)s %(source_pk)s has failed: %(signature)s")
+JOB_FAILED = _event(
+    "job_failed",
+    WARNING,
+    "%(spec)s %(source_pk)s has failed: %(signature)s",
+    means="A job has failed for good: an open failure.",
+)
 JOB_RELEASED = _event("job_released", DEBUG, "Gave %(spec)s %(source_pk)s back: %(result)s")
 LEASES_LOST = _event("leases_lost", INFO, "Lost the leases of %(count)d jobs")
 LEASE_EXPIRED = _event(
     "lease_expired",
     WARNING,
     "The lease of %(spec)s %(source_pk)s ran out (crash %(crashes)d): %(result)s",
+    means="A worker was lost with the job, which is pending again (`requeued`) or has failed.",
 )
 JOBS_WITHOUT_SPEC = _event(
     "jobs_without_spec", WARNING, "Failed %(count)d jobs of specs that no longer exist"
 )
-GAPS_FOUND = _event("gaps_found", INFO, "Found %(count)d gaps of %(spec)s")
+GAPS_FOUND = _event(
+    "gaps_found",
+    INFO,
+    "Found %(count)d gaps of %(spec)s",
+    means="The reconciler has queued rows with missing, stale or orphaned vectors.",
+)
 
 # Providers
 
@@ -188,9 +213,17 @@ TEXTS_CUT = _event(
     "for example %(spec)s %(source_pk)s",
 )
 PROVIDER_PAUSED = _event(
-    "provider_paused", WARNING, "Provider %(provider)s is paused for %(seconds).1f s: %(error)s"
+    "provider_paused",
+    WARNING,
+    "Provider %(provider)s is paused for %(seconds).1f s: %(error)s",
+    means="A provider is out of reach. Nothing is sent to it for `seconds`.",
 )
-PROVIDER_BACK = _event("provider_back", INFO, "Provider %(provider)s answers again")
+PROVIDER_BACK = _event(
+    "provider_back",
+    INFO,
+    "Provider %(provider)s answers again",
+    means="A provider answers again.",
+)
 DIGEST_UNKNOWN = _event(
     "digest_unknown", WARNING, "Cannot read the digest of %(provider)s's model: %(error)s"
 )
@@ -206,15 +239,24 @@ SPACE_NOT_REOPENED = _event(
     "The settings of %(spec)s declare %(space)s, which is retired: another model is searched, or "
     "is being built to be. To use this one: manage.py %(way)s",
 )
-SPACE_ACTIVATED = _event("space_activated", INFO, "Searches now use %(space)s")
+SPACE_ACTIVATED = _event(
+    "space_activated",
+    INFO,
+    "Searches now use %(space)s",
+    means="Searches use a new space from now on.",
+)
 SPACE_HELD_UP = _event(
     "space_held_up",
     WARNING,
     "Too many failed rows are missing in %(space)s to search it: %(count)d. Mend and retry them, "
     "dismiss them, or run manage.py embed_spaces activate %(number)s",
+    means="More than 1 % of the rows failed in the new space, so the old one is still searched.",
 )
 MODEL_EXCHANGED = _event(
-    "model_exchanged", ERROR, "Nothing is embedded in %(space)s of %(spec)s: %(error)s"
+    "model_exchanged",
+    ERROR,
+    "Nothing is embedded in %(space)s of %(spec)s: %(error)s",
+    means="The server has another model than the one that made the space.",
 )
 MODEL_BACK = _event("model_back", INFO, "The model of %(space)s of %(spec)s is back")
 SPACE_PRUNED = _event("space_pruned", INFO, "Pruned %(space)s")
@@ -223,6 +265,7 @@ TRIGGERS_AMISS = _event(
     WARNING,
     "Triggers of %(spec)s are %(states)s, so writes may be missed: run manage.py check "
     "--database %(database)s",
+    means="A spec's triggers are missing, outdated or disabled, so writes may be missed.",
 )
 TRIGGERS_RENEWED = _event(
     "triggers_renewed",
@@ -239,6 +282,7 @@ SPEC_SET_ASIDE = _event(
     "spec_set_aside",
     ERROR,
     "%(spec)s is set aside, because its tables are not as this code declares them: %(error)s",
+    means="A spec's tables are not as this code declares them. The others are worked on.",
 )
 SPEC_TAKEN_UP = _event("spec_taken_up", INFO, "%(spec)s is worked on again")
 SPEC_RENAMED = _event(
@@ -256,10 +300,14 @@ INDEX_REFUSED = _event(
     WARNING,
     "This role may not build or drop the index %(index)s: %(error)s. Let the worker's role own the "
     "table, or run embed_worker --drain as the role that does",
+    means="The worker's role does not own the table: searches go on without the index.",
 )
 
 # Search
 
 QUERY_NOT_EMBEDDED = _event(
-    "query_not_embedded", WARNING, "A query was not embedded by %(model)s: %(error)s"
+    "query_not_embedded",
+    WARNING,
+    "A query was not embedded by %(model)s: %(error)s",
+    means="Searches are answered by words alone. Logged every few seconds while that lasts.",
 )

@@ -45,7 +45,7 @@ def test_keda_reads_an_index_however_many_jobs_there_are():
 
 
 def test_the_page_on_size_sets_what_a_table_has():
-    page = (DEPLOY.parent / "past-one-machine.md").read_text()
+    page = (DEPLOY.parent / "how-to/size-it.md").read_text()
     [statement] = re.findall(r"```sql\n(ALTER TABLE blog_articleembedding .+?)```", page, re.DOTALL)
 
     with connection.cursor() as cursor:

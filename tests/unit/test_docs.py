@@ -8,26 +8,30 @@ import json
 import pkgutil
 import re
 import shlex
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.apps import apps
-from django.core.management import get_commands, load_command_class
-from django.core.management.base import BaseCommand, CommandParser
+from django.core.management import load_command_class
 
-from pgembed_django import Chunker, Results, checks, conf, decorator, search, similar_to
+from pgembed_django import Chunker, Results, conf, decorator, search, similar_to
 from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.checks import databases
 from pgembed_django.embedding import reader
 from pgembed_django.models import Job
 from pgembed_django.retrieval import Hit
+from tests import docs_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = [README, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    README,
+    *(ROOT / page for page in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/NOTES.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -58,18 +62,16 @@ def blocks(page: Path, language: str) -> list[str]:
 # Settings, checks, keywords, commands
 
 
-def test_every_setting_is_in_the_docs_and_no_other() -> None:
-    assert sorted(table("reference/settings.md")) == sorted(conf.NAMES)
+@pytest.mark.parametrize("page", docs_tables.pages(), ids=lambda page: page.stem)
+def test_the_tables_of_a_page_are_those_of_the_code(page: Path) -> None:
+    """To write them: ``python -m tests.docs_tables``."""
+    assert page.read_text() == docs_tables.written(page.read_text())
 
 
-@pytest.mark.parametrize(
-    "setting", fields(conf.Settings), ids=[setting.name for setting in fields(conf.Settings)]
-)
-def test_a_settings_default_is_the_documented_one(setting) -> None:
-    written = table("reference/settings.md")[f"{conf.PREFIX}{setting.name.upper()}"][0]
+def test_every_table_is_on_a_page() -> None:
+    text = "".join(page.read_text() for page in docs_tables.pages())
 
-    default = {} if setting.default is MISSING else setting.default
-    assert ast.literal_eval(written.strip("`")) == default
+    assert sorted(re.findall(r"<!-- generated: (.+) -->", text)) == sorted(docs_tables.tables())
 
 
 def test_every_setting_that_a_page_names_exists() -> None:
@@ -88,12 +90,6 @@ def test_the_pages_ask_for_the_pgvector_that_the_check_asks_for() -> None:
     }
 
     assert named == {databases.OLDEST_VECTOR}
-
-
-def test_every_check_is_in_the_docs_as_it_is_in_the_code() -> None:
-    written = {check: cells[0] for check, cells in table("reference/checks.md").items()}
-
-    assert written == checks.IDS
 
 
 def test_every_keyword_of_the_decorator_is_in_the_docs_with_its_default() -> None:
@@ -135,23 +131,6 @@ def test_every_keyword_of_a_chunker_is_in_the_docs_with_its_default() -> None:
         assert f"`{field.name}` ({written})".replace("'", '"') in page
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, app in get_commands().items() if app == "pgembed_django"]
-)
-def test_every_option_of_a_command_is_in_the_docs(name: str) -> None:
-    texts = [(DOCS / f"reference/{page}.md").read_text() for page in ("commands", "operating")]
-    [(opening, _, rest)] = [
-        found for text in texts if (found := text.partition(f"\n## `manage.py {name}`"))[1]
-    ]
-    # What a page says of all its commands, before the first of them, and what it says of this one.
-    section = opening.partition("\n## ")[0] + rest.partition("\n## ")[0]
-    common = words(BaseCommand().create_parser("manage.py", name))
-    own = words(load_command_class("pgembed_django", name).create_parser("manage.py", name))
-
-    for word in sorted(own - common):
-        assert f"`{word}" in section
-
-
 def command_lines() -> list[tuple[str, str]]:
     """Return our commands with their arguments, as the shell blocks of all pages have them."""
     return [
@@ -171,15 +150,6 @@ def test_every_command_line_of_ours_is_one(page: str, line: str) -> None:
     load_command_class("pgembed_django", name).create_parser("manage.py", name).parse_args(
         arguments
     )
-
-
-def words(parser: CommandParser) -> set[str]:
-    """Return a command's options and the choices of its arguments."""
-    return {
-        word
-        for action in parser._actions
-        for word in action.option_strings or map(str, action.choices or ())
-    }
 
 
 def test_the_permissions_that_the_docs_name_are_those_of_the_actions() -> None:

@@ -128,4 +128,4 @@ def test_the_table_of_scales_is_computed(power: int, name: str) -> None:
         sizing.size(number * heap_bytes(768, 800)),
         sizing.size(number * index_bytes(768)),
         sizing.duration(number / 1000),
-    ] in rows("past-one-machine.md")
+    ] in rows("how-to/size-it.md")

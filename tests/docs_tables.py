@@ -1,0 +1,245 @@
+"""Write the tables of the reference pages from the code: ``python -m tests.docs_tables``.
+
+A table stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. What it says is said in
+the code: in docstrings, helps and declarations. tests/unit/test_docs.py fails if they differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import inspect
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import django
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "pgembed_django"
+BLOCK = re.compile(r"(?<=<!-- generated: )([\w ]+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+EMIT = "events.tell"
+"""The call that logs an event, as the code writes it."""
+
+
+def quoted(text: str) -> str:
+    """Return a text with the names of settings and options as code."""
+    return re.sub(
+        r"(?<![`\w-])(?:--[a-z][a-z…-]*|PGEMBED_[A-Z_]+|/[a-z]+z|/metrics)", r"`\g<0>`", text
+    )
+
+
+def rows(*titles: str, of: Iterable[Iterable[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *of]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def settings() -> str:
+    """Return the settings with their defaults, and what their docstrings say."""
+    from pgembed_django import conf
+
+    [declared] = ast.parse(inspect.getsource(conf.Settings)).body
+    assert isinstance(declared, ast.ClassDef)
+    said = {
+        ast.unparse(one.target): " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
+        for one, text in zip(declared.body, declared.body[1:], strict=False)
+        if isinstance(one, ast.AnnAssign)
+    }
+
+    def names(text: str) -> str:
+        text = text.replace("``", "`")
+        for name in said:
+            text = text.replace(f"`{name}`", f"`{conf.PREFIX}{name.upper()}`")
+        return text
+
+    return rows(
+        "setting",
+        "default",
+        "meaning",
+        of=(
+            [
+                f"`{conf.PREFIX}{one.name.upper()}`",
+                f"`{ ({} if one.default is MISSING else one.default)!r}`".replace("'", '"'),
+                names(said[one.name]),
+            ]
+            for one in fields(conf.Settings)
+        ),
+    )
+
+
+def checks() -> str:
+    from pgembed_django import checks
+
+    return rows("id", "means", of=([f"`{one}`", text] for one, text in checks.IDS.items()))
+
+
+@functools.cache
+def fields_of_events() -> dict[str, set[str]]:
+    """Return the fields that the code gives each event, by its name."""
+    from pgembed_django import events
+
+    constants = {name: one for name, one in vars(events).items() if isinstance(one, events.Event)}
+    found: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == EMIT:
+                event = constants[ast.unparse(node.args[0]).removeprefix("events.")]
+                given = {str(keyword.arg) for keyword in node.keywords} - {"about", "is_logged"}
+                assert found.setdefault(event.name, given) == given, path
+    return found
+
+
+def event_table() -> str:
+    """Return the events that say what they mean: those are an interface."""
+    from pgembed_django import events
+
+    def shown(event: events.Event) -> list[str]:
+        in_text = re.findall(r"%\((\w+)\)", event.text)
+        others = sorted(fields_of_events()[event.name] - set(in_text))
+        names = [f"`{name}`" for name in [*dict.fromkeys(in_text), *others]]
+        level = logging.getLevelName(event.level)
+        return [f"`{event.name}`", level, " ".join(names), quoted(event.means)]
+
+    documented = [event for event in events.ALL.values() if event.means]
+    return rows("event", "level", "fields", "what happened", of=map(shown, documented))
+
+
+def metrics(families: Iterable[Any]) -> str:
+    def shown(family: Any) -> list[str]:
+        suffix = {"counter": "_total", "info": "_info"}.get(family._type, "")
+        kind = "gauge" if family._type == "info" else family._type
+        labels = ["version"] if family._type == "info" else family._labelnames
+        names = " ".join(f"`{label}`" for label in labels)
+        return [f"`{family._name}{suffix}`", kind, names, family._documentation]
+
+    return rows("metric", "type", "labels", "is", of=map(shown, families))
+
+
+def metrics_of_queue() -> str:
+    from prometheus_client.core import GaugeMetricFamily
+
+    from pgembed_django.contrib.metrics import collectors
+    from pgembed_django.ops.status import Overview
+
+    # Those that are there without a spec, and those of the specs.
+    calls = (node for node in ast.walk(ast.parse(inspect.getsource(collectors))))
+    alone = [
+        GaugeMetricFamily(*(ast.literal_eval(argument) for argument in call.args[:2]))
+        for call in calls
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "GaugeMetricFamily"
+        and isinstance(call.args[0], ast.Constant)
+    ]
+    nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(Overview)), ())
+    of_specs = collectors.families(Overview(**{**nothing, "unknown": {}}))
+    return metrics(map(as_declared, [*alone, *of_specs]))
+
+
+def metrics_of_worker() -> str:
+    from prometheus_client import CollectorRegistry
+
+    from pgembed_django.contrib.metrics import collectors
+
+    # What a worker is asked for; no worker is started.
+    liveness = SimpleNamespace(stuck=lambda: None, age_seconds=0)
+    worker: Any = SimpleNamespace(specs=(), is_running=False, liveness=liveness)
+    registry = CollectorRegistry()
+    of_worker = collectors.WorkerCollector(worker, registry)
+    counters = [one for one in registry._collector_to_names if hasattr(one, "_labelnames")]
+    return metrics([*counters, *map(as_declared, of_worker.collect())])
+
+
+def as_declared(family: Any) -> Any:
+    return SimpleNamespace(
+        _name=family.name,
+        _type=family.type,
+        _labelnames=getattr(family, "_labelnames", ()),
+        _documentation=family.documentation,
+    )
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    from django.core.management import load_command_class
+
+    return load_command_class("pgembed_django", name).create_parser("manage.py", name)
+
+
+def arguments(name: str, *, is_common: bool) -> str:
+    """Return the arguments of a command: those that most have, or the others."""
+    from django.core.management.base import BaseCommand
+
+    of_django = BaseCommand().create_parser("manage.py", name)._option_string_actions
+    found = [
+        action
+        for action in parser_of(name)._actions
+        if not set(action.option_strings) & set(of_django)
+        and bool({"--specs", "--database"} & set(action.option_strings)) is is_common
+    ]
+    return rows(
+        "argument",
+        "meaning",
+        of=([named(action), quoted(str(action.help))] for action in found),
+    )
+
+
+def named(action: argparse.Action) -> str:
+    if action.choices:
+        return ", ".join(f"`{choice}`" for choice in action.choices)
+    metavar = str(action.metavar or action.dest.upper())
+    if action.nargs == 0:
+        metavar = ""
+    elif action.nargs in ("+", "*"):
+        metavar = f"{metavar} …"
+    elif action.nargs == "?":
+        metavar = f"[{metavar}]"
+    if not action.option_strings:
+        return f"`{metavar}`"
+    return ", ".join(f"`{f'{option} {metavar}'.strip()}`" for option in action.option_strings)
+
+
+def command(name: str) -> str:
+    """Return what ``--help`` says of a command: what it does, its exit statuses, its options."""
+    text, _, statuses = (parser_of(name).description or "").partition(" Exit status: ")
+    table = arguments(name, is_common=False)
+    exits = f"Exit status: {statuses}" if statuses else ""
+    parts = [quoted(text), quoted(exits), table if "\n| `" in table else ""]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def tables() -> dict[str, Callable[[], str]]:
+    from django.core.management import get_commands
+
+    found: dict[str, Callable[[], str]] = {
+        "settings": settings,
+        "checks": checks,
+        "events": event_table,
+        "metrics of the queue": metrics_of_queue,
+        "metrics of a worker": metrics_of_worker,
+        "common options": functools.partial(arguments, "embed_status", is_common=True),
+    }
+    ours = [name for name, app in get_commands().items() if app == "pgembed_django"]
+    return found | {name: functools.partial(command, name) for name in ours}
+
+
+def written(text: str) -> str:
+    """Return a page with its tables as the code has them."""
+    known = tables()
+    return BLOCK.sub(lambda found: f"{found[1]}{found[2]}\n{known[found[1]]()}\n", text)
+
+
+def pages() -> Iterator[Path]:
+    return (page for page in sorted(DOCS.rglob("*.md")) if BLOCK.search(page.read_text()))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+    django.setup()
+    for page in pages():
+        page.write_text(written(page.read_text()))
