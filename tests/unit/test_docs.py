@@ -9,18 +9,20 @@ import pkgutil
 import re
 import shlex
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.apps import apps
-from django.core.management import load_command_class
+from django.core.management import get_commands, load_command_class
 
 from pgembed_django import Chunker, Results, conf, decorator, search, similar_to
 from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.checks import databases
 from pgembed_django.embedding import reader
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Space
+from pgembed_django.ops import status
 from pgembed_django.retrieval import Hit
 from tests import docs_tables
 
@@ -32,6 +34,16 @@ PAGES = [
     *(ROOT / page for page in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/NOTES.md")),
     *sorted(DOCS.rglob("*.md")),
 ]
+
+PLAIN = """
+    admin asearch asimilar assert at build collector concurrency config construction created
+    database deterministic done ef error expires fake filter finished forget get grace hnsw id
+    index input items keep kind large last limit long lost m manager max misconfigured missing
+    mixin model notify pgembed pk poll query queue ready refused report results retry rows run
+    search seconds set setting similar size started status stop text time timeout to too total
+    traceparent tracing triggers type unavailable vector vectors view without
+"""
+"""Words of public names that mean what they mean elsewhere."""
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
@@ -62,7 +74,7 @@ def blocks(page: Path, language: str) -> list[str]:
 # Settings, checks, keywords, commands
 
 
-@pytest.mark.parametrize("page", docs_tables.pages(), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*docs_tables.pages()], ids=lambda page: page.stem)
 def test_the_tables_of_a_page_are_those_of_the_code(page: Path) -> None:
     """To write them: ``python -m tests.docs_tables``."""
     assert page.read_text() == docs_tables.written(page.read_text())
@@ -287,6 +299,47 @@ def test_the_tables_that_are_told_of_are_those_that_there_are() -> None:
 
     told = set(table("how-it-works.md", after="## The tables"))
     assert {name for name in told if name.startswith("pgembed_")} == ours
+
+
+def words(name: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+GLOSSARY = [
+    (term, words(term))
+    for cell in re.findall(r"^\| (`.+?) \|", (DOCS / "reference/glossary.md").read_text(), re.M)
+    for term in re.findall(r"`([^`]+)`", cell)
+]
+
+
+def public_names() -> set[str]:
+    page = (DOCS / "stability.md").read_text()
+    modules = re.findall(r"^\| `(pgembed_django[\w.]*)`", page, re.MULTILINE)
+    return {
+        *(name for module in modules for name in import_module(module).__all__),
+        *(name.removeprefix(conf.PREFIX).lower() for name in conf.NAMES),
+        *(name for name, app in get_commands().items() if app == "pgembed_django"),
+        *(model.__name__ for model in apps.get_app_config("pgembed").get_models()),
+        *(field.name for field in Job._meta.fields),
+        *Job.Status.values,
+        *Job.Kind.values,
+        *Space.State.values,
+        *status.STATES,
+    }
+
+
+def test_every_word_of_a_public_name_is_in_the_glossary_or_a_plain_one() -> None:
+    known = tuple(word for _, parts in GLOSSARY for word in parts)
+    used = {word for name in public_names() for word in words(name)}
+
+    # "chunker" and "claims" are told by "chunk" and "claim".
+    assert {word for word in used if not word.startswith(known)} <= set(PLAIN.split())
+
+
+def test_every_word_of_the_glossary_is_one_of_the_code() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "pgembed_django").rglob("*.py"))
+
+    assert [term for term, _ in GLOSSARY if not re.search(rf"\b{term}", code, re.I)] == []
 
 
 def test_every_page_is_in_the_navigation() -> None:
