@@ -41,6 +41,10 @@ def rows(*titles: str, of: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def items(of: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"- {name}: {text}\n" for name, text in of)
+
+
 def settings() -> str:
     """Return the settings with their defaults, and what their docstrings say."""
     from pgembed_django import conf
@@ -77,7 +81,7 @@ def settings() -> str:
 def checks() -> str:
     from pgembed_django import checks
 
-    return rows("id", "means", of=([f"`{one}`", text] for one, text in checks.IDS.items()))
+    return items((f"`{one}`", text) for one, text in checks.IDS.items())
 
 
 @functools.cache
@@ -182,11 +186,7 @@ def arguments(name: str, *, is_common: bool) -> str:
         if not set(action.option_strings) & set(of_django)
         and bool({"--specs", "--database"} & set(action.option_strings)) is is_common
     ]
-    return rows(
-        "argument",
-        "meaning",
-        of=([named(action), quoted(str(action.help))] for action in found),
-    )
+    return items((named(action), quoted(str(action.help))) for action in found)
 
 
 def named(action: argparse.Action) -> str:
@@ -207,10 +207,11 @@ def named(action: argparse.Action) -> str:
 def command(name: str) -> str:
     """Return what ``--help`` says of a command: what it does, its exit statuses, its options."""
     text, _, statuses = (parser_of(name).description or "").partition(" Exit status: ")
-    table = arguments(name, is_common=False)
     exits = f"Exit status: {statuses}" if statuses else ""
-    parts = [quoted(text), quoted(exits), table if "\n| `" in table else ""]
-    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+    options = arguments(name, is_common=False)
+    if name == "embed_dismiss" and options == arguments("embed_retry", is_common=False):
+        options = "Its options are those of `embed_retry`."
+    return "\n\n".join(part.strip() for part in (quoted(text), quoted(exits), options)) + "\n"
 
 
 def tables() -> dict[str, Callable[[], str]]:

@@ -143,7 +143,7 @@ def test_what_is_shown_with_the_package_has_no_link_into_the_repository(wheel: P
     # All but the list of the pages is there.
     headings = re.findall(r"^## .*", (REPOSITORY / "README.md").read_text(), re.MULTILINE)
     assert re.findall(r"^## .*", shown, re.MULTILINE) == headings
-    assert "What is public lists what may still change." in shown
+    assert "Every promise has its test: guarantees and limits." in shown
     assert "The overview in the admin" not in shown
     assert "docs/how-to" not in shown
 

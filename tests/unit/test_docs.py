@@ -216,14 +216,16 @@ def test_the_two_commands_are_single_lines(command: str) -> None:
     assert command in blocks(README, "sh")
 
 
-def test_every_provider_in_the_readme_can_be_imported() -> None:
-    named = re.findall(r"`(\w+\.\w*Provider)`", README.read_text())
+def test_a_reader_of_the_readme_chooses_between_eight_links() -> None:
+    text = README.read_text()
 
-    assert len(named) == 5
-    for name in named:
-        module, _, provider = name.partition(".")
-        path = ROOT / "pgembed_django/providers" / f"{module}.py"
-        assert f"class {provider}(" in path.read_text()
+    assert len([link for link in LINK.findall(text) if "/img/" not in link]) == 8
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_path_that_a_newcomer_is_sent_to_is_there(page: Path) -> None:
+    for path in re.findall(r"`([\w.]+/[\w./]*)`", page.read_text()):
+        assert (ROOT / path).exists() or (ROOT / "pgembed_django" / path).exists(), path
 
 
 # All pages
@@ -307,7 +309,7 @@ def words(name: str) -> list[str]:
 
 GLOSSARY = [
     (term, words(term))
-    for cell in re.findall(r"^\| (`.+?) \|", (DOCS / "reference/glossary.md").read_text(), re.M)
+    for cell in re.findall(r"^- (`.+?): ", (DOCS / "reference/glossary.md").read_text(), re.M)
     for term in re.findall(r"`([^`]+)`", cell)
 ]
 
