@@ -36,11 +36,6 @@ def quoted(text: str) -> str:
     )
 
 
-def rows(*titles: str, of: Iterable[Iterable[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *of]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
 def items(of: Iterable[tuple[str, str]]) -> str:
     return "".join(f"- {name}: {text}\n" for name, text in of)
 
@@ -63,18 +58,13 @@ def settings() -> str:
             text = text.replace(f"`{name}`", f"`{conf.PREFIX}{name.upper()}`")
         return text
 
-    return rows(
-        "setting",
-        "default",
-        "meaning",
-        of=(
-            [
-                f"`{conf.PREFIX}{one.name.upper()}`",
-                f"`{ ({} if one.default is MISSING else one.default)!r}`".replace("'", '"'),
-                names(said[one.name]),
-            ]
-            for one in fields(conf.Settings)
-        ),
+    return items(
+        (
+            f"`{conf.PREFIX}{one.name.upper()}` "
+            + f"(`{ ({} if one.default is MISSING else one.default)!r}`)".replace("'", '"'),
+            names(said[one.name]),
+        )
+        for one in fields(conf.Settings)
     )
 
 
@@ -104,26 +94,37 @@ def event_table() -> str:
     """Return the events that say what they mean: those are an interface."""
     from pgembed_django import events
 
-    def shown(event: events.Event) -> list[str]:
+    def shown(event: events.Event) -> tuple[str, str]:
         in_text = re.findall(r"%\((\w+)\)", event.text)
         others = sorted(fields_of_events()[event.name] - set(in_text))
         names = [f"`{name}`" for name in [*dict.fromkeys(in_text), *others]]
-        level = logging.getLevelName(event.level)
-        return [f"`{event.name}`", level, " ".join(names), quoted(event.means)]
+        about = f"{logging.getLevelName(event.level)} {' '.join(names)}".strip()
+        return f"`{event.name}` ({about})", quoted(event.means)
 
-    documented = [event for event in events.ALL.values() if event.means]
-    return rows("event", "level", "fields", "what happened", of=map(shown, documented))
+    return items(shown(event) for event in events.ALL.values() if event.means)
+
+
+METRIC = re.compile(r"^- `(pgembed_\w+)` \((\w+)([` \w]*)\): ", re.MULTILINE)
 
 
 def metrics(families: Iterable[Any]) -> str:
-    def shown(family: Any) -> list[str]:
+    def shown(family: Any) -> tuple[str, str]:
         suffix = {"counter": "_total", "info": "_info"}.get(family._type, "")
         kind = "gauge" if family._type == "info" else family._type
         labels = ["version"] if family._type == "info" else family._labelnames
-        names = " ".join(f"`{label}`" for label in labels)
-        return [f"`{family._name}{suffix}`", kind, names, family._documentation]
+        about = " ".join([kind, *(f"`{label}`" for label in labels)])
+        return f"`{family._name}{suffix}` ({about})", family._documentation
 
-    return rows("metric", "type", "labels", "is", of=map(shown, families))
+    return items(map(shown, families))
+
+
+def documented_metrics() -> dict[str, tuple[str, set[str]]]:
+    """Return the types and labels of the metrics on their page."""
+    page = (DOCS / "reference/metrics.md").read_text()
+    return {
+        name: (kind, set(labels.replace("`", "").split()))
+        for name, kind, labels in METRIC.findall(page)
+    }
 
 
 def metrics_of_queue() -> str:

@@ -27,7 +27,7 @@ from pgembed_django.queue import rollups
 from pgembed_django.queue.worker import Worker
 from tests.app.models import Article, Note
 from tests.db.test_status import make_failures
-from tests.unit.test_docs import table
+from tests.docs_tables import documented_metrics
 
 pytestmark = [pytest.mark.usefixtures("without_dead_rows"), pytest.mark.django_db]
 
@@ -84,18 +84,13 @@ def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
     tally.completed(KEY, waited=1.0)
     tally.flush(using="default")
 
-    documented = {
-        name: (cells[0], set(cells[1].replace("`", "").split()))
-        for name, cells in table("reference/metrics.md").items()
-        if len(cells) == 3
-    }
     exported: dict[str, tuple[str, set[str]]] = {}
     for family in text_string_to_metric_families(shown("")[0].decode()):
         if not family.name.startswith("process_") and not family.name.endswith("_created"):
             labels = {label for sample in family.samples for label in sample.labels}
             name = family.name + "_total" * (family.type == "counter")
             exported[name] = family.type, labels - {"le"}
-    assert exported == documented
+    assert exported == documented_metrics()
 
 
 def test_a_workers_counters_tell_what_it_did(shown, provider, make_article, run_jobs):

@@ -13,7 +13,7 @@ import promql_parser
 import pytest
 import yaml
 
-from tests.unit.test_docs import DOCS, table
+from tests.docs_tables import DOCS, documented_metrics
 
 DASHBOARD = json.loads((DOCS / "deploy/grafana-dashboard.json").read_text())
 RULES = [
@@ -40,11 +40,9 @@ SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge
 def exported() -> dict[str, set[str]]:
     """Return the labels of each series that can be asked for, by its name."""
     found = {"process_resident_memory_bytes": set(SCRAPED)}
-    for name, cells in table("reference/metrics.md").items():
-        if len(cells) == 3:
-            for suffix in SUFFIXES[cells[0]]:
-                labels = set(cells[1].replace("`", "").split())
-                found[name + suffix] = labels | SCRAPED | ({"le"} if suffix == "_bucket" else set())
+    for name, (kind, labels) in documented_metrics().items():
+        for suffix in SUFFIXES[kind]:
+            found[name + suffix] = labels | SCRAPED | ({"le"} if suffix == "_bucket" else set())
     return found
 
 
@@ -143,9 +141,8 @@ def test_every_metric_is_on_the_dashboard_or_in_an_alert_but_these() -> None:
         for parameter in EXPRESSIONS
         for selector in selectors(parsed(str(parameter.values[0])))
     }
-    metrics = {name for name, cells in table("reference/metrics.md").items() if len(cells) == 3}
 
-    assert metrics - read == {
+    assert set(documented_metrics()) - read == {
         "pgembed_held_jobs",
         "pgembed_loop_age_seconds",
         "pgembed_oldest_waiting_seconds",

@@ -7,7 +7,6 @@ import re
 
 import pytest
 from django.apps import apps
-from django.core.management import get_commands
 
 from pgembed_django import sql
 from pgembed_django.models import AbstractEmbedding, Job
@@ -35,12 +34,6 @@ def test_every_public_name_can_be_imported(module):
 
     for name in imported.__all__:
         assert getattr(imported, name)
-
-
-def test_the_commands_are_those_of_the_page():
-    ours = {name for name, app in get_commands().items() if app == "pgembed_django"}
-
-    assert {name for name in listed("Commands") if name.startswith("embed_")} == ours
 
 
 def test_the_sql_functions_are_those_of_the_page():
