@@ -44,7 +44,7 @@ class Settings:
     """How long a claim is valid without a heartbeat. Heartbeats are sent every third of it."""
 
     poll_seconds: float = 30
-    """The longest wait of a job if notifications are lost. Zero and more than 5 are like 5."""
+    """The longest wait of a job if notifications are lost. Zero, or more than 5, counts as 5."""
 
     reap_seconds: float = 30
     """How often to look for expired leases. Zero: never."""
