@@ -90,7 +90,7 @@ WORKER_GAVE_UP = _event(
     "worker_gave_up",
     ERROR,
     "Gave up after %(seconds).0f s in %(where)s, for %(spec)s %(source_pk)s",
-    means="A stuck worker has given its jobs back, and ends. The row is that of the code.",
+    means="A stuck worker gave its jobs back and ends. Names the row whose code it ran, if any.",
 )
 WORKER_MOVED = _event("worker_moved", WARNING, "The worker's loop moves again")
 HEARTBEAT_FILE_LOST = _event(
