@@ -104,12 +104,6 @@ DATABASE_LOST = _event(
     "Lost the database, trying again in %(seconds).1f s: %(error)s",
     means="The database cannot be reached. It is tried again after `seconds`.",
 )
-CONNECTIONS_CUT = _event(
-    "connections_cut",
-    WARNING,
-    "Closed %(count)d connections: no answer came over them for %(seconds).0f s, though the server "
-    "is not busy with them. Is there a proxy?",
-)
 DATABASE_REFUSES = _event(
     "database_refuses",
     WARNING,

@@ -136,7 +136,7 @@ def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
     each = _("minute") if is_hour else _("quarter of an hour")
     began = _("an hour ago") if is_hour else _("a day ago")
     completed, failed = [one.completed for one in points], [one.failed for one in points]
-    p50, p99 = [one.p50_seconds for one in points], [one.p99_seconds for one in points]
+    p50, p99 = [one.quantile(0.5) for one in points], [one.quantile(0.99) for one in points]
     known = [value for value in p99 if value is not None]
     told = {"span": span, "each": each}
     throughput = ngettext(

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from django.db import DatabaseError
-
 from pgembed_django import conf, events, faults, spaces, specs, store
 from pgembed_django.embedding import writer
 from pgembed_django.embedding.embedder import Embedder
@@ -217,7 +215,7 @@ class EmbeddingHandler(Handler):
             job.result.is_stored = True
         self.live.outdate()
 
-    def refused(self, job: HeldJob, error: DatabaseError, *, can_write: bool) -> None:
+    def refused(self, job: HeldJob, error: Exception, *, can_write: bool) -> None:
         """Set the spec aside if its tables are not as declared, or else blame the unit."""
         unit: Unit = job.result
         if not can_write:

@@ -19,7 +19,7 @@ from pgembed_django.embedding.reader import Fitting
 from pgembed_django.embedding.units import RELEASED_SECONDS, Part, Quarantine, Unit, Units, Wanted
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
-from pgembed_django.queue.portion import Portion
+from pgembed_django.queue.completing import Portion
 from pgembed_django.specs import Spec
 
 HELD_CHARACTERS = 2 * lengths.READ_BYTES

@@ -19,7 +19,7 @@ from pgembed_django.embedding.units import Part, Quarantine, Unit, Units, by_spe
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
-from pgembed_django.queue.portion import Portion
+from pgembed_django.queue.completing import Portion
 from pgembed_django.specs import Spec
 
 

@@ -34,7 +34,7 @@ from pgembed_django.ops.workers import (
     read_workers,
 )
 from pgembed_django.queue import jobs, rollups
-from pgembed_django.queue.rollups import Point, Recent, series
+from pgembed_django.queue.rollups import Point, series
 from pgembed_django.spaces import Coverage, is_of, live_of
 from pgembed_django.specs import Spec
 
@@ -93,7 +93,7 @@ class Snapshot:
     live: Mapping[str, Sequence[Space]]
     coverage: Mapping[int, Coverage]
     queue: Queue
-    recent: Mapping[str, Recent]
+    recent: Mapping[str, Point]
     workers: Sequence[WorkerStatus]
     providers: Mapping[str, ProviderStatus]
     paused: jobs.Paused
@@ -148,7 +148,7 @@ def overview(
 def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
     key = spec.key
     by_state = {space.state: space for space in seen.live.get(key, ())}
-    recent = seen.recent.get(key, Recent())
+    recent = seen.recent.get(key, Point())
     workers = [worker for worker in seen.workers if worker.is_live and key in worker.specs]
     aside = tuple(worker.aside[key] for worker in workers if key in worker.aside)
     paused_by = seen.paused.specs.get(key, "")
@@ -181,8 +181,8 @@ def _spec(spec: Spec, seen: Snapshot) -> SpecStatus:
         open_failures=failures,
         dismissed=seen.queue.dismissed.get(key, NONE),
         units_per_second=recent.units_per_second,
-        p50_seconds=rollups.quantile(recent.waits, 0.5),
-        p99_seconds=rollups.quantile(recent.waits, 0.99),
+        p50_seconds=recent.quantile(0.5),
+        p99_seconds=recent.quantile(0.99),
         eta_seconds=_eta(waiting, 0.0 if is_away else pace),
         workers=len(workers),
         paused_by=paused_by,

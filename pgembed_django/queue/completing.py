@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, faults
+from pgembed_django import database, events, faults
 from pgembed_django.faults import Fault
 from pgembed_django.queue import jobs
-from pgembed_django.queue.handler import Handler
+from pgembed_django.queue.handler import Handler, is_its_own
 from pgembed_django.queue.in_flight import HeldJob, InFlight, State
-from pgembed_django.queue.portion import Portion
 from pgembed_django.threads import Threads
 
 THREADLESS_SECONDS = 5.0
@@ -30,38 +29,54 @@ STOP_SECONDS = 5.0
 MAX_BUSY = 10
 """After this many futile waits, the rest of a spec's jobs waits for the next round."""
 
+FIRST = 128
+MOST = 1024
+SECONDS = 0.1
+"""How many units are taken at once, at first and at most, and how long they may take."""
 
-@dataclass(frozen=True, slots=True)
+
+class Portion:
+    """How many units to take at once: it follows from how long the last ones took."""
+
+    def __init__(self) -> None:
+        self.size = FIRST
+        self._was_canceled = False
+
+    def wanted(self, least: int) -> int:
+        """Return how many to take next: at least ``least``, unless that many took too long."""
+        return self.size if self._was_canceled else max(self.size, least)
+
+    def adapt(self, units: int, *, seconds: float) -> None:
+        """Learn from how long these took. Next come at most twice as many, and at least one."""
+        if units >= self.size or seconds > SECONDS:
+            in_time = int(units * SECONDS / max(seconds, 1e-6))
+            self.size = max(1, min(in_time, 2 * self.size, MOST))
+            self._was_canceled &= seconds > SECONDS
+
+    def halve(self, units: int) -> None:
+        """Take half as many next: a time-out canceled these."""
+        self.size = max(1, units // 2)
+        self._was_canceled = True
+
+
+@dataclass(slots=True)
 class Completion:
-    """What became of finished jobs. Those in none of these are kept and tried again.
+    """What became of finished jobs. Those in none of these are kept and tried again."""
 
-    So are the ``busy`` ones.
-    """
-
-    completed: Sequence[HeldJob] = ()
+    completed: list[HeldJob] = field(default_factory=list)
     """Their results are written, and they have ended."""
-    waited: Mapping[int, float] = field(default_factory=dict)
+    waited: dict[int, float] = field(default_factory=dict)
     """How long each write among them waited for its result, in seconds, by job id."""
-    given_back: Sequence[HeldJob] = ()
+    given_back: list[HeldJob] = field(default_factory=list)
     """Their handler has left them out."""
-    refused: Sequence[tuple[HeldJob, DatabaseError, bool]] = ()
+    refused: list[tuple[HeldJob, Exception, bool]] = field(default_factory=list)
     """Those whose results could not be written, and whether those of their spec can be."""
-    lost: Collection[int] = ()
+    lost: set[int] = field(default_factory=set)
     """Job ids that are another worker's now, or gone with their rows."""
     seconds: float = 0.0
-    busy: Sequence[HeldJob] = ()
-    """Somebody has locked one of their tables or failures."""
 
-    def __add__(self, other: Completion) -> Completion:
-        return Completion(
-            [*self.completed, *other.completed],
-            {**self.waited, **other.waited},
-            [*self.given_back, *other.given_back],
-            [*self.refused, *other.refused],
-            [*self.lost, *other.lost],
-            self.seconds + other.seconds,
-            [*self.busy, *other.busy],
-        )
+    def __bool__(self) -> bool:
+        return bool(self.completed or self.given_back or self.refused or self.lost)
 
 
 class Completing:
@@ -109,7 +124,11 @@ class Completing:
             ended, _ = self._hand_out(todo, self._complete(todo))
             self._has_failed = False
             return ended or moved
-        self._hand_over(todo, self._thread)
+        self._handed_over = todo
+        for job in todo:
+            job.state = State.COMPLETING
+        self._future = self._thread.submit(self._complete, todo)
+        self._future.add_done_callback(lambda _: self._wake())
         return moved
 
     def finish(self) -> None:
@@ -132,46 +151,7 @@ class Completing:
             futures.wait([closing], timeout=STOP_SECONDS)
         self._thread.shutdown()
 
-    def _hand_over(self, todo: Sequence[HeldJob], thread: Threads) -> None:
-        self._handed_over = todo
-        for job in todo:
-            job.state = State.COMPLETING
-        self._future = thread.submit(self._complete, todo)
-        self._future.add_done_callback(lambda _: self._wake())
-
-    def _complete(self, todo: Sequence[HeldJob]) -> Completion:
-        """Run in either thread: touch nothing of the loop's.
-
-        Few jobs per transaction: whoever deletes one of their rows waits for its end.
-        """
-        using = self._held.using
-        done = Completion()
-        pieces = Pieces(todo)
-        while some := pieces.take(self._portion.size):
-            started = time.perf_counter()
-            try:
-                one = complete(
-                    some,
-                    self._handler,
-                    settings=self._held.settings,
-                    using=using,
-                    wait=pieces.wait,
-                )
-            except (DatabaseError, InterfaceError) as error:
-                fault = faults.of(error)
-                if fault is Fault.TOO_SLOW:
-                    self._portion.halve(len(some))
-                if fault is Fault.OUTAGE or faults.is_lost_connection(error):
-                    connections[using].close()
-                if not done.completed:
-                    raise
-                break  # the next try will find it: report what was done first
-            done += one
-            if one.busy:
-                pieces.split(one.busy)
-            else:
-                self._portion.adapt(len(some), seconds=time.perf_counter() - started)
-        return done
+    # In the loop's thread
 
     def _collect(self) -> tuple[bool, Collection[HeldJob]]:
         """Hand out what the thread has completed."""
@@ -185,17 +165,14 @@ class Completing:
         self._has_failed = error is not None
         if isinstance(error, DatabaseError | InterfaceError) and faults.is_lost_connection(error):
             # Its own connection. If the database is away, the loop will find out.
-            self._do_without_thread(error)
+            if not self._is_threadless:
+                events.tell(events.STORING_ALONE, error=faults.said(error))
+            self._is_threadless = True
+            self._threadless_until = time.monotonic() + THREADLESS_SECONDS
             return True, ()
         done = future.result()
         self._is_threadless = False
         return self._hand_out(todo, done)
-
-    def _do_without_thread(self, error: Exception) -> None:
-        if not self._is_threadless:
-            events.tell(events.STORING_ALONE, error=faults.said(error))
-        self._is_threadless = True
-        self._threadless_until = time.monotonic() + THREADLESS_SECONDS
 
     def _hand_out(
         self, todo: Sequence[HeldJob], done: Completion
@@ -217,108 +194,111 @@ class Completing:
             self._handler.refused(job, error, can_write=can_write)
         left = {job for job in todo if held.holds(job.claim)}
         for job in left:
-            job.state, job.was_blocked = State.BLOCKED, True
+            job.was_blocked = True
         return len(left) < len(todo), left
 
+    # In either thread: it touches nothing of the loop's
 
-class Pieces:
-    """Some jobs at a time. Busy ones come again in halves, after all others.
+    def _complete(self, todo: Sequence[HeldJob]) -> Completion:
+        """Complete jobs, few per transaction: whoever deletes one of their rows waits for its end.
 
-    A writer may hold one of their rows, or a whole table for hours. Waits are bounded per spec,
-    so that all other jobs are completed meanwhile.
-    """
+        A writer may hold one of their rows, or a whole table for hours. Such jobs come again, in
+        halves, after all others. Waits are bounded per spec, and what is left is kept.
+        """
+        using = self._held.using
+        done = Completion()
+        fresh = deque(todo)
+        parts: deque[Sequence[HeldJob]] = deque()
+        busy: deque[Sequence[HeldJob]] = deque()
+        waits: Counter[str] = Counter()
+        last: Sequence[HeldJob] = ()
+        while fresh or parts or busy:
+            if parts or not fresh:
+                some = parts.popleft() if parts else busy.popleft()
+            else:
+                some = [fresh.popleft() for _ in range(min(self._portion.size, len(fresh)))]
+            started = time.perf_counter()
+            wait = database.BRIEFLY if waits else database.SHORTLY
+            try:
+                smaller = self._write(some, done, wait=wait, is_again=some is last)
+            except database.Busy:
+                smaller = _smaller(some)
+                busy += smaller
+                spec = some[0].claim.spec
+                if all(job.claim.spec == spec for job in some):
+                    waits[spec] += 1
+                if waits[spec] >= MAX_BUSY:
+                    fresh = deque(job for job in fresh if job.claim.spec != spec)
+                    busy = deque(piece for piece in busy if piece[0].claim.spec != spec)
+                continue
+            except (DatabaseError, InterfaceError) as error:
+                fault = faults.of(error)
+                if fault is Fault.TOO_SLOW:
+                    self._portion.halve(len(some))
+                if fault is Fault.OUTAGE or faults.is_lost_connection(error):
+                    connections[using].close()
+                if not done:
+                    raise
+                break  # the next try will find it: report what was done first
+            parts.extendleft(reversed(smaller))
+            last = some
+            if not smaller:
+                self._portion.adapt(len(some), seconds=time.perf_counter() - started)
+        return done
 
-    def __init__(self, todo: Sequence[HeldJob]) -> None:
-        self._rest = deque(todo)
-        self._again: deque[list[HeldJob]] = deque()
-        self._busy: Counter[str] = Counter()
+    def _write(
+        self, some: Sequence[HeldJob], done: Completion, *, wait: str, is_again: bool
+    ) -> list[Sequence[HeldJob]]:
+        """Write the results of jobs and complete them, in one transaction.
 
-    @property
-    def wait(self) -> str:
-        """How long to wait for locks: only briefly after a futile wait."""
-        return database.BRIEFLY if self._busy else database.SHORTLY
+        Jobs that an open writer has locked are left alone. Results of lost ones are discarded. A
+        job's own error counts against that job only. Returns the jobs to be tried again at once,
+        one part after the other. ``is_again``: this job has just failed alone.
 
-    def take(self, size: int) -> Sequence[HeldJob]:
-        """Return the next jobs, up to ``size`` new ones. Empty: none are left."""
-        if self._rest:
-            return [self._rest.popleft() for _ in range(min(size, len(self._rest)))]
-        return self._again.popleft() if self._again else ()
-
-    def split(self, busy: Sequence[HeldJob]) -> None:
-        """Split jobs that could not be completed together: by spec, or in halves."""
-        of_specs = by_spec(busy)
-        if len(of_specs) > 1:
-            self._again += of_specs
-            return
-        spec, middle = busy[0].claim.spec, len(busy) // 2
-        self._busy[spec] += 1
-        if middle:
-            self._again += [list(busy[:middle]), list(busy[middle:])]
-        if self._busy[spec] >= MAX_BUSY:
-            self._rest = deque(job for job in self._rest if job.claim.spec != spec)
-            self._again = deque(piece for piece in self._again if piece[0].claim.spec != spec)
-
-
-def complete(
-    finished: Sequence[HeldJob],
-    handler: Handler,
-    *,
-    settings: conf.Settings,
-    using: str,
-    wait: str = database.SHORTLY,
-    is_again: bool = False,
-) -> Completion:
-    """Write the results of finished jobs and complete the jobs, in one transaction.
-
-    Jobs that an open writer has locked are left alone. Results of lost ones are discarded. A job's
-    own error counts against that job only. A time-out over several is raised, and so are errors of
-    the server or of our own tables. ``is_again``: this job has just failed alone.
-    """
-    started = time.perf_counter()
-    try:
-        is_pipelined = handler.is_pipelined
-        with database.giving_way(using, wait=wait, pipelined=is_pipelined, keep_plans=is_pipelined):
-            write = handler.writing(finished)
-            held = jobs.hold([job.claim for job in finished], using=using)
-            ours = [job for job in finished if job.claim.id in held.ours]
-            items = {job_id: count for job_id, count in write(ours).items() if job_id in held.ours}
-            read_waited = jobs.complete(
-                items, keep_seconds=settings.keep_succeeded_seconds, using=using
-            )
-    except database.Busy:
-        return Completion(busy=finished)
-    except DatabaseError as error:
-        is_many = len(finished) > 1
-        match faults.of(error):
-            case Fault.OUTAGE | Fault.OURS:
+        Raises:
+            DatabaseError: a time-out over several jobs, or an error of the server or of our tables.
+        """
+        handler, using = self._handler, self._held.using
+        is_pipelined, started = handler.is_pipelined, time.perf_counter()
+        try:
+            with database.giving_way(
+                using, wait=wait, pipelined=is_pipelined, keep_plans=is_pipelined
+            ):
+                write = handler.writing(some)
+                held = jobs.hold([job.claim for job in some], using=using)
+                ours = [job for job in some if job.claim.id in held.ours]
+                items = {key: count for key, count in write(ours).items() if key in held.ours}
+                keep_seconds = self._held.settings.keep_succeeded_seconds
+                read_waited = jobs.complete(items, keep_seconds=keep_seconds, using=using)
+        except database.Busy:
+            raise
+        except Exception as error:
+            fault = faults.of(error)
+            spec, is_many = some[0].claim.spec, len(some) > 1
+            # psycopg hides where an interruption comes from.
+            is_thrown_in = not isinstance(error, DatabaseError) and database.is_halfway(using)
+            if is_thrown_in or not is_its_own(error) or (fault is Fault.TOO_SLOW and is_many):
                 raise
-            case Fault.TOO_SLOW if is_many:
-                raise
-            case Fault.SCHEMA | Fault.PASSING if len(of_specs := by_spec(finished)) > 1:
-                return _apart(of_specs, handler, settings=settings, using=using, wait=wait)
-            case Fault.SCHEMA | Fault.PASSING if not handler.can_write(finished[0].claim.spec):
-                return Completion(refused=[(job, error, False) for job in finished])
-            case _ if is_many:
-                # One job's data may be at fault. It must not fail the others.
-                middle = len(finished) // 2
-                halves = [finished[:middle], finished[middle:]]
-                return _apart(halves, handler, settings=settings, using=using, wait=wait)
-            case Fault.TOO_SLOW | Fault.SCHEMA | Fault.PASSING if not is_again:
+            is_of_spec = fault in {Fault.SCHEMA, Fault.PASSING}
+            if is_of_spec and len(by_spec(some)) == 1 and not handler.can_write(spec):
+                done.refused += [(job, error, False) for job in some]
+                return []
+            if is_many:
+                return _smaller(some)  # one job's data may be at fault: it must not fail the others
+            if (is_of_spec or fault is Fault.TOO_SLOW) and not is_again:
                 # Canceled by a person, or while the table was altered: it is not yet to blame.
-                return complete(
-                    finished, handler, settings=settings, using=using, wait=wait, is_again=True
-                )
-        return Completion(refused=[(finished[0], error, True)])
-    return Completion(
-        [job for job in ours if job.claim.id in items],
-        read_waited(),
-        [job for job in ours if job.claim.id not in items],
-        lost=held.lost,
-        seconds=time.perf_counter() - started,
-    )
+                return [some]
+            done.refused.append((some[0], error, True))
+            return []
+        done.completed += [job for job in ours if job.claim.id in items]
+        done.given_back += [job for job in ours if job.claim.id not in items]
+        done.waited |= read_waited()
+        done.lost |= held.lost
+        done.seconds += time.perf_counter() - started
+        return []
 
 
-def by_spec(finished: Iterable[HeldJob]) -> list[list[HeldJob]]:
+def by_spec(finished: Iterable[HeldJob]) -> list[Sequence[HeldJob]]:
     """Return jobs apart by spec, in the given order."""
     found: defaultdict[str, list[HeldJob]] = defaultdict(list)
     for job in finished:
@@ -326,18 +306,11 @@ def by_spec(finished: Iterable[HeldJob]) -> list[list[HeldJob]]:
     return [*found.values()]
 
 
-def _apart(
-    parts: Sequence[Sequence[HeldJob]],
-    handler: Handler,
-    *,
-    settings: conf.Settings,
-    using: str,
-    wait: str,
-) -> Completion:
-    done = complete(parts[0], handler, settings=settings, using=using, wait=wait)
-    for jobs_of_part in parts[1:]:
-        try:
-            done += complete(jobs_of_part, handler, settings=settings, using=using, wait=wait)
-        except (DatabaseError, InterfaceError):
-            break  # the next try will find it: report what was done first
-    return done
+def _smaller(some: Sequence[HeldJob]) -> list[Sequence[HeldJob]]:
+    """Return jobs apart by spec, or in halves. One alone has no parts."""
+    if len(some) == 1:
+        return []
+    if len(of_specs := by_spec(some)) > 1:
+        return of_specs
+    middle = len(some) // 2
+    return [some[:middle], some[middle:]]

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from django.db import DatabaseError
+from django.db import InterfaceError
 
 from pgembed_django import conf, faults
+from pgembed_django.faults import Fault
 
 if TYPE_CHECKING:
     from pgembed_django.queue.completing import Completion
@@ -66,6 +67,16 @@ class Setting:
     clock: Callable[[], float]
 
 
+def is_its_own(error: BaseException) -> bool:
+    """Return whether an error of a handler's code is no more than that.
+
+    Not if the server or our own tables are at fault, or if it was thrown into the code.
+    """
+    if isinstance(error, InterfaceError) or faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
+        return False
+    return not (faults.is_interruption(error) or faults.is_at_a_limit(error))
+
+
 class Handler:
     """Handles the jobs of some specs. A subclass needs ``specs``, ``room`` and ``take``.
 
@@ -74,8 +85,9 @@ class Handler:
     and the chores; other threads read ``hindrances`` and ``app_labels``. Only the loop's thread may
     call ``held``; other threads may only call ``wake`` of the ``Setting``.
 
-    None of them may block, since the leases are not renewed meanwhile. An error of the database
-    is waited out, or tried again; any other exception ends the worker.
+    None of them may block, since the leases are not renewed meanwhile. What ``writing`` raises
+    fails its job, and what ``find_gaps`` raises is logged. Elsewhere an error of the database is
+    waited out, or tried again, and any other exception ends the worker.
     """
 
     specs: Mapping[str, int]
@@ -151,12 +163,12 @@ class Handler:
     def given_back(self, jobs: Sequence[HeldJob]) -> None:
         """Note that ``writing`` has left jobs out. They are released after this."""
 
-    def refused(self, job: HeldJob, error: DatabaseError, *, can_write: bool) -> None:
+    def refused(self, job: HeldJob, error: Exception, *, can_write: bool) -> None:
         """End a job whose result could not be written, in some way: else it is tried for ever.
 
         It was alone in its transaction, unless ``can_write`` has returned False for its spec.
         """
-        said = f"{type(error).__name__}: {faults.said(error)}"
+        said = faults.described(error).partition("\n")[0]
         if faults.is_nobodys(error):
             self.held.put_off(job.claim, said)
         else:

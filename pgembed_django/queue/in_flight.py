@@ -34,8 +34,6 @@ class State(enum.Enum):
     """Its result can be written."""
     COMPLETING = enum.auto()
     """A thread is writing its result."""
-    BLOCKED = enum.auto()
-    """Its result could not be written yet: an open writer has locked its job or table."""
 
 
 @dataclass(slots=True, eq=False)
@@ -219,10 +217,9 @@ class InFlight:
 
     def _note(self, claim: Claim, ending: Ending, error: str | None) -> None:
         """Count and log how a job ended. Without an error it was given back."""
-        if error is not None:
-            self.tally.ended(claim.spec, ending)
         if ending is Ending.FAILED:
             self.failed += 1
+            self.tally.failed(claim.spec)
             events.tell(
                 events.JOB_FAILED,
                 about=claim,

@@ -1,4 +1,6 @@
-"""Learn of new jobs while idle. Jobs are in the table, so a lost notification only costs time.
+"""Wait for new jobs while idle. Jobs are in the table, so a lost notification only costs time.
+
+At first the loop polls, then it goes on watch until a notification comes.
 
 Before it sleeps, a worker goes on watch: it takes an exclusive advisory lock for each spec. A
 trigger tries to take the same lock in shared mode. If that fails, a worker is on watch, and the
@@ -9,23 +11,41 @@ that no worker can go on watch before that transaction's jobs are visible.
 
 from __future__ import annotations
 
+import select
+import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import events
+from pgembed_django import conf, events
 from pgembed_django.queue import jobs
 
 CONNECT_SECONDS = 10
+RECRUIT_SECONDS = 5.0
 ECHO_SECONDS = 2.0
 
 SILENT_SECONDS = 5.0
 """How long to wait for an answer before closing the connection: it may be half open."""
+
+FIRST_LOOK_SECONDS = 0.001
+LAST_LOOK_SECONDS = 0.008
+"""The intervals at which an awake worker polls, ever more slowly, before it goes on watch."""
+
+WAITING_LOOK_SECONDS = 0.004
+"""The first interval while jobs are in flight: their results wake the loop anyway."""
+
+BUSY_LOOK_SECONDS = 0.05
+MAX_BUSY_LOOK_SECONDS = 0.8
+"""The intervals while writers' transactions are open, or due jobs are locked."""
+
+STANDBY_SECONDS = 0.5
+"""How soon a standby checks whether the worker on watch still is."""
 
 # A role may have a time-out for forgotten sessions, but a worker's sessions are waiting for work.
 MAY_BE_IDLE = "SET idle_session_timeout = 0"
@@ -59,6 +79,7 @@ class Listener:
         self._connection: psycopg.Connection | None = None
         self._keys: list[int] = []
         self._watched: list[int] = []
+        self._recruited_at = float("-inf")
         self.was_lost = False
         """Whether the connection was lost since it was last opened."""
 
@@ -126,7 +147,13 @@ class Listener:
         self._watched = []
 
     def recruit(self) -> None:
-        """Wake sleeping workers: there are more jobs than this one can claim."""
+        """Wake sleeping workers, now and then: there are more jobs than this one can claim.
+
+        The reconciler and the reaper do not notify, and writers do not while a worker is awake.
+        """
+        if time.monotonic() < self._recruited_at + RECRUIT_SECONDS:
+            return
+        self._recruited_at = time.monotonic()
         with self._closing_when_lost():
             self._run(jobs.NUDGE, channel=jobs.CHANNEL)
 
@@ -193,3 +220,112 @@ def _impatient(gen: Any) -> Any:
             wanted = gen.send(ready)
     except StopIteration as stop:
         return stop.value
+
+
+@dataclass(slots=True)
+class Timer:
+    """Calls ``tick`` every ``seconds``, or never if that is zero."""
+
+    seconds: float
+    tick: Callable[[], object]
+    due_at: float
+
+    def run(self, now: float) -> None:
+        """Call it if it is due."""
+        if self.seconds and now >= self.due_at:
+            self.tick()
+            # After the tick: one that a lost database interrupted is tried again at once.
+            self.due_at = now + self.seconds
+
+
+class IdleWait:
+    """Waits for the listener, answers of providers, signals, and time-outs."""
+
+    def __init__(self, listener: Listener, settings: conf.Settings) -> None:
+        self._listener = listener
+        self._settings = settings
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+        self._is_woken = False
+        self._look_seconds = FIRST_LOOK_SECONDS
+        self._busy_seconds = BUSY_LOOK_SECONDS
+
+    def wake(self) -> None:
+        """End the wait. May be called from any thread, or from a signal handler."""
+        if self._is_woken:
+            return  # the loop has yet to look
+        self._is_woken = True
+        with suppress(OSError):
+            self._sender.send(b"!")
+
+    def moved(self, *, is_waiting: bool) -> None:
+        """Poll at short intervals again, as there was something to do."""
+        self._look_seconds = WAITING_LOOK_SECONDS if is_waiting else FIRST_LOOK_SECONDS
+        self._busy_seconds = BUSY_LOOK_SECONDS
+
+    def busy_look(self) -> float:
+        """Return the seconds until the next look at what a writer has locked. Doubles each time."""
+        seconds = self._busy_seconds
+        self._busy_seconds = min(seconds * 2, MAX_BUSY_LOOK_SECONDS)
+        return seconds
+
+    def sleep(
+        self,
+        *,
+        step: Callable[[], bool],
+        due_seconds: Callable[[], float | None],
+        timeout: float,
+    ) -> bool:
+        """Wait for new jobs, or for anything else to do, up to ``timeout`` seconds.
+
+        ``due_seconds`` tells in how many seconds the next job is due. Returns whether a ``step`` on
+        watch already did something.
+        """
+        listener, moved = self._listener, False
+        if self._look_seconds <= LAST_LOOK_SECONDS:
+            self.wait(min(timeout, self._look_seconds))
+            self._look_seconds *= 2
+        elif not listener.is_up:
+            self.wait(min(timeout, self._until_due(due_seconds)))
+        elif not listener.watch():
+            # A writer that saw us awake, and therefore did not notify, has yet to commit.
+            self.wait(min(timeout, self.busy_look()))
+            listener.unwatch()
+        else:
+            # On watch now: commits from here on notify. Take one last step for earlier ones.
+            moved = step()
+            if not moved and not listener.hear():
+                if listener.is_standby:
+                    # Once the worker on watch wakes or is gone, nothing notifies this one.
+                    timeout = min(timeout, STANDBY_SECONDS)
+                self.wait(min(timeout, self._until_due(due_seconds)))
+                # Claim and send what the nudge was for before the watch ends.
+                moved = step()
+            listener.unwatch()
+        return moved
+
+    def wait(self, seconds: float) -> None:
+        """Wait until woken or nudged, for ``seconds`` at most."""
+        sockets: list[socket.socket | Listener] = [self._receiver]
+        if self._listener.is_up:
+            sockets.append(self._listener)
+        select.select(sockets, [], [], max(0.0, seconds))
+        with suppress(BlockingIOError):
+            while self._receiver.recv(4096):
+                pass
+        # Clear last, so that a ``wake()`` that saw it set is served by the next round.
+        self._is_woken = False
+        if self._listener.hear():
+            self._look_seconds = FIRST_LOOK_SECONDS
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._receiver.close()
+        self._sender.close()
+
+    def _until_due(self, due_seconds: Callable[[], float | None]) -> float:
+        due = due_seconds()
+        if due is None:
+            return self._settings.poll_seconds or float("inf")
+        return due if due > 0 else self.busy_look()

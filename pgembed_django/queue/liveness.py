@@ -1,39 +1,128 @@
-"""Detect that this process is stuck: its loop makes no rounds, and waits for nothing.
+"""What others see of a worker: its row in the database, and whether its loop is stuck.
 
-A loop that waits for the database is not stuck: a restart would not help. Other threads ask
-the providers, so the loop goes on meanwhile.
+A loop is stuck that makes no rounds and waits for nothing. Other threads ask the providers, so the
+loop goes on meanwhile. A loop that waits for the database is not stuck, as a restart would not
+help. But a proxy with a broken route may keep a connection, acknowledge what is sent, and pass
+nothing on: TCP finds nothing wrong. So where a new connection works, such a wait ends the worker.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from pgembed_django import events
-from pgembed_django.queue.rest import Rest
-from pgembed_django.queue.sessions import Sessions
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models.functions import Now
+
+from pgembed_django import __version__, database, events, postgres
+from pgembed_django.models.operations import Worker as WorkerRow
+from pgembed_django.queue.handler import Hindrances
+from pgembed_django.queue.listener import IdleWait
+from pgembed_django.text import clean, encodable
 from pgembed_django.user_code import Call, progress_of
 
+if TYPE_CHECKING:
+    from pgembed_django.queue.work import Work
+
+LATE_SECONDS = 20.0
+"""After so long without an update by the loop, the watchdog updates the worker's row."""
+
 DATABASE = ("psycopg", "psycopg_c", "psycopg_binary", "psycopg_pool")
-LISTENER = "pgembed_django.queue.listener"  # its waits have a time-out
 LOOK_SECONDS = 5.0
+WAITED_SECONDS = 15.0
+"""How long the loop waits for the database at least, before that may end the worker. Its sessions'
+own time-outs, which end locks and transactions, come first: see ``sessions``."""
 EXPLAINED_SECONDS = 10.0
 """How long at most a stuck worker still tells a probe why, before it gives up."""
-WAITED_SECONDS = 1.0
-"""How long an overdue worker's statement must have waited before it is canceled."""
+GIVE_UP_SECONDS = 10.0
+"""How long a stuck worker has to give its jobs back before it ends."""
+STUCK = 1
+"""The exit status of a worker that is stuck."""
+
+
+class WorkerRecord:
+    """One worker's row, from its start to its end. Its key is the worker's id."""
+
+    def __init__(self, specs: Sequence[str], *, using: str) -> None:
+        self.using = using
+        row = WorkerRow(
+            host=socket.gethostname(), pid=os.getpid(), version=__version__, specs=[*specs]
+        )
+        # bulk_create() sends no signals: an error in a receiver must not end the worker.
+        [self.row] = WorkerRow.objects.using(using).bulk_create([row])
+        self._logged = 0
+        self._logged_at = self._updated_at = time.monotonic()
+
+    def __str__(self) -> str:
+        return str(self.row)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the loop has been too busy to update the row."""
+        return time.monotonic() - self._updated_at > LATE_SECONDS
+
+    def report(self, works: Sequence[Work]) -> None:
+        """Update the row, and log how many units were completed since the last report, if any."""
+        if not self.update(works):
+            # Another worker took this one, frozen or cut off, for dead. Or there was a flush.
+            WorkerRow.objects.using(self.using).bulk_create([self.row])
+            self.update(works)
+        completed = sum(work.completed for work in works)
+        rows, seconds = completed - self._logged, time.monotonic() - self._logged_at
+        if rows:
+            holds = sum(len(work.held.jobs) for work in works)
+            events.tell(events.WORKER_PROGRESS, rows=rows, seconds=seconds, holds=holds)
+        self._logged, self._logged_at = completed, time.monotonic()
+
+    def update(self, works: Sequence[Work]) -> bool:
+        """Update the row. Return whether it is there. Any thread may call it."""
+        found = hindrances(works)
+        state: dict[str, Any] = {
+            "last_seen_at": Now(),
+            "holds": sum(len(work.held.jobs) for work in works),
+            "paused": self._encodable(found.paused),
+            "paused_seconds": found.paused_seconds,
+            "aside": self._encodable(found.quarantined),
+        }
+        self._updated_at = time.monotonic()
+        return bool(WorkerRow.objects.using(self.using).filter(pk=self.row.pk).update(**state))
+
+    def end(self) -> None:
+        """Delete the row."""
+        WorkerRow.objects.using(self.using).filter(pk=self.row.pk).delete()
+
+    def _encodable(self, reasons: dict[str, str]) -> dict[str, str]:
+        """Return the reasons as jsonb can store them: it takes every escape only in UTF-8."""
+        if postgres.encoding(self.using) == "UTF8":
+            return reasons
+        return {what: encodable(why, "ascii") for what, why in reasons.items()}
+
+
+def hindrances(works: Sequence[Work], *, for_people: bool = False) -> Hindrances:
+    """Return what keeps a worker from some of its jobs."""
+    total = Hindrances()
+    for work in works:
+        found = work.handler.hindrances(for_people=for_people)
+        total.paused |= {what: clean(why) for what, why in found.paused.items()}
+        total.paused_seconds |= found.paused_seconds
+        total.quarantined |= {what: clean(why) for what, why in found.quarantined.items()}
+    return total
 
 
 class Stuck(NamedTuple):
-    """How long the loop has been stuck, and at which line of code."""
+    """How long the loop has been at a line of code, and whether it waits for the database there."""
 
     seconds: float
     where: str
+    is_in_database: bool
 
 
 class Liveness:
@@ -68,59 +157,57 @@ class Liveness:
         self._ticked_at = None
 
     def stuck(self) -> Stuck | None:
-        """Return where the loop is stuck, if it is."""
-        frames = self._late_frames()
-        return None if not frames or _waits(frames) else Stuck(self._late_by, _where(frames))
+        """Return where the loop is stuck, if it is. Waiting for the database does not count."""
+        late = self.late()
+        return None if late is None or late.is_in_database else late
 
-    def waiting_for_database(self) -> int | None:
-        """Return the loop's thread id if it waits too long for the database."""
-        frames = self._late_frames()
-        is_waiting = _is_in_database(frames) and all(_module(one) != LISTENER for one in frames)
-        return self._loop if is_waiting else None
+    def late(self) -> Stuck | None:
+        """Return where the loop is, if its round takes too long and it does not wait for jobs."""
+        if not self.stuck_seconds or self._loop is None:
+            return None
+        # Slow code for each of many rows moves on, too.
+        late_by = min(self.age_seconds, self._clock() - progress_of(self._loop).since)
+        if late_by <= self.stuck_seconds:
+            return None
+        frames = list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
+        if not frames or frames[0].f_code is IdleWait.wait.__code__:
+            return None
+        is_in_database = any(_module(one).partition(".")[0] in DATABASE for one in frames)
+        if is_in_database and late_by <= WAITED_SECONDS:
+            return None
+        return Stuck(late_by, _where(frames), is_in_database)
+
+
+class Watched(Protocol):
+    """What the watchdog sees of a worker, from other threads."""
+
+    using: str
+    liveness: Liveness
+    works: list[Work]
+    record: WorkerRecord | None
 
     @property
-    def _late_by(self) -> float:
-        """The time since the loop last moved. Slow code for each of many rows moves on, too."""
-        moved_at = self._clock() if self._loop is None else progress_of(self._loop).since
-        return min(self.age_seconds, self._clock() - moved_at)
-
-    def _late_frames(self) -> list[FrameType]:
-        """Return the loop's stack, innermost first, if its round takes longer than it may."""
-        if not self.stuck_seconds or self._late_by <= self.stuck_seconds or self._loop is None:
-            return []
-        return list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
+    def is_cut_off(self) -> bool:
+        """Whether the database did not answer the last time."""
 
 
 class Watchdog:
     """Looks every few seconds. Logs when the loop is stuck; touches a file while it is not.
 
-    If the loop waits long for the database, it checks whether the server still works on that. If
-    the worker should have ended (``is_overdue``), it cancels waits for table locks and standbys.
-    If the loop is only busy (``is_late``), it calls ``say_alive``. If it stays stuck, it calls
-    ``give_up`` once, as a thread cannot be stopped.
+    If the loop is only busy, it updates the worker's row. If it stays stuck, the worker gives its
+    jobs back, and the process ends, as a thread cannot be stopped: its supervisor starts it again.
+    ``ends_process``: False in a program of somebody's own.
     """
 
     def __init__(
-        self,
-        liveness: Liveness,
-        *,
-        sessions: Sessions | None = None,
-        is_overdue: Callable[[], bool] = lambda: False,
-        is_late: Callable[[], bool] = lambda: False,
-        say_alive: Callable[[], None] = lambda: None,
-        give_up: Callable[[Stuck], None] = lambda _: None,
-        file: Path | None = None,
+        self, worker: Watched, *, file: Path | None = None, ends_process: bool = False
     ) -> None:
-        self._liveness = liveness
-        self._sessions = sessions
-        self._is_overdue = is_overdue
-        self._is_late = is_late
-        self._say_alive = say_alive
-        self._give_up = give_up
-        self._has_given_up = False
-        self._asking: dict[Callable[..., None], threading.Thread] = {}
+        self._worker = worker
         self._file = file
+        self._ends_process = ends_process
+        self._asking: dict[str, threading.Thread] = {}
         self._is_stuck = False
+        self._is_given_back = self._has_given_up = False
         self._is_file_lost = False
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pgembed-watchdog", daemon=True)
@@ -138,43 +225,86 @@ class Watchdog:
 
     def look(self) -> None:
         """Look once."""
-        stuck = self._liveness.stuck()
+        liveness = self._worker.liveness
+        late = liveness.late()
+        stuck = None if late is None or late.is_in_database else late
         if stuck and not self._is_stuck:
             events.tell(events.WORKER_STUCK, seconds=stuck.seconds, where=stuck.where)
         elif self._is_stuck and not stuck:
-            self._has_given_up = False
             events.tell(events.WORKER_MOVED)
         self._is_stuck = stuck is not None
         if self._file and not stuck:
             self._touch(self._file)
-        if self._sessions and (
-            self._is_overdue() or self._liveness.waiting_for_database() is not None
+        record = self._worker.record
+        if record and record.is_late and not (stuck or self._worker.is_cut_off):
+            self._ask(self._update, record)
+        limit = liveness.stuck_seconds
+        if late is None:
+            self._has_given_up = self._is_given_back = False
+        elif not self._has_given_up and (
+            not stuck or late.seconds > limit + min(2 * limit, EXPLAINED_SECONDS)
         ):
-            self._ask(self._end_waits, self._sessions)
-        if not stuck and self._is_late():
-            self._ask(self._say_alive)
-        limit = self._liveness.stuck_seconds
-        explained = stuck and stuck.seconds > limit + min(2 * limit, EXPLAINED_SECONDS)
-        if stuck and explained and not self._has_given_up:
-            self._has_given_up = True
-            self._give_up(stuck)
+            self._end(late)
 
-    def _ask(self, question: Callable[..., None], *given: object) -> None:
-        """Ask the server in another thread for each question, as this may hang as well."""
-        if question not in self._asking or not self._asking[question].is_alive():
-            asking = threading.Thread(
-                target=question, args=given, name="pgembed-asking", daemon=True
-            )
-            with suppress(RuntimeError):  # no more threads: it asks again at the next look
+    def _end(self, stuck: Stuck) -> None:
+        """End the process, once its jobs are given back. The database may not answer.
+
+        If the loop is in a project's code, the row whose code that is counts a crash, so that it is
+        claimed alone next, and fails in the end.
+        """
+        call = self._worker.liveness.call or Call("", "")
+        if giving := self._ask(self._give_up, stuck, call):
+            giving.join(GIVE_UP_SECONDS)
+        if stuck.is_in_database and not self._is_given_back:
+            return  # the database is away: a restart would not help
+        self._has_given_up = True
+        events.tell(
+            events.WORKER_GAVE_UP,
+            seconds=stuck.seconds,
+            where=stuck.where,
+            spec=call.spec,
+            source_pk=call.source_pk,
+        )
+        if self._ends_process:
+            sys.stderr.flush()
+            os._exit(STUCK)  # nothing else ends a thread
+
+    def _give_up(self, stuck: Stuck, call: Call) -> None:
+        """Give the jobs back, over a new connection."""
+        using = self._worker.using
+        error = (
+            f"No end of its code within {self._worker.liveness.stuck_seconds:g} s: {stuck.where}"
+        )
+        try:
+            with suppress(DatabaseError, InterfaceError):
+                # Perhaps it is a standby that the loop waits for.
+                database.execute(using, "SET synchronous_commit = 'local'")
+                for work in self._worker.works:
+                    work.held.give_up(call.spec, call.source_pk, error)
+                self._is_given_back = True
+        finally:
+            connections[using].close()
+
+    def _update(self, record: WorkerRecord) -> None:
+        """Update the worker's row while the loop is too busy to do so."""
+        try:
+            with suppress(DatabaseError, InterfaceError):
+                record.update(self._worker.works)
+        finally:
+            connections[self._worker.using].close()
+
+    def _ask(self, question: Callable[..., None], *given: object) -> threading.Thread | None:
+        """Ask in another thread, one at a time for each question: the database may hang as well."""
+        asking = self._asking.get(question.__name__)
+        if asking is None or not asking.is_alive():
+            asking = threading.Thread(target=question, args=given, name="pgembed-asking")
+            asking.daemon = True
+            try:
                 asking.start()
-                self._asking[question] = asking
-
-    def _end_waits(self, sessions: Sessions) -> None:
-        if self._is_overdue():
-            sessions.cancel_waiting(seconds=WAITED_SECONDS)
-        loop = self._liveness.waiting_for_database()
-        if loop is not None:
-            sessions.cut_silent(loop, seconds=self._liveness.stuck_seconds)
+            except RuntimeError:  # no more threads: it asks again at the next look
+                return None
+            self._asking[question.__name__] = asking
+        return asking
 
     def _touch(self, file: Path) -> None:
         try:
@@ -188,7 +318,8 @@ class Watchdog:
             self._is_file_lost = False
 
     def _run(self) -> None:
-        seconds = min(LOOK_SECONDS, self._liveness.stuck_seconds / 4 or LOOK_SECONDS)
+        stuck_seconds = self._worker.liveness.stuck_seconds
+        seconds = min(LOOK_SECONDS, stuck_seconds / 4 or LOOK_SECONDS)
         while not self._ending.wait(seconds):
             self.look()
 
@@ -197,17 +328,6 @@ def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
     while innermost is not None:
         yield innermost
         innermost = innermost.f_back
-
-
-def _waits(frames: list[FrameType]) -> bool:
-    """Return whether the loop waits for jobs, or for the database."""
-    if not frames or frames[0].f_code is Rest.wait.__code__:
-        return True
-    return _is_in_database(frames)
-
-
-def _is_in_database(frames: list[FrameType]) -> bool:
-    return any(_module(frame).partition(".")[0] in DATABASE for frame in frames)
 
 
 def _where(frames: list[FrameType]) -> str:

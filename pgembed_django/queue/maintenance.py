@@ -21,10 +21,11 @@ from pgembed_django.faults import Fault
 from pgembed_django.models.job import Ending, Job
 from pgembed_django.once import Told
 from pgembed_django.queue import jobs, rollups
-from pgembed_django.queue.handler import Handler
+from pgembed_django.queue.handler import Handler, is_its_own
 from pgembed_django.threads import OurThread
 
 STOP_SECONDS = 30.0
+"""How long a worker that ends waits for its chores. A longer statement is left running."""
 
 RENEW_SECONDS = faults.MAX_OUTAGE_SECONDS + 5.0
 """After an outage all workers are back after so long, and have renewed their leases."""
@@ -102,7 +103,6 @@ class Chores:
         self._chores = [chore for chore in chores if chore.seconds]
         self._wake = wake
         self._at = ""
-        self._others_back_at = 0.0
         self._error: BaseException | None = None
         self._thread = OurThread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
@@ -118,70 +118,63 @@ class Chores:
         if self._error is not None:
             raise MaintenanceDied(f"{self._thread.name} died: {self._error}") from self._error
 
-    def stop(self) -> None:
-        """Ask the thread to end after the chore that it is running."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """End the thread, and wait for its end."""
         self.stopping.set()
-
-    def join(self) -> None:
-        """Wait up to ``STOP_SECONDS`` for the thread's end. A longer statement is left running."""
         if self._thread.is_alive():
-            self._thread.join(timeout=STOP_SECONDS)
+            self._thread.join(timeout=seconds)
 
     def _run(self) -> None:
+        outage_seconds = 0.0
         try:
-            self._loop()
+            while not self.stopping.is_set():
+                try:
+                    self._round()
+                    outage_seconds = 0.0
+                except (DatabaseError, InterfaceError) as error:
+                    if not faults.is_lost_connection(error):
+                        raise
+                    outage_seconds = faults.longer(outage_seconds)
+                    said = str(error).strip()
+                    events.tell(
+                        events.CHORE_CUT_OFF, chore=self._at, seconds=outage_seconds, error=said
+                    )
+                    self._await_others(outage_seconds)
+                next_due = min((chore.due_at for chore in self._chores), default=math.inf)
+                wait = max(next_due - time.monotonic(), 0.0)
+                self.stopping.wait(outage_seconds or min(wait, threading.TIMEOUT_MAX))
         except BaseException as error:  # noqa: BLE001 - raised again by check(), in the worker
             self._error = error
             self._wake()
         finally:
             connections[self.using].close()
 
-    def _loop(self) -> None:
-        outage_seconds = 0.0
-        while not self.stopping.is_set():
-            try:
-                self._round()
-                outage_seconds = 0.0
-            except (DatabaseError, InterfaceError) as error:
-                if not faults.is_lost_connection(error):
-                    raise
-                outage_seconds = faults.longer(outage_seconds)
-                self._others_back_at = time.monotonic() + outage_seconds + RENEW_SECONDS
-                events.tell(
-                    events.CHORE_CUT_OFF,
-                    chore=self._at,
-                    seconds=outage_seconds,
-                    error=str(error).strip(),
-                )
-                connections[self.using].close()
-            next_due = min(map(self._due_at, self._chores), default=float("inf"))
-            wait = max(next_due - time.monotonic(), 0.0)
-            self.stopping.wait(outage_seconds or min(wait, threading.TIMEOUT_MAX))
-
     def _round(self) -> None:
         for chore in self._chores:
-            if time.monotonic() >= self._due_at(chore) and not self.stopping.is_set():
-                self._at = chore.once.__name__
-                try:
-                    if attempt(chore.once):
-                        self._wake()
-                    chore.put_off_seconds = 0.0
-                except DatabaseError as error:
-                    if not faults.is_of_the_server(error):
-                        raise
-                    self._put_off(chore, error)
-                chore.due_at = time.monotonic() + max(chore.seconds, chore.put_off_seconds)
+            if time.monotonic() < chore.due_at or self.stopping.is_set():
+                continue
+            self._at = chore.once.__name__
+            try:
+                if attempt(chore.once):
+                    self._wake()
+                chore.put_off_seconds = 0.0
+            except DatabaseError as error:
+                if not faults.is_of_the_server(error):
+                    raise
+                # It is out of room or read-only. Logged once. The others go on.
+                if not chore.put_off_seconds:
+                    events.tell(events.CHORE_CANCELED, chore=self._at, error=str(error))
+                chore.put_off_seconds = faults.longer(chore.put_off_seconds)
+                self._await_others(chore.put_off_seconds)
+            in_seconds = max(chore.seconds, chore.put_off_seconds)
+            chore.due_at = max(chore.due_at, time.monotonic() + in_seconds)
 
-    def _due_at(self, chore: Chore) -> float:
-        return max(chore.due_at, self._others_back_at if chore.awaits_others else 0.0)
-
-    def _put_off(self, chore: Chore, error: DatabaseError) -> None:
-        """Back off while the server is out of room or read-only. Logged once. Others go on."""
-        if not chore.put_off_seconds:
-            events.tell(events.CHORE_CANCELED, chore=chore.once.__name__, error=str(error))
-        chore.put_off_seconds = faults.longer(chore.put_off_seconds)
-        self._others_back_at = time.monotonic() + chore.put_off_seconds + RENEW_SECONDS
+    def _await_others(self, seconds: float) -> None:
+        """Put off what waits until all other workers are back from an outage, too."""
         connections[self.using].close()
+        for chore in self._chores:
+            if chore.awaits_others:
+                chore.due_at = max(chore.due_at, time.monotonic() + seconds + RENEW_SECONDS)
 
 
 PRUNE_SECONDS = 60.0
@@ -226,12 +219,12 @@ class Maintenance:
             Chore(settings.reconcile_seconds, self.reconcile),
         ]
         theirs = [handler.chores(self._stopping.is_set) for handler in handlers]
-        short = [chore for few, _ in theirs for chore in few]
+        ours += [chore for short, _ in theirs for chore in short]
         long = [chore for _, few in theirs for chore in few]
         self._threads = [
             Chores(name, chores, using=using, wake=wake, stopping=self._stopping)
             for name, chores in (
-                ("keeper", [*ours, *short, Chore(PRUNE_SECONDS, self.prune)]),
+                ("keeper", [*ours, Chore(PRUNE_SECONDS, self.prune)]),
                 ("builder", long),
             )
         ]
@@ -249,8 +242,9 @@ class Maintenance:
     def stop(self) -> None:
         """End the threads and wait for them."""
         self._stopping.set()  # of all of them
+        until = time.monotonic() + STOP_SECONDS
         for thread in self._threads:
-            thread.join()
+            thread.stop(max(0.0, until - time.monotonic()))
 
     def once(self) -> int:
         """Do the chores of a drain once, in the caller's thread. Return how many jobs became ready.
@@ -278,7 +272,8 @@ class Maintenance:
         for claim, ending in reaped:
             if ending in {Ending.BUSY, Ending.LOST}:
                 continue  # nothing was taken back
-            tally.ended(claim.spec, ending)
+            if ending is Ending.FAILED:
+                tally.failed(claim.spec)
             events.tell(
                 events.LEASE_EXPIRED,
                 about=claim,
@@ -295,32 +290,39 @@ class Maintenance:
         """Enqueue the gaps that handlers tell of. Fail old jobs of specs that nobody knows."""
         total = 0
         for handler in self.handlers:
-            found, page = 0, ""
-            while found < MAX_GAPS and not self._stopping.is_set():
-                gaps = handler.find_gaps(page)
-                if gaps is None:
-                    break
-                found += jobs.enqueue(
-                    gaps.spec,
-                    jobs.free(gaps.spec, gaps.units, using=self.using),
-                    kind=Job.Kind.RECONCILER,
-                    priority=handler.specs[gaps.spec],
-                    using=self.using,
-                )
-                if not (page := gaps.next_page):
-                    break
-            total += found
-        self._fail_unknown()
+            what = "find_gaps", (*handler.specs,), self.using
+            try:
+                total += self._enqueue_gaps(handler)
+                _told.clear(what)
+            except Exception as error:
+                if not is_its_own(error):
+                    raise
+                if _told.is_new(what, said := faults.described(error)):
+                    spec = ", ".join(handler.specs)
+                    events.tell(events.CHORE_REFUSED, chore="find_gaps", spec=spec, error=said)
+        told = [handler.known for handler in self.handlers]
+        if any(names is not None for names in told):
+            known = {*self._specs, *(name for names in told for name in names or ())}
+            if unknown := jobs.fail_unknown(sorted(known), using=self.using):
+                events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
         return total
 
-    def _fail_unknown(self) -> None:
-        told = [handler.known for handler in self.handlers]
-        if all(names is None for names in told):
-            return
-        known = {*self._specs, *(name for names in told for name in names or ())}
-        unknown = jobs.fail_unknown(sorted(known), using=self.using)
-        if unknown:
-            events.tell(events.JOBS_WITHOUT_SPEC, count=unknown)
+    def _enqueue_gaps(self, handler: Handler) -> int:
+        found, page = 0, ""
+        while found < MAX_GAPS and not self._stopping.is_set():
+            gaps = handler.find_gaps(page)
+            if gaps is None:
+                break
+            found += jobs.enqueue(
+                gaps.spec,
+                jobs.free(gaps.spec, gaps.units, using=self.using),
+                kind=Job.Kind.RECONCILER,
+                priority=handler.specs[gaps.spec],
+                using=self.using,
+            )
+            if not (page := gaps.next_page):
+                break
+        return found
 
     def prune(self) -> int:
         """Delete old finished jobs in small batches, other old records, and dead workers' rows."""

@@ -47,7 +47,8 @@ class Readiness:
         if worker.is_cut_off:
             yield "the database is away"
             return
-        if worker.is_deaf:
+        listens = worker.settings.notify and not worker.drain
+        if listens and not worker.listener.is_up:
             yield "not listening for notifications"
         if not self._is_migrated:
             # A frozen server never answers: only one request waits for it, not every thread.

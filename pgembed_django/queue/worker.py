@@ -9,42 +9,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import conf, database, events, faults
 from pgembed_django.faults import Fault
 from pgembed_django.queue import rollups, sessions
-from pgembed_django.queue.handler import Handler, Hindrances
-from pgembed_django.queue.listener import Listener
-from pgembed_django.queue.liveness import Liveness, Stuck
+from pgembed_django.queue.handler import Handler
+from pgembed_django.queue.listener import BUSY_LOOK_SECONDS, IdleWait, Listener, Timer
+from pgembed_django.queue.liveness import Liveness, WorkerRecord, hindrances
 from pgembed_django.queue.maintenance import Maintenance
-from pgembed_django.queue.presence import Presence, hindrances
-from pgembed_django.queue.rest import BUSY_LOOK_SECONDS, Rest
-from pgembed_django.queue.sessions import Sessions
-from pgembed_django.queue.stopping import Limits, Stopping, stopped_by_signals
+from pgembed_django.queue.stopping import Limits, stopped_by_signals
 from pgembed_django.queue.work import Work
 
 CANCELED_SECONDS = 0.5
-RECRUIT_SECONDS = 5.0
 REPORT_SECONDS = 10.0
 LISTENER_SECONDS = 15.0
-
-
-@dataclass(slots=True)
-class Timer:
-    """Calls ``tick`` every ``seconds``, or never if that is zero."""
-
-    seconds: float
-    tick: Callable[[], object]
-    due_at: float
-
-    def run(self, now: float) -> None:
-        if self.seconds and now >= self.due_at:
-            self.tick()
-            # After the tick: one that a lost database interrupted is tried again at once.
-            self.due_at = now + self.seconds
 
 
 class Worker:
@@ -68,7 +48,6 @@ class Worker:
         self.drain = drain
         self.limits = limits or Limits()
         self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
-        self.sessions = Sessions(using=using)
         self.specs = [spec for handler in handlers for spec in handler.specs]
         self.listener = Listener(self.specs, using=using)
         self.is_running = False
@@ -76,14 +55,16 @@ class Worker:
         self.recycled_for = ""
         """Which limit was reached, for people. Empty: none."""
         self.works: list[Work] = []
-        self._presence: Presence | None = None
-        """Set while the worker has a row."""
-        self._rest = Rest(self.settings)
-        self._stopping = Stopping(grace_seconds=self.settings.stop_grace_seconds)
+        self.record: WorkerRecord | None = None
+        """Its row in the database, while it has one."""
+        self._idle = IdleWait(self.listener, self.settings)
+        self._stops_asked = 0
+        """One: stop after what is in flight. Two or more: at once."""
+        self._grace_ends_at = float("inf")
+        self._is_stopping = False
         self._outage_seconds = 0.0
         """The last wait for the database. Zero: it answered when it was last asked."""
         self._has_done_chores = False
-        self._recruited_at = 0.0
         self._awaits_answer = False
 
     # What others ask of it
@@ -104,78 +85,28 @@ class Worker:
         return sum(work.held.failed for work in self.works)
 
     @property
-    def hindrances(self) -> Hindrances:
-        """What keeps it from some of its jobs, for people."""
-        return hindrances(self.works, for_people=True)
-
-    @property
     def is_cut_off(self) -> bool:
         """Whether the database did not answer the last time."""
         return self._outage_seconds > 0
 
     @property
-    def is_deaf(self) -> bool:
-        """Whether it should hear notifications, but does not listen."""
-        return self.settings.notify and not self.drain and not self.listener.is_up
-
-    @property
-    def is_overdue(self) -> bool:
-        """Whether it should have ended by now, so that its waits may be canceled."""
-        return self.is_asked_to_stop and (not self.works or self._stopping.is_overdue)
-
-    @property
     def is_asked_to_stop(self) -> bool:
         """Whether a person, a signal or a limit has asked it to end."""
-        return self._stopping.asked > 0
-
-    @property
-    def is_late(self) -> bool:
-        """Whether its loop has been too busy to say that it is alive, and the database is there."""
-        presence = self._presence
-        return presence is not None and presence.is_late and not self.is_cut_off
+        return self._stops_asked > 0
 
     def stop(self) -> None:
-        """Stop after what is in flight, or at the second call at once."""
-        self._stopping.ask()
+        """Stop after what is in flight, or at the second call at once.
+
+        May be called from any thread, or from a signal handler.
+        """
+        grace_ends_at = time.monotonic() + self.settings.stop_grace_seconds
+        self._grace_ends_at = min(self._grace_ends_at, grace_ends_at)
+        self._stops_asked += 1
         self.wake()
 
     def wake(self) -> None:
         """Wake the loop. May be called from any thread, or from a signal handler."""
-        self._rest.wake()
-
-    def say_alive(self) -> None:
-        """Update its row while the loop is too busy to do so. Another thread calls this."""
-        presence = self._presence
-        try:
-            with suppress(DatabaseError, InterfaceError):
-                if presence is not None:
-                    presence.update(self.works)
-        finally:
-            connections[self.using].close()
-
-    def give_up(self, stuck: Stuck) -> None:
-        """Give the jobs back of a loop that is stuck in a project's code.
-
-        The row whose code that is counts a crash, so that it is claimed alone next, and fails in
-        the end. If the loop is stuck elsewhere, the leases run out. Another thread calls this.
-        """
-        call = self.liveness.call
-        spec, source_pk = call or ("", "")
-        events.tell(
-            events.WORKER_GAVE_UP,
-            seconds=stuck.seconds,
-            where=stuck.where,
-            spec=spec,
-            source_pk=source_pk,
-        )
-        if call:
-            error = f"No end of its code within {self.settings.stuck_seconds:g} s: {stuck.where}"
-            try:
-                with suppress(DatabaseError, InterfaceError):
-                    for work in self.works:
-                        work.held.give_up(spec, source_pk, error)
-            finally:
-                connections[self.using].close()
+        self._idle.wake()
 
     # From start to end
 
@@ -194,7 +125,8 @@ class Worker:
                 finally:
                     self._end()
             finally:
-                self._disconnect()
+                self._idle.close()
+                sessions.end_sessions(self.using)
         return self.completed
 
     def _begin(self) -> bool:
@@ -209,41 +141,31 @@ class Worker:
         return False
 
     def _start(self) -> None:
-        sessions.configure_sessions(self.using)
-        self.sessions.watch()
+        using, settings = self.using, self.settings
+        sessions.configure_sessions(using)
         for handler in self.handlers:
             handler.prepare()
-        self._presence = presence = Presence(self.specs, using=self.using)
-        worker_id = presence.row.pk
+        self.record = record = WorkerRecord(self.specs, using=using)
+        worker_id = record.row.pk
         works = [
-            Work(
-                handler,
-                using=self.using,
-                worker_id=worker_id,
-                settings=self.settings,
-                wake=self.wake,
-            )
+            Work(handler, using=using, worker_id=worker_id, settings=settings, wake=self.wake)
             for handler in self.handlers
         ]
         self._maintenance = Maintenance(
-            self.handlers,
-            using=self.using,
-            settings=self.settings,
-            wake=self.wake,
-            worker_id=worker_id,
+            self.handlers, using=using, settings=settings, wake=self.wake, worker_id=worker_id
         )
         now = time.monotonic()
-        listens = self.settings.notify and not self.drain
-        self._heartbeat = Timer(self.settings.lease_seconds / 3, self._renew_leases, now)
+        listens = settings.notify and not self.drain
+        self._heartbeat = Timer(settings.lease_seconds / 3, self._renew_leases, now)
         self._listening = Timer(LISTENER_SECONDS if listens else 0, self._tend_listener, now)
         self._timers = [
-            Timer(REPORT_SECONDS, self._report, now),
+            Timer(REPORT_SECONDS, lambda: record.report(self.works), now),
             Timer(rollups.FLUSH_SECONDS, self._add_up, now),
             self._listening,
         ]
         for handler in self.handlers:
             handler.warm_up()
-        events.tell(events.WORKER_STARTED, worker=str(presence), specs=", ".join(self.specs))
+        events.tell(events.WORKER_STARTED, worker=str(record), specs=", ".join(self.specs))
         if not self.drain:
             self._maintenance.start()
         self.works = works
@@ -264,16 +186,17 @@ class Worker:
         if not self.is_asked_to_stop and (reason := self.limits.reached(self.completed)):
             self.recycled_for = reason
             events.tell(events.WORKER_RECYCLED, reason=reason)
-            self._stopping.ask()
+            self.stop()
         if not self.is_asked_to_stop:
             return self.drain and self._is_drained()
-        if not self._stopping.has_begun:
-            self._stopping.has_begun = True
+        if not self._is_stopping:
+            self._is_stopping = True
             self.is_running = False
             events.tell(events.WORKER_STOPPING)
             for work in self.works:
                 work.release_unsent()
-        return self._stopping.is_overdue or self._holds_nothing
+        is_overdue = self._stops_asked > 1 or time.monotonic() >= self._grace_ends_at
+        return is_overdue or self._holds_nothing
 
     def _is_drained(self) -> bool:
         """Return whether nothing is left to do now."""
@@ -282,7 +205,7 @@ class Worker:
         if self._step() or self.is_asked_to_stop or not self._holds_nothing:
             return False
         # If something is down or quarantined, the chores would find the same gaps again.
-        found = self.hindrances
+        found = hindrances(self.works)
         is_last = self._has_done_chores and bool(found.paused or found.quarantined)
         self._has_done_chores = True
         # Chores read whole tables: the loop is not stuck in the meantime.
@@ -295,28 +218,24 @@ class Worker:
         """Release all jobs, then close the rest, which may take longer."""
         self.is_running = False
         self.liveness.end()
-        presence, self._presence = self._presence, None
+        record, self.record = self.record, None
         with suppress(DatabaseError, InterfaceError):
-            sessions.drop_halfway_session(self.using)
+            if database.is_halfway(self.using):
+                connections[self.using].close()
         try:
             for work in self.works:
                 with suppress(DatabaseError, InterfaceError):
                     work.release()
             with suppress(DatabaseError, InterfaceError):
                 self._add_up()
-                if presence is not None:
-                    presence.end()
+                if record is not None:
+                    record.end()
         finally:
             for work in self.works:
                 work.close()
             self.listener.close()
             self._maintenance.stop()
-        events.tell(events.WORKER_ENDED, worker=str(presence), rows=self.completed)
-
-    def _disconnect(self) -> None:
-        self._rest.close()
-        sessions.end_sessions(self.using)
-        self.sessions.end()
+        events.tell(events.WORKER_ENDED, worker=str(record), rows=self.completed)
 
     # One round
 
@@ -337,7 +256,9 @@ class Worker:
             self._awaits_answer = False
         # While the last jobs are in flight, results come before claims: their rows wait for them.
         moved = self._step(claim=not self._awaits_answer)
-        self._note_answer()
+        if self.is_cut_off:
+            self._outage_seconds = 0.0
+            events.tell(events.DATABASE_BACK)
         # After the step: a new row must not wait for a timer.
         now = time.monotonic()
         for timer in self._timers:
@@ -345,11 +266,13 @@ class Worker:
         if not moved and not (self.drain and self._holds_nothing):
             moved = self._sleep()
         is_waiting = any(work.is_waiting for work in self.works)
-        has_more = any(work.claiming.has_more or work.handler.has_unbegun for work in self.works)
-        self._awaits_answer = moved and is_waiting and not has_more
+        has_more = any(work.has_more for work in self.works)
+        has_unbegun = any(work.handler.has_unbegun for work in self.works)
+        self._awaits_answer = moved and is_waiting and not (has_more or has_unbegun)
         if moved:
-            self._rest.moved(is_waiting=is_waiting)
-            self._recruit(now)
+            self._idle.moved(is_waiting=is_waiting)
+            if has_more:
+                self.listener.recruit()
 
     @property
     def _holds_nothing(self) -> bool:
@@ -357,11 +280,10 @@ class Worker:
 
     def _step(self, *, claim: bool = True) -> bool:
         """Let the handlers do one step each. Return whether anything moved."""
-        claim = claim and not self._stopping.asked
         moved, refused = False, None
         for work in self.works:
             try:
-                moved |= work.step(claim=claim)
+                moved |= work.step(claim=claim and not self.is_asked_to_stop)
             except DatabaseError as error:
                 if faults.of(error) is Fault.OUTAGE:
                     raise
@@ -375,41 +297,26 @@ class Worker:
 
         Returns whether a step already did something.
         """
-        timeout = self._timeout()
-        if self._stopping.asked or not any(work.handler.room for work in self.works):
-            self._rest.wait(self.listener, timeout)
-            return False
-        return self._rest.sleep(
-            self.listener, step=self._step, due_seconds=self._due_seconds, timeout=timeout
-        )
-
-    def _timeout(self) -> float:
         now = time.monotonic()
         timers = [self._heartbeat, *self._timers]
         waits = [timer.due_at - now for timer in timers if timer.seconds]
-        waits += [self.settings.poll_seconds or float("inf"), self._stopping.grace_left()]
+        waits += [self.settings.poll_seconds or float("inf"), self._grace_ends_at - now]
         for work in self.works:
             seconds = work.handler.wait_seconds
             # Overdue means that an open writer has locked the job.
-            waits.append(seconds if seconds > 0 else self._rest.busy_look())
+            waits.append(seconds if seconds > 0 else self._idle.busy_look())
             if work.held.is_blocked and not work.completing.is_at_work:
-                waits.append(self._rest.busy_look())
-        return max(0.0, min(waits))
+                waits.append(self._idle.busy_look())
+        timeout = max(0.0, min(waits))
+        if self.is_asked_to_stop or not any(work.handler.room for work in self.works):
+            self._idle.wait(timeout)
+            return False
+        return self._idle.sleep(step=self._step, due_seconds=self._due_seconds, timeout=timeout)
 
     def _due_seconds(self) -> float | None:
         """Return in how many seconds the next job is due, if one is pending."""
-        due = [work.claiming.next_due_seconds() for work in self.works if work.handler.room]
+        due = [work.next_due_seconds() for work in self.works if work.handler.room]
         return min((one for one in due if one is not None), default=None)
-
-    def _recruit(self, now: float) -> None:
-        """Wake sleeping workers if there are more jobs than one claim takes.
-
-        The reconciler and the reaper do not notify, and writers do not while a worker is awake.
-        """
-        has_more = any(work.claiming.has_more for work in self.works)
-        if has_more and now >= self._recruited_at + RECRUIT_SECONDS:
-            self._recruited_at = now
-            self.listener.recruit()
 
     def _renew_leases(self) -> None:
         for work in self.works:
@@ -420,10 +327,6 @@ class Worker:
             self.listener.probe()
         elif self.listener.open():  # which counts as a nudge: the next round looks for jobs
             sessions.configure_sessions(self.using, is_direct=True)
-
-    def _report(self) -> None:
-        if self._presence is not None:
-            self._presence.report(self.works)
 
     def _add_up(self) -> None:
         """Write the counts to the sums per minute."""
@@ -438,14 +341,17 @@ class Worker:
             case Fault.OUTAGE:
                 self._wait_out_outage(error)
             case Fault.TOO_SLOW | Fault.PASSING:
-                self._try_later(error)
+                # A statement was canceled: it is tried again in a moment, with fewer rows.
+                events.tell(events.STATEMENT_CANCELED, error=str(error))
+                if faults.is_lost_connection(error):
+                    connections[self.using].close()
+                self._idle.wait(CANCELED_SECONDS)
             case _:
                 raise error
 
     def _wait_out_outage(self, error: Exception) -> None:
         """Wait with backoff. A request to stop ends the wait."""
-        self._outage_seconds = faults.longer(self._outage_seconds)
-        seconds = self._outage_seconds
+        self._outage_seconds = seconds = faults.longer(self._outage_seconds)
         if faults.is_of_the_server(error):
             events.tell(events.DATABASE_REFUSES, seconds=seconds, error=faults.said(error))
         else:
@@ -453,22 +359,9 @@ class Worker:
         connections[self.using].close()
         # Where only our writes fail, leases can be renewed meanwhile.
         seconds = min(seconds, self.settings.lease_seconds / 3)
-        if self._stopping.has_begun:
+        if self._is_stopping:
             seconds = BUSY_LOOK_SECONDS
-        until, asked = time.monotonic() + seconds, self._stopping.asked
+        until, asked = time.monotonic() + seconds, self._stops_asked
         # In a loop, because nudges end a wait: writers go on where only our writes fail.
-        while self._stopping.asked == asked and (left := until - time.monotonic()) > 0:
-            self._rest.wait(self.listener, left)
-
-    def _note_answer(self) -> None:
-        """Note that the database has answered. Logged if it was away."""
-        if self.is_cut_off:
-            self._outage_seconds = 0.0
-            events.tell(events.DATABASE_BACK)
-
-    def _try_later(self, error: Exception) -> None:
-        """Wait a moment after a statement was canceled, to try it again, with fewer rows."""
-        events.tell(events.STATEMENT_CANCELED, error=str(error))
-        if faults.is_lost_connection(error):
-            connections[self.using].close()
-        self._rest.wait(self.listener, CANCELED_SECONDS)
+        while self._stops_asked == asked and (left := until - time.monotonic()) > 0:
+            self._idle.wait(left)

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from pgembed_django.models import Worker
 from pgembed_django.ops import status
-from pgembed_django.queue import liveness, presence
+from pgembed_django.queue import liveness
 from tests.app.models import Product
 from tests.conftest import wait_until
 from tests.played.provider import PlayedProvider
@@ -58,7 +58,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     monkeypatch.setattr(liveness, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(presence, "LATE_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "LATE_SECONDS", 0.05)
     Product.objects.create(title="slow")
     return Gate()
 

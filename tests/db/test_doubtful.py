@@ -69,7 +69,7 @@ def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
     make_article()
     worker = make_worker()
 
-    worker.claiming.claim()
+    worker.claim()
 
     [unit] = worker.handler.units.by_id.values()
     assert unit.is_doubtful

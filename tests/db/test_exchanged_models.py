@@ -18,7 +18,7 @@ from pgembed_django.maintenance import recognizing
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
 from pgembed_django.providers import recognition
-from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
 from tests import played
@@ -225,7 +225,7 @@ def test_a_status_says_that_the_model_was_exchanged(server, run_jobs):
 def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_worker, clock):
     worker = make_worker()
     embed_around_an_exchange(worker, server)
-    presence = Presence([NOTE], using="default")
+    presence = WorkerRecord([NOTE], using="default")
 
     call_command("embed_spaces", "renew", verbosity=0)
     former, new = Space.objects.filter(spec=NOTE).order_by("pk")
@@ -254,7 +254,7 @@ def test_a_status_tells_the_lost_space_from_the_one_that_fills(server, make_work
 def test_a_model_that_is_lost_alone_is_its_provider(server, make_worker):
     worker = make_worker()
     embed_around_an_exchange(worker, server)
-    Presence([NOTE], using="default").report([worker])
+    WorkerRecord([NOTE], using="default").report([worker])
 
     [provider] = status.overview(using="default", specs=[specs.get(NOTE)]).providers
 

@@ -15,7 +15,7 @@ from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue import jobs
-from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.liveness import WorkerRecord
 from tests import played
 from tests.app.models import Article, Product
 
@@ -98,7 +98,7 @@ def test_what_a_server_is_down_with_is_stored_and_reported(
 ):
     make_article()
     worker = make_worker()
-    presence = Presence([], using="default")
+    presence = WorkerRecord([], using="default")
     server.poison = lambda text: body(503)
 
     with caplog.at_level(logging.DEBUG, logger="pgembed_django"):
@@ -135,7 +135,7 @@ def test_what_a_users_own_provider_is_down_with_is_stored_and_reported(
 
     with caplog.at_level(logging.DEBUG, logger="pgembed_django"):
         worker = make_worker()
-        presence = Presence([], using="default")
+        presence = WorkerRecord([], using="default")
         while worker.step():
             pass
         presence.report([worker])

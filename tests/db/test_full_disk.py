@@ -385,7 +385,6 @@ def test_a_chore_that_finds_no_room_comes_later_again_and_keeps_no_other_from_it
         for _ in range(3):
             assert tried.acquire(timeout=10)
         chores.stop()
-        chores.join()
 
     chores.check()
     # Once, until it is over.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from django.db import connection, transaction
 
-from pgembed_django import conf
+from pgembed_django import conf, database
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.queue import jobs
@@ -152,3 +152,46 @@ def test_a_gap_that_has_failed_waits_until_its_parking_is_over(settings) -> None
     drain(handler)
 
     assert Job.objects.filter(status="failed").count() == 1
+
+
+class Faulty(Shouting):
+    """Its own code has errors: in ``writing`` of one job, and in ``find_gaps``."""
+
+    def __init__(self, *, is_pipelined: bool = False) -> None:
+        super().__init__()
+        self.is_pipelined = is_pipelined
+
+    def writing(self, finished: Sequence[HeldJob]) -> Write:
+        def write(ours: Sequence[HeldJob]) -> dict[int, int]:
+            for job in ours:
+                database.send("default", "INSERT INTO shouted VALUES (%(name)s)", name=job.result)
+            if any(job.result == "B" for job in ours):
+                raise KeyError("B is unknown")
+            return {job.claim.id: 0 for job in ours}
+
+        return write
+
+    def find_gaps(self, page: str) -> Gaps:
+        raise KeyError("no catalogue")
+
+
+@pytest.mark.parametrize("is_pipelined", [False, True])
+def test_an_error_in_its_own_writing_fails_that_job_alone(settings, is_pipelined) -> None:
+    settings.PGEMBED_MAX_ATTEMPTS = 1
+    enqueue("a", "b", "c")
+
+    assert drain(Faulty(is_pipelined=is_pipelined)) == 2
+
+    assert shouts() == ["A", "C"]
+    assert Job.objects.get(status="failed").last_error == "KeyError: 'B is unknown'"
+
+
+def test_an_error_in_its_own_looking_for_gaps_keeps_no_other_handler_from_theirs(caplog) -> None:
+    faulty, other = Faulty(), Shouting(["a"])
+    faulty.specs = {"another": 0}
+
+    Worker([faulty, other], using="default", drain=True).run()
+
+    assert shouts() == ["A"]
+    [told] = [record for record in caplog.records if record.event == "pgembed.chore_refused"]
+    assert "no catalogue" in told.error

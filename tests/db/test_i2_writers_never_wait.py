@@ -180,7 +180,7 @@ def test_an_open_deleter_costs_no_other_row_its_vectors(writer, make_worker):
 def test_an_open_deleter_costs_no_other_job_its_release_when_the_worker_stops(writer, make_worker):
     rows = articles(9)
     worker = make_worker()
-    worker.claiming.claim()
+    worker.claim()
     gone = [row.pk for row in rows[:5]]
     writer.connection.execute("DELETE FROM app_article WHERE id = ANY(%s)", [gone])
 

@@ -8,8 +8,8 @@ from django.db import connection
 from pgembed_django import database
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
-from pgembed_django.queue.claiming import ANEW_SECONDS, LOWEST_LANE_EVERY
 from pgembed_django.queue.jobs import Claim, Lane
+from pgembed_django.queue.work import ANEW_SECONDS, LOWEST_LANE_EVERY
 from tests.app.models import Note
 from tests.db.conftest import LEASE_SECONDS
 
@@ -108,46 +108,46 @@ def bodies_of(claims: list[Claim]) -> list[str]:
 @pytest.mark.django_db(transaction=True)
 class TestWorker:
     def test_finds_what_was_committed_late_while_there_is_more(self, make_worker, connect, clock):
-        claiming = make_worker().claiming
+        worker = make_worker()
         with connect() as late:
             late.execute(INSERT_LATE)
             Note.objects.bulk_create(Note(body="on time") for _ in range(20))
-            assert bodies_of(claiming.claim_up_to(2)) == ["on time"] * 2
+            assert bodies_of(worker.claim_up_to(2)) == ["on time"] * 2
             late.commit()
 
-        went_on = bodies_of(claiming.claim_up_to(2))
+        went_on = bodies_of(worker.claim_up_to(2))
         clock.now += ANEW_SECONDS
-        began_anew = bodies_of(claiming.claim_up_to(2))
+        began_anew = bodies_of(worker.claim_up_to(2))
 
         assert went_on == ["on time"] * 2
         assert began_anew == ["late", "on time"]
 
     def test_begins_with_the_lowest_lane_now_and_then_while_there_is_more(self, make_worker):
-        claiming = make_worker().claiming
+        worker = make_worker()
         Note.objects.bulk_create(Note(body="filled") for _ in range(2))
         Job.objects.update(kind="backfill", priority=-2000)
         Note.objects.bulk_create(Note(body="saved") for _ in range(2 * LOWEST_LANE_EVERY))
 
-        claimed = [bodies_of(claiming.claim_up_to(2)) for _ in range(LOWEST_LANE_EVERY)]
+        claimed = [bodies_of(worker.claim_up_to(2)) for _ in range(LOWEST_LANE_EVERY)]
 
         assert claimed.count(["saved"] * 2) == LOWEST_LANE_EVERY - 1
         assert ["filled"] * 2 in claimed
 
     def test_takes_a_higher_lane_first_at_once(self, make_worker):
-        claiming = make_worker().claiming
+        worker = make_worker()
         Note.objects.bulk_create(Note(body="filled") for _ in range(9))
         Job.objects.update(kind="backfill", priority=-2000)
-        assert len(claiming.claim_up_to(2)) == 2
+        assert len(worker.claim_up_to(2)) == 2
         Note.objects.create(body="saved")
 
-        assert bodies_of(claiming.claim_up_to(2))[0] == "saved"
+        assert bodies_of(worker.claim_up_to(2))[0] == "saved"
 
     def test_finds_lanes_that_no_code_of_now_makes(self, make_worker):
-        claiming = make_worker().claiming
+        worker = make_worker()
         Note.objects.bulk_create(Note(body="new") for _ in range(4))
         Note.objects.create(body="odd")
         Job.objects.filter(source_pk=str(Note.objects.get(body="odd").pk)).update(priority=-7)
 
-        claimed = [bodies_of(claiming.claim_up_to(2)) for _ in range(3)]
+        claimed = [bodies_of(worker.claim_up_to(2)) for _ in range(3)]
 
         assert claimed == [["new", "new"], ["new", "new"], ["odd"]]

@@ -237,7 +237,7 @@ def test_what_passes_when_a_row_is_stored_costs_no_attempt(
 def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state, message, times):
     Note.objects.create(body="note")
     worker = make_worker(max_attempts=1)
-    worker.claiming.claim()
+    worker.claim()
     worker.handler.planner.step()
     refuse(state, message, times)
 
@@ -385,13 +385,13 @@ def test_tables_are_rewritten_altered_and_exchanged_under_prepared_statements(
     operator = connect(autocommit=True)
     statements = REWRITES.split(";")
     for number in range(PREPARE_AFTER + len(statements)):
-        worker.claiming.claim()
+        worker.claim()
         if number >= PREPARE_AFTER:
             operator.execute(statements[number - PREPARE_AFTER])
         note.body = f"note {number}"
         note.save()
 
-        while not worker.held.is_empty or worker.claiming.claim():
+        while not worker.held.is_empty or worker.claim():
             try:
                 worker.step()
             except DatabaseError as error:

@@ -50,7 +50,7 @@ def worker() -> Iterator[Worker]:
         using="default",
     )
     yield worker
-    worker._rest.close()
+    worker._idle.close()
 
 
 @pytest.fixture

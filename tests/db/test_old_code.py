@@ -190,7 +190,7 @@ def test_nor_does_a_text_that_cannot_be_stored_early_cost_an_attempt(
 ):
     worker = make_worker()
     provider.is_down = True
-    worker.claiming.claim()
+    worker.claim()
     worker.handler.planner.step()
     with deploy(*STORING[change]):
         steps(worker)

@@ -14,7 +14,7 @@ from pgembed_django.checks import check_databases
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.queue import jobs
-from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import statistics, targets
 from tests.app.models import Article
@@ -72,7 +72,7 @@ def test_a_worker_tells_as_much_of_why_a_spec_is_set_aside(encoded):
         inline=True,
     )
     pipeline.handler.quarantine.reasons[specs.get("app.ArticleEmbedding")] = "日本 is no café"
-    presence = Presence([], using=encoded)
+    presence = WorkerRecord([], using=encoded)
 
     presence.report([pipeline])
 

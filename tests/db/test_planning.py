@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django.models import Job, Space
-from pgembed_django.queue import portion
+from pgembed_django.queue import completing
 from pgembed_django.queue.work import Work
 
 pytestmark = pytest.mark.django_db
@@ -25,16 +25,16 @@ def sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[float], list[int]]:
     """Plan nine claimed units, two of them first, and return how many were planned each time."""
-    monkeypatch.setattr(portion, "FIRST", 2)
+    monkeypatch.setattr(completing, "FIRST", 2)
     settings.PGEMBED_BATCH_SIZE = 1
     settings.PGEMBED_CONCURRENCY = 8
     for _ in range(9):
         make_article()
 
     def plan(seconds: float) -> list[int]:
-        monkeypatch.setattr(portion, "SECONDS", seconds)
+        monkeypatch.setattr(completing, "SECONDS", seconds)
         worker = make_worker()
-        worker.claiming.claim()
+        worker.claim()
 
         def planned() -> int:
             return sum(unit.is_planned for unit in worker.handler.units.by_id.values())
@@ -58,7 +58,7 @@ def test_where_no_space_is_live_no_text_is_read(make_worker, make_article):
     worker = make_worker()
     Space.objects.all().delete()
     make_article()
-    worker.claiming.claim()
+    worker.claim()
 
     with CaptureQueriesContext(connection) as asked:
         worker.handler.planner.step()

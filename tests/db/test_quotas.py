@@ -264,7 +264,7 @@ def test_units_that_would_wait_for_long_are_given_back(limit, make_article, make
     waiting = Job.objects.filter(status="pending")
     assert waiting.count() == 2
     assert set(waiting.values_list("attempts", "outages")) == {(0, 0)}
-    due = worker.claiming.next_due_seconds()
+    due = worker.next_due_seconds()
     assert due is None or due > PATIENCE_SECONDS
 
 

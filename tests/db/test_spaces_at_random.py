@@ -173,7 +173,7 @@ class World:
         self._maintenance.upkeep.open_spaces()
         for worker in self._workers.values():
             worker.handler.live.outdate()
-            worker.claiming.claim()
+            worker.claim()
 
     def _text(self) -> str:
         words = self.random.choices(WORDS, k=self.random.randint(1, 5))

@@ -403,7 +403,7 @@ def test_a_worker_that_stops_keeps_what_is_whole_in_one_space(swap, make_worker)
     jobs.enqueue(NOTE, keys, kind=Job.Kind.RECONCILER, priority=0, using="default")
     worker.step()
     Note.objects.filter(pk=note.pk).update(body="salmon")
-    worker.claiming.claim()
+    worker.claim()
     while ("old", "salmon") not in Moody.asked:  # the other model is at work on a batch
         worker.handler.planner.step()
         worker.handler.embedder.send()

@@ -16,7 +16,7 @@ from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import coverage, status
 from pgembed_django.queue import jobs, rollups
-from pgembed_django.queue.presence import Presence
+from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.reembedding import reembed
 from tests.app.models import Article, ArticleComment, Note
 from tests.db.conftest import Maintenance, Writer, backend_pid, claim
@@ -282,7 +282,7 @@ def test_a_former_model_that_is_lost_is_not_taken_for_the_one_declared_now(
     worker = make_worker()
     for _ in range(3):
         worker.step()
-    Presence([KEY, "app.NoteEmbedding"], using="default").report([worker])
+    WorkerRecord([KEY, "app.NoteEmbedding"], using="default").report([worker])
 
     found = status.overview(using="default")
 
@@ -308,7 +308,7 @@ def test_a_process_with_older_settings_tells_of_the_model_that_is_down_and_no_ot
     down: Future[Any] = Future()
     down.set_exception(ProviderUnavailable("Pull it."))
     pool.ended(down)
-    Presence([KEY], using="default").report([worker])
+    WorkerRecord([KEY], using="default").report([worker])
 
     settings.PGEMBED_PROVIDERS = {"default": declared}
     found = status.overview(using="default")
@@ -409,7 +409,7 @@ def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_j
     make_article()
     worker = make_worker()
     worker.step()
-    Presence([KEY], using="default").report([worker])
+    WorkerRecord([KEY], using="default").report([worker])
 
     [provider] = status.overview(using="default").providers
     assert (provider.is_down, provider.out_of_reach_of, provider.reason) == (False, (), "")
@@ -419,7 +419,7 @@ def test_a_provider_that_is_paused_by_hand_is_not_down(look, make_article, run_j
 
 
 def test_a_worker_whose_row_was_deleted_is_not_taken_for_dead_once_it_has_reported(make_worker):
-    presence = Presence([KEY], using="default")
+    presence = WorkerRecord([KEY], using="default")
     # It has long been running.
     presence.row.last_seen_at -= timedelta(days=1)
     Worker.objects.all().delete()

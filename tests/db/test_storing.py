@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import connection
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
@@ -238,7 +238,7 @@ def test_of_a_batch_that_loses_its_connection_what_was_stored_before_is_told(
     stored, refused, last = (make_article(contents=word) for word in ("good", "refused", "lost"))
     worker = make_worker()
     worker.step()
-    with refusing, pytest.raises(OperationalError):
+    with refusing:
         worker.step(claim=False)  # all three in vain, then each until the connection is gone
 
     assert worker.completed == 1

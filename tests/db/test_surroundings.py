@@ -162,7 +162,6 @@ def test_a_chore_whose_columns_have_other_types_by_now_goes_on(second_connection
         chores.check()
     finally:
         chores.stop()
-        chores.join()
         second_connection.execute("DROP TABLE plain")
         second_connection.commit()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pgembed_django.models import Job
-from pgembed_django.queue import claiming
+from pgembed_django.queue import work
 from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.conftest import embedded_text
@@ -29,7 +29,7 @@ def steps(worker: Work, count: int = 10) -> None:
 
 @pytest.fixture(autouse=True)
 def looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "SUSPICIOUS_EVERY", 1)
+    monkeypatch.setattr(work, "SUSPICIOUS_EVERY", 1)
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from pgembed_django import faults, lengths, spaces, specs
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
+from pgembed_django.queue import completing
 from pgembed_django.queue import maintenance as chores_module
-from pgembed_django.queue import portion
 from pgembed_django.queue.maintenance import Chore, Chores, attempt
 from pgembed_django.queue.work import Work
 from pgembed_django.spaces import indexes
@@ -120,7 +120,7 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     for number in range(8):
         Note.objects.create(body=f"slow {number}")
     worker = make_worker()
-    worker.claiming.claim()
+    worker.claim()
     worker.handler.planner.step()
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
@@ -173,8 +173,8 @@ def test_many_rows_are_stored_in_several_transactions(
     notes: Any, make_worker: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
 ):
     """Who deletes one of them waits for the end of its transaction."""
-    monkeypatch.setattr(portion, "FIRST", 2)
-    monkeypatch.setattr(portion, "SECONDS", 3600.0)
+    monkeypatch.setattr(completing, "FIRST", 2)
+    monkeypatch.setattr(completing, "SECONDS", 3600.0)
 
     work(make_worker())
 
@@ -265,7 +265,6 @@ def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplo
         chores.start()
         assert done.wait(10)
         chores.stop()
-        chores.join()
 
     chores.check()
     assert "(take_long) was given up, trying again later: canceling statement" in caplog.text
@@ -292,7 +291,6 @@ def test_a_chore_that_does_not_start_at_once_waits_for_its_turn():
     chores.start()
     assert done.wait(10)
     chores.stop()
-    chores.join()
 
     chores.check()
     assert not turns
@@ -327,12 +325,11 @@ def test_a_chore_that_awaits_the_other_workers_has_no_turn_just_after_an_outage(
     for _ in range(3):
         assert rounds.acquire(timeout=10)
     chores.stop()
-    chores.join()
 
     chores.check()
     [reaping, _] = chores._chores
     assert turns == ["reap", "outage"]
-    assert chores._due_at(reaping) > time.monotonic() + 3000
+    assert reaping.due_at > time.monotonic() + 3000
 
 
 def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog):
@@ -351,7 +348,6 @@ def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog)
     for _ in range(2):
         assert rounds.acquire(timeout=10)
     chores.stop()
-    chores.join()
 
     chores.check()
     assert "Maintenance (take_long) was given up, trying again later" in caplog.text
@@ -482,7 +478,6 @@ def test_a_chore_that_loses_its_connection_is_told(caplog):
         chores.start()
         assert done.wait(10)
         chores.stop()
-        chores.join()
 
     chores.check()
     [record] = caplog.records

@@ -403,4 +403,4 @@ def test_a_worker_that_runs_notices_a_pause_within_seconds(
     make_article()
 
     assert not worker.step()
-    assert worker.claiming.next_due_seconds() is None
+    assert worker.next_due_seconds() is None

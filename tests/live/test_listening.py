@@ -17,9 +17,10 @@ import psycopg
 import pytest
 from django.db import connection, connections
 
+from pgembed_django.models import Job
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
-from tests.live.conftest import is_asleep, wait_for_log
+from tests.live.conftest import is_asleep, providers, wait_for_log
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]
 
@@ -58,20 +59,29 @@ def test_a_listener_on_a_dead_wire_holds_nothing_up(start_worker, wire):
     wait_until(lambda: is_embedded(note))
 
 
-def test_connections_that_a_proxy_keeps_and_forgets_are_opened_anew(start_worker, wire):
-    worker = start_worker(
-        DATABASES=databases(HOST="127.0.0.1", PORT=wire.port),
-        PGEMBED_POLL_SECONDS=0.5,
-        PGEMBED_STUCK_SECONDS=2,
-    )
-    wait_until(is_asleep)
+def test_a_worker_whose_connections_a_proxy_keeps_and_forgets_ends_and_charges_nobody(
+    start_worker, wire, server
+):
+    """TCP finds nothing wrong: the proxy takes what is sent, and passes nothing on."""
+    settings = {
+        "DATABASES": databases(HOST="127.0.0.1", PORT=wire.port),
+        "PGEMBED_PROVIDERS": providers(server),
+        "PGEMBED_POLL_SECONDS": 0.5,
+        "PGEMBED_STUCK_SECONDS": 2,
+    }
+    server.gate.clear()
+    worker = start_worker(**settings)
+    note = Note.objects.create(body="held")
+    wait_until(lambda: server.times)
 
     wire.cut_all()
-    note = Note.objects.create(body="written meanwhile")
 
+    assert worker.wait(timeout=60) == 1
+    assert "Gave up after" in worker.log.read_text()
+    assert list(Job.objects.values_list("status", "attempts", "crashes")) == [("pending", 0, 0)]
+    server.gate.set()
+    start_worker(**settings)  # as its supervisor does
     wait_until(lambda: is_embedded(note))
-    wait_for_log(worker, "Is there a proxy?")
-    assert worker.poll() is None
 
 
 def test_a_direct_alias_beside_a_pooler_is_notified(start_drowsy_worker, pooler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,6 @@ from django.db import connection, connections, transaction
 
 from pgembed_django import search, similar_to
 from pgembed_django.models import Job
-from pgembed_django.queue.sessions import Sessions
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import run_jobs, without_triggers
 from tests.app.models import Article, ArticleEmbedding, Page, PageExtra
@@ -76,16 +74,6 @@ def test_a_write_through_it_wakes_the_worker(pooled, start_drowsy_worker):
     write(pooled, "red wool")
 
     wait_until(lambda: ArticleEmbedding.objects.filter(embedding__isnull=False))
-
-
-def test_a_session_that_a_pooler_lends_is_never_cut(pooled):
-    sessions = Sessions(using=pooled)
-    connections[pooled].ensure_connection()
-    sessions.watch()
-    try:
-        assert sessions.cut_silent(threading.get_ident(), seconds=0) == 0
-    finally:
-        sessions.end()
 
 
 def test_settings_of_one_search_are_not_left_to_the_next_client(pooled):

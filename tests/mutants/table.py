@@ -218,8 +218,8 @@ MUTANTS = [
         "I7",
         "storing-is-not-divided",
         "queue/completing.py",
-        "case _ if is_many:",
-        "case _ if False:",
+        "if is_many:\n                return",
+        "if False:\n                return",
         "db/test_old_code.py::test_a_trigger_that_fails_on_one_row_sets_no_spec_aside",
     ),
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "lowest-lane-starves",
-        "queue/claiming.py",
+        "queue/work.py",
         "lowest_first = self._claims % LOWEST_LANE_EVERY == 0",
         "lowest_first = False",
         "db/test_reconciler.py::test_the_lowest_lane_gets_its_share_while_writes_never_stop",

@@ -17,12 +17,11 @@ import pytest
 
 from pgembed_django.ops.formatting import Address, address, rows_text
 from pgembed_django.queue import port, sessions, stopping
-from pgembed_django.queue.liveness import Liveness, Watchdog
+from pgembed_django.queue.liveness import Liveness, Watchdog, WorkerRecord
 from pgembed_django.queue.port import Answer, Server
-from pgembed_django.queue.sessions import Sessions
 from pgembed_django.queue.stopping import MIB, Limits, stopped_by_signals
+from pgembed_django.queue.work import Work
 from tests import played
-from tests.conftest import no_more_threads
 
 
 class Loop:
@@ -48,6 +47,18 @@ class Loop:
         self._gate.get()
 
 
+class Idle:
+    """What a watchdog sees of a worker that has not begun."""
+
+    using = "default"
+    record: WorkerRecord | None = None
+    is_cut_off = False
+
+    def __init__(self, liveness: Liveness) -> None:
+        self.liveness = liveness
+        self.works: list[Work] = []
+
+
 @pytest.fixture
 def clock() -> played.Clock:
     return played.Clock()
@@ -63,18 +74,11 @@ def test_a_loop_is_stuck_from_its_time_on_and_not_before(liveness, clock):
         clock.now += 60
         assert liveness.stuck() is None
         clock.now += 1
-        seconds, where = liveness.stuck()
+        seconds, where, is_in_database = liveness.stuck()
 
-    assert seconds == 61
+    assert (seconds, is_in_database) == (61, False)
     assert where.startswith("tests.unit.test_worker_parts:")
     assert where.endswith(" in Loop._run")
-
-
-def test_a_watchdog_that_can_start_no_thread_goes_on(liveness):
-    watchdog = Watchdog(liveness, sessions=Sessions(using="default"), is_overdue=lambda: True)
-
-    with no_more_threads():
-        watchdog.look()
 
 
 def test_what_has_not_begun_or_has_ended_is_not_stuck(liveness, clock):
@@ -97,7 +101,7 @@ def test_the_watchdog_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
     liveness, clock, tmp_path, caplog
 ):
     file = tmp_path / "heartbeat"
-    watchdog = Watchdog(liveness, file=file)
+    watchdog = Watchdog(Idle(liveness), file=file)
     with caplog.at_level("WARNING", logger="pgembed_django"):
         with Loop(liveness):
             clock.now += 61
@@ -116,7 +120,7 @@ def test_the_watchdog_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
 
 
 def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path, caplog):
-    watchdog = Watchdog(liveness, file=tmp_path / "gone" / "heartbeat")
+    watchdog = Watchdog(Idle(liveness), file=tmp_path / "gone" / "heartbeat")
     with caplog.at_level("WARNING", logger="pgembed_django"):
         watchdog.look()
         watchdog.look()

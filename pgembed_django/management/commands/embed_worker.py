@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
 from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
 from pgembed_django.queue import sessions
-from pgembed_django.queue.liveness import Stuck, Watchdog
+from pgembed_django.queue.liveness import Watchdog, hindrances
 from pgembed_django.queue.port import Answer, Page, Readiness, Server
 from pgembed_django.queue.stopping import Limits
 from pgembed_django.queue.worker import Worker
@@ -48,12 +47,6 @@ INSTEAD = {
 
 RECYCLED = 3
 """The exit status of a worker that ends so that its supervisor starts it again."""
-
-STUCK = 1
-"""The exit status of a worker that is stuck."""
-
-GIVE_UP_SECONDS = 10.0
-"""How long a stuck worker has to give its jobs back before it ends."""
 
 GARBAGE_THRESHOLD = 10_000
 """For ``gc.set_threshold``. Each held row means a dozen objects for a second. They have no cycles,
@@ -182,30 +175,13 @@ class Command(EmbedCommand):
                     f"Cannot write --heartbeat-file {str(file)!r}: {reason}.",
                     returncode=CANNOT_START,
                 ) from error
-        watchdog = Watchdog(
-            worker.liveness,
-            sessions=worker.sessions,
-            is_overdue=lambda: worker.is_overdue,
-            is_late=lambda: worker.is_late,
-            say_alive=worker.say_alive,
-            give_up=partial(self._give_up, worker),
-            file=file,
-        )
+        watchdog = Watchdog(worker, file=file, ends_process=self.is_a_program)
         watches: list[AbstractContextManager[object]] = [watchdog]
         if worker.settings.tracing:
             watches.append(tracing.of_worker())
         if listen is not None:
             watches.append(port(worker, listen))
         return watches
-
-    def _give_up(self, worker: Worker, stuck: Stuck) -> None:
-        """End a program whose loop is stuck. Elsewhere only give its jobs back."""
-        giving = threading.Thread(target=worker.give_up, args=[stuck], daemon=True)
-        giving.start()
-        giving.join(GIVE_UP_SECONDS)  # the database may not answer
-        if self.is_a_program:
-            sys.stderr.flush()
-            os._exit(STUCK)  # nothing else ends a thread
 
     def _report(self, worker: Worker, stored: int, verbosity: int) -> None:
         pending = Job.objects.using(worker.using).filter(
@@ -216,7 +192,7 @@ class Command(EmbedCommand):
         text = "Nothing was waiting." if is_idle else f"Embedded {rows_text(stored)}."
         if worker.failed:
             text += f" {worker.failed:,} failed: manage.py embed_status says why."
-        found = worker.hindrances
+        found = hindrances(worker.works, for_people=True)
         if left and (found.paused or found.quarantined):
             waited_for = ["a provider that is down"] * bool(found.paused)
             waited_for += ["tables that match the code"] * bool(found.quarantined)

@@ -9,22 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pgembed_django import conf
-from pgembed_django.queue.listener import Listener
-from pgembed_django.queue.rest import Rest
+from pgembed_django.queue.listener import IdleWait, Listener
 
 HOUR = 3600.0
 """A wait that nothing but its time-out ends."""
 
 
 @pytest.fixture
-def rest() -> Iterator[Rest]:
-    rest = Rest(conf.current())
-    yield rest
-    rest.close()
-
-
-def wait(rest: Rest) -> None:
-    rest.wait(Listener([], using="default"), HOUR)
+def idle() -> Iterator[IdleWait]:
+    idle = IdleWait(Listener([], using="default"), conf.current())
+    yield idle
+    idle.close()
 
 
 def ends(call: Callable[[], object]) -> bool:
@@ -34,15 +29,15 @@ def ends(call: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-def test_a_wake_ends_the_wait_that_follows_it_each_time(rest):
+def test_a_wake_ends_the_wait_that_follows_it_each_time(idle):
     for wakes in (1, 2, 1):
         for _ in range(wakes):
-            rest.wake()
+            idle.wake()
 
-        assert ends(lambda: wait(rest))
+        assert ends(lambda: idle.wait(HOUR))
 
 
-def test_no_result_of_several_threads_waits_for_a_time_out(rest):
+def test_no_result_of_several_threads_waits_for_a_time_out(idle):
     """Who finds that the loop is woken already sends nothing: the loop must look after that."""
     workers, each = 4, 2_000
     results: deque[threading.Semaphore] = deque()
@@ -51,13 +46,13 @@ def test_no_result_of_several_threads_waits_for_a_time_out(rest):
         collected = threading.Semaphore(0)
         for _ in range(each):
             results.append(collected)
-            rest.wake()
+            idle.wake()
             collected.acquire()
 
     def loop() -> None:
         seen = 0
         while seen < workers * each:
-            wait(rest)
+            idle.wait(HOUR)
             while results:
                 results.popleft().release()
                 seen += 1
