@@ -133,24 +133,17 @@ class InFlight:
                 lost = [claim for claim in claims if claim.id in held.lost]
                 jobs.absolve(lost, using=self.using)
             # A job that is gone may just have been completed.
-            self.lose({one for one in held.lost if not self._is_being_completed(one)})
+            done = {key for key, job in self.jobs.items() if job.state is State.COMPLETING}
+            self.lose(held.lost - done)
 
     def fail(self, claim: Claim, error: str) -> None:
         """Fail a job without another attempt."""
-        error = text.clean(error)
-        self._end(claim, partial(jobs.fail, error=error, using=self.using), error=error)
+        self._end(claim, jobs.fail, error=error)
 
     def retry(self, claim: Claim, error: str) -> None:
         """Spend an attempt of a job: it is retried after a backoff, or fails."""
-        error = text.clean(error)
-        retry = partial(
-            jobs.retry,
-            error=error,
-            max_attempts=self.settings.max_attempts,
-            delay_seconds=self._backoff_seconds(claim.attempts),
-            using=self.using,
-        )
-        self._end(claim, retry, error=error)
+        delay, most = self._backoff_seconds(claim.attempts), self.settings.max_attempts
+        self._end(claim, jobs.retry, error=error, max_attempts=most, delay_seconds=delay)
 
     def put_off(self, claim: Claim, error: str) -> None:
         """Give a job back after an error that was not its fault.
@@ -161,20 +154,14 @@ class InFlight:
             self.retry(claim, error)
         else:
             delay = self._backoff_seconds(claim.token - 1)
-            self.release(claim, delay_seconds=delay, reason=text.clean(error))
+            self.release(claim, delay_seconds=delay, reason=error)
 
     def release(
         self, claim: Claim, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
     ) -> None:
         """Give a job back without spending an attempt."""
-        release = partial(
-            jobs.release,
-            delay_seconds=delay_seconds,
-            reason=reason,
-            outages=outages,
-            using=self.using,
-        )
-        self._end(claim, release)
+        reason = text.clean(reason)
+        self._end(claim, jobs.release, delay_seconds=delay_seconds, reason=reason, outages=outages)
 
     def give_up(self, spec: str, source_pk: str, error: str) -> None:
         """Count a crash of a job whose code never returns, and give all others back.
@@ -211,9 +198,6 @@ class InFlight:
                 self._endings.popleft()
                 ended += 1
         return ended > 0
-
-    def _is_being_completed(self, job_id: int) -> bool:
-        return job_id in self.jobs and self.jobs[job_id].state is State.COMPLETING
 
     def _note(self, claim: Claim, ending: Ending, error: str | None) -> None:
         """Count and log how a job ended. Without an error it was given back."""
@@ -253,8 +237,12 @@ class InFlight:
         return min(backoff, MAX_BACKOFF_SECONDS) * random.uniform(0.75, 1.25)
 
     def _end(
-        self, claim: Claim, end: Callable[[Claim], Ending], *, error: str | None = None
+        self, claim: Claim, end: Callable[..., Ending], *, error: str | None = None, **options: Any
     ) -> None:
-        if self.holds(claim):
-            self.drop([claim.id])
-            self._endings.append(_QueuedEnd(claim, end, error))
+        """Let the next round end a job. Without an error it is given back."""
+        if not self.holds(claim):
+            return
+        if error is not None:
+            options["error"] = error = text.clean(error)
+        self.drop([claim.id])
+        self._endings.append(_QueuedEnd(claim, partial(end, using=self.using, **options), error))

@@ -230,12 +230,12 @@ class Timer:
     tick: Callable[[], object]
     due_at: float
 
-    def run(self, now: float) -> None:
-        """Call it if it is due."""
-        if self.seconds and now >= self.due_at:
-            self.tick()
-            # After the tick: one that a lost database interrupted is tried again at once.
-            self.due_at = now + self.seconds
+    def run(self) -> None:
+        """Call it, and note when it is due next."""
+        now = time.monotonic()
+        self.tick()
+        # After the tick: one that a lost database interrupted is tried again at once.
+        self.due_at = now + self.seconds
 
 
 class IdleWait:

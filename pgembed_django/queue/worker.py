@@ -6,9 +6,11 @@ some do the chores, each on its own connection. If a thread of chores dies, the 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -16,10 +18,10 @@ from pgembed_django import conf, database, events, faults
 from pgembed_django.faults import Fault
 from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler
+from pgembed_django.queue.limits import Limits
 from pgembed_django.queue.listener import BUSY_LOOK_SECONDS, IdleWait, Listener, Timer
 from pgembed_django.queue.liveness import Liveness, WorkerRecord, hindrances
 from pgembed_django.queue.maintenance import Maintenance
-from pgembed_django.queue.stopping import Limits, stopped_by_signals
 from pgembed_django.queue.work import Work
 
 CANCELED_SECONDS = 0.5
@@ -46,7 +48,7 @@ class Worker:
         self.using = using
         self.settings = settings or conf.current()
         self.drain = drain
-        self.limits = limits or Limits()
+        self.limits = limits
         self.liveness = Liveness(stuck_seconds=self.settings.stuck_seconds)
         self.specs = [spec for handler in handlers for spec in handler.specs]
         self.listener = Listener(self.specs, using=using)
@@ -172,8 +174,9 @@ class Worker:
         self.is_running = True
 
     def _make_rounds(self, handle_signals_again: Callable[[], None]) -> None:
+        self.liveness.loop = threading.get_ident()
         while True:
-            self.liveness.tick()
+            self.liveness.round_began_at = time.monotonic()
             handle_signals_again()
             try:
                 if self._is_done():
@@ -183,10 +186,11 @@ class Worker:
                 self._handle_database_error(error)
 
     def _is_done(self) -> bool:
-        if not self.is_asked_to_stop and (reason := self.limits.reached(self.completed)):
-            self.recycled_for = reason
-            events.tell(events.WORKER_RECYCLED, reason=reason)
-            self.stop()
+        if self.limits and not self.is_asked_to_stop:
+            self.recycled_for = self.limits.reached(self.completed)
+            if self.recycled_for:
+                events.tell(events.WORKER_RECYCLED, reason=self.recycled_for)
+                self.stop()
         if not self.is_asked_to_stop:
             return self.drain and self._is_drained()
         if not self._is_stopping:
@@ -209,7 +213,7 @@ class Worker:
         is_last = self._has_done_chores and bool(found.paused or found.quarantined)
         self._has_done_chores = True
         # Chores read whole tables: the loop is not stuck in the meantime.
-        self.liveness.end()
+        self.liveness.round_began_at = None
         has_found = self._maintenance.once() > 0
         has_moved = self._step()
         return not has_moved and (is_last or not has_found)
@@ -217,7 +221,7 @@ class Worker:
     def _end(self) -> None:
         """Release all jobs, then close the rest, which may take longer."""
         self.is_running = False
-        self.liveness.end()
+        self.liveness.round_began_at = None
         record, self.record = self.record, None
         with suppress(DatabaseError, InterfaceError):
             if database.is_halfway(self.using):
@@ -241,13 +245,15 @@ class Worker:
 
     def _round(self) -> None:
         """Make one round. Waits when there is nothing to do."""
-        self._maintenance.check()
+        if any(thread.error for thread in self._maintenance.threads):
+            self._maintenance.check()
         if self.listener.was_lost:
             self._listening.due_at = 0.0  # just lost: listen again at once
         if self.is_cut_off:
             self._heartbeat.due_at = 0.0  # leases may have run out
         # First of all, so that jobs lost during a freeze are not worked on.
-        self._heartbeat.run(time.monotonic())
+        if self._heartbeat.seconds and time.monotonic() >= self._heartbeat.due_at:
+            self._heartbeat.run()
         if self.is_cut_off:
             # Finish the held jobs first: new ones could not be completed either.
             for work in self.works:
@@ -262,7 +268,8 @@ class Worker:
         # After the step: a new row must not wait for a timer.
         now = time.monotonic()
         for timer in self._timers:
-            timer.run(now)
+            if timer.seconds and now >= timer.due_at:
+                timer.run()
         if not moved and not (self.drain and self._holds_nothing):
             moved = self._sleep()
         is_waiting = any(work.is_waiting for work in self.works)
@@ -365,3 +372,29 @@ class Worker:
         # In a loop, because nudges end a wait: writers go on where only our writes fail.
         while self._stops_asked == asked and (left := until - time.monotonic()) > 0:
             self._idle.wait(left)
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Call ``stop`` at each SIGTERM and SIGINT. Does nothing outside the main thread.
+
+    Yields a function that sets the handlers again, if a project's code has replaced them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def handle(*_: object) -> None:
+        stop()
+
+    def handle_again() -> None:
+        for number in before:
+            if signal.getsignal(number) is not handle:
+                signal.signal(number, handle)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield handle_again
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

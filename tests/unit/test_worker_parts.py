@@ -16,11 +16,12 @@ from queue import SimpleQueue
 import pytest
 
 from pgembed_django.ops.formatting import Address, address, rows_text
-from pgembed_django.queue import port, sessions, stopping
+from pgembed_django.queue import limits, port, sessions
+from pgembed_django.queue.limits import MIB, Limits
 from pgembed_django.queue.liveness import Liveness, Watchdog, WorkerRecord
 from pgembed_django.queue.port import Answer, Server
-from pgembed_django.queue.stopping import MIB, Limits, stopped_by_signals
 from pgembed_django.queue.work import Work
+from pgembed_django.queue.worker import stopped_by_signals
 from tests import played
 
 
@@ -42,9 +43,13 @@ class Loop:
         self._thread.join()
 
     def _run(self) -> None:
-        self._liveness.tick()
+        begin_round(self._liveness)
         self._stands.set()
         self._gate.get()
+
+
+def begin_round(liveness: Liveness) -> None:
+    liveness.loop, liveness.round_began_at = threading.get_ident(), liveness._clock()
 
 
 class Idle:
@@ -86,7 +91,7 @@ def test_what_has_not_begun_or_has_ended_is_not_stuck(liveness, clock):
     with Loop(liveness):
         clock.now += 100
         assert liveness.stuck()
-        liveness.end()
+        liveness.round_began_at = None
         assert liveness.stuck() is None
 
 
@@ -108,7 +113,7 @@ def test_the_watchdog_tells_once_that_a_loop_is_stuck_and_once_that_it_moves(
             watchdog.look()
             watchdog.look()
         assert not file.exists()
-        liveness.tick()
+        begin_round(liveness)
         watchdog.look()
         watchdog.look()
 
@@ -134,7 +139,7 @@ def test_a_heartbeat_file_that_cannot_be_written_is_told_once(liveness, tmp_path
 def use(monkeypatch, tmp_path):
     """Let the system tell that this process uses so many MiB."""
     path = tmp_path / "statm"
-    monkeypatch.setattr(stopping, "STATM", path)
+    monkeypatch.setattr(limits, "STATM", path)
     return lambda mib: path.write_text(f"0 {mib * MIB // resource.getpagesize()} 0")
 
 
@@ -142,19 +147,19 @@ def test_memory_is_looked_at_once_a_second(use, clock):
     some = Limits(max_memory_mib=100, clock=clock)
 
     use(90)
-    assert some.reached(0) is None
+    assert some.reached(0) == ""
     use(101)
-    assert some.reached(0) is None
+    assert some.reached(0) == ""
     clock.now += 1
     assert some.reached(0) == "it uses 101 MiB, --max-memory is 100"
     use(102)
-    assert some.reached(0) is None
+    assert some.reached(0) == ""
 
 
 def test_without_limits_it_may_use_what_it_likes(use):
     use(10**9)
 
-    assert Limits().reached(10**9) is None
+    assert Limits().reached(10**9) == ""
 
 
 @pytest.mark.parametrize(
@@ -166,11 +171,11 @@ def test_rows_are_counted_in_words(rows: int, told: str) -> None:
 
 
 def test_the_memory_is_that_of_this_process(monkeypatch):
-    now = stopping.memory_bytes()
+    now = limits.memory_bytes()
     assert 10 * MIB < now < 10_000 * MIB
-    monkeypatch.setattr(stopping, "STATM", Path("/nowhere"))
+    monkeypatch.setattr(limits, "STATM", Path("/nowhere"))
     # Where only the peak is known.
-    assert stopping.memory_bytes() >= now // 2
+    assert limits.memory_bytes() >= now // 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +210,9 @@ def server():
 
 
 def get(server: Server, path: str, **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", headers=headers)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.server_port}{path}", headers=headers
+    )
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, answer.read().decode()
@@ -230,7 +237,7 @@ def test_a_port_without_a_file_descriptor_waits_for_one(server, monkeypatch):
     with socket.socket() as client:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
         try:
-            client.connect(("127.0.0.1", server.port))
+            client.connect(("127.0.0.1", server.server_port))
             assert waits.get(timeout=10) == port.ACCEPT_SECONDS
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -250,19 +257,19 @@ def test_a_page_that_fails_is_told_and_the_next_one_answered(server, caplog):
 
 
 def test_a_client_that_says_nothing_holds_nobody_up(server):
-    with socket.create_connection(("127.0.0.1", server.port)):
+    with socket.create_connection(("127.0.0.1", server.server_port)):
         assert get(server, "/ok")[0] == 200
 
 
 def test_a_head_has_no_body(server):
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/ok", method="HEAD")
+    request = urllib.request.Request(f"http://127.0.0.1:{server.server_port}/ok", method="HEAD")
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert (answer.status, answer.read()) == (200, b"")
 
 
 def test_a_port_in_use_is_refused_when_the_server_is_made(server):
     with pytest.raises(OSError, match="Address already in use"):
-        Server("127.0.0.1", server.port, {})
+        Server("127.0.0.1", server.server_port, {})
 
 
 def test_a_server_that_vanishes_is_noticed_within_a_minute():

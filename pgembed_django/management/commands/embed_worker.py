@@ -29,9 +29,9 @@ from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
 from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
 from pgembed_django.queue import sessions
+from pgembed_django.queue.limits import Limits
 from pgembed_django.queue.liveness import Watchdog, hindrances
 from pgembed_django.queue.port import Answer, Page, Readiness, Server
-from pgembed_django.queue.stopping import Limits
 from pgembed_django.queue.worker import Worker
 from pgembed_django.specs import Spec
 
@@ -138,7 +138,9 @@ class Command(EmbedCommand):
             [EmbeddingHandler(chosen, using=using)],
             using=using,
             drain=options["drain"],
-            limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"]),
+            limits=Limits(max_jobs=options["max_jobs"], max_memory_mib=options["max_memory"])
+            if options["max_jobs"] or options["max_memory"]
+            else None,
         )
         self._log(options["verbosity"])
         self._look_at_tables(chosen.values(), using=using)

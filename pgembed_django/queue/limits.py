@@ -1,13 +1,10 @@
-"""What ends a worker from outside: signals, and limits of what it may use up."""
+"""What a worker may use up before it ends, to be started again."""
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 MIB = 1024 * 1024
@@ -32,15 +29,15 @@ class Limits:
         self._clock = clock
         self._looked_at = float("-inf")
 
-    def reached(self, completed: int) -> str | None:
-        """Return why the worker should end, or None."""
+    def reached(self, completed: int) -> str:
+        """Return why the worker should end. Empty: it need not."""
         if self.max_jobs is not None and completed >= self.max_jobs:
             return f"--max-jobs is {self.max_jobs:,}, embedded: {completed:,}"
         if self.max_memory_mib is not None and self._is_time():
             used = memory_bytes() / MIB
             if used > self.max_memory_mib:
                 return f"it uses {used:.0f} MiB, --max-memory is {self.max_memory_mib}"
-        return None
+        return ""
 
     def _is_time(self) -> bool:
         now = self._clock()
@@ -59,29 +56,3 @@ def memory_bytes() -> int:
     except OSError:
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return highest if sys.platform == "darwin" else highest * 1024
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Call ``stop`` at each SIGTERM and SIGINT. Does nothing outside the main thread.
-
-    Yields a function that sets the handlers again, if a project's code has replaced them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def handle(*_: object) -> None:
-        stop()
-
-    def handle_again() -> None:
-        for number in before:
-            if signal.getsignal(number) is not handle:
-                signal.signal(number, handle)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield handle_again
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
