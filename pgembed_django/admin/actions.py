@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from django.contrib import messages
@@ -85,8 +85,9 @@ def _release(job_id: int, using: str) -> str:
     return _result(jobs.reap_held([job_id], max_crashes=max_crashes, using=using))
 
 
-def _result(counts: jobs.Retried | jobs.Dismissed | jobs.Reaped) -> str:
-    return next(name for name, count in asdict(counts).items() if count)
+def _result(counts: Counter[str]) -> str:
+    [result] = counts
+    return result
 
 
 def _reembed(job_id: int, using: str) -> str:

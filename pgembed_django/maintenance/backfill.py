@@ -123,7 +123,7 @@ class Backfill:
         """How many of its jobs are pending or running."""
         mine = Job.objects.using(self.using).filter(
             spec=self.spec.key,
-            priority=jobs.priority_of(Job.Kind.BACKFILL, self.spec.priority),
+            priority=Job.Kind.BACKFILL.priority(self.spec.priority),
         )
         # One statement, so as not to miss a job that is claimed meanwhile. A union, because each
         # status has its own index.

@@ -171,7 +171,7 @@ def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> 
     waiting = Job.objects.using(using).filter(
         READY,
         spec=spec.key,
-        priority=jobs.priority_of(kind, spec.priority),
+        priority=kind.priority(spec.priority),
     )
     return waiting.order_by()[:MAX_BACKLOG].count()
 

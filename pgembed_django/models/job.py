@@ -28,6 +28,9 @@ OPEN_FAILURE = Q(status="failed", settled_at__isnull=True)
 DISMISSED = Q(status="dismissed", settled_at__isnull=True)
 UNSETTLED = Q(status__in=["failed", "dismissed"], settled_at__isnull=True)
 """Open and dismissed failures. The reconciler leaves their units alone while they are parked."""
+ENDED = Q(status="succeeded") | Q(settled_at__isnull=False)
+SUSPECT = Q(crashes__gt=0) | Q(outages__gt=0)
+"""Jobs with which a worker died or a provider went down. They are claimed alone."""
 
 
 class Ending(enum.StrEnum):
@@ -54,6 +57,15 @@ class Job(NotFromFixtures):
         BACKFILL = "backfill", _("backfill")
         MANUAL_RETRY = "manual_retry", _("manual retry")
 
+        @property
+        def is_awaited(self) -> bool:
+            """Whether somebody waits for such jobs."""
+            return self in CHANGES
+
+        def priority(self, of_spec: int) -> int:
+            """Return the priority of such jobs, given that of their spec (-100 to 100)."""
+            return of_spec + LANES[self]
+
     class Status(models.TextChoices):
         PENDING = "pending", _("pending")
         RUNNING = "running", _("running")
@@ -67,6 +79,13 @@ class Job(NotFromFixtures):
     kind = models.TextField(choices=Kind, db_default=Kind.WRITE)
     status = models.TextField(choices=Status, db_default=Status.PENDING)
     priority = models.SmallIntegerField(db_default=0)
+    is_awaited = models.BooleanField(
+        db_default=True,
+        help_text=_(
+            "Somebody waits for it: its row was written, or a person asked. Until it has "
+            "succeeded, its row is stale. Then it is kept for a while."
+        ),
+    )
     claims = models.IntegerField(
         db_default=0, help_text=_("How often the job was started. The fencing token of the claim.")
     )
@@ -140,17 +159,10 @@ class Job(NotFromFixtures):
                 condition=READY,
                 name="pgembed_job_ready",
             ),
-            # Suspect jobs (held when a worker died) are claimed alone.
             models.Index(
                 fields=["spec", "run_at"],
-                condition=PENDING & Q(crashes__gt=0),
+                condition=PENDING & SUSPECT,
                 name="pgembed_job_suspect",
-            ),
-            # Doubtful jobs (their text was sent when a provider went down) are claimed one by one.
-            models.Index(
-                fields=["spec", "run_at"],
-                condition=PENDING & Q(outages__gt=0),
-                name="pgembed_job_doubtful",
             ),
             models.Index(
                 F("finished_at").desc(),
@@ -169,7 +181,7 @@ class Job(NotFromFixtures):
             ),
             models.Index(
                 fields=["finished_at"],
-                condition=Q(status="succeeded") | Q(settled_at__isnull=False),
+                condition=ENDED,
                 name="pgembed_job_retention",
             ),
             models.Index(
@@ -185,3 +197,11 @@ class Job(NotFromFixtures):
 
 CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
 """The kinds of jobs that somebody waits for: until one has succeeded, its row is stale."""
+
+LANES = {
+    Job.Kind.WRITE: 0,
+    Job.Kind.MANUAL_RETRY: 0,
+    Job.Kind.RECONCILER: -1000,
+    Job.Kind.BACKFILL: -2000,
+}
+"""What a kind adds to its spec's priority: writes and requests of people come first."""

@@ -325,7 +325,6 @@ class Maintenance:
         while jobs.prune(keep_seconds=self.settings.keep_succeeded_seconds, using=self.using):
             if self._stopping.is_set():
                 break
-        jobs.prune_attempts(using=self.using)
         rollups.prune(using=self.using)
         jobs.forget_dead_workers(silent_seconds=self.settings.lease_seconds * 3, using=self.using)
         return 0

@@ -9,9 +9,10 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, events
+from pgembed_django.models.job import LANES
 from pgembed_django.queue import jobs
 from pgembed_django.queue.completing import STOP_SECONDS, Completing
-from pgembed_django.queue.handler import Handler, Ready, Setting
+from pgembed_django.queue.handler import Handler, Setting
 from pgembed_django.queue.in_flight import HeldJob, InFlight, State
 from pgembed_django.queue.jobs import Claim, Lane, Lease
 
@@ -21,12 +22,8 @@ LOWEST_LANE_EVERY = 8
 ANEW_SECONDS = 0.05
 """How long claims continue after the last one while there is more. Then one begins at the heads."""
 
-SUSPICIOUS_EVERY = 8
-"""One claim in this many looks for suspicious jobs first; the others only if they find nothing."""
-
-FIRST_SECONDS = 1.0
-LONGEST_SECONDS = 120.0
-"""How long other jobs wait at first, and at last, so that a suspect one can run alone."""
+SUSPECTS_EVERY = 8
+"""One claim in this many looks for a suspect first. While there are some, each other one does."""
 
 
 class Work:
@@ -57,9 +54,8 @@ class Work:
         lie before that, or in lanes that no job kind of this code has. If it is empty, the next
         claim begins at every lane's head, and finds them."""
         self._anew_at = float("-inf")
-        self._is_suspects_turn = False
-        self._had_suspicious = False
-        self._backoff = DrainBackoff()
+        self._suspects_from = 0
+        """The claim that looks for a suspect first."""
         handler.begin(Setting(self.held, using, settings, wake, inline, clock))
 
     @property
@@ -147,22 +143,37 @@ class Work:
     # Which jobs to claim
 
     def claim_up_to(self, limit: int) -> list[Claim]:
-        """Start due jobs: one that must run alone, or up to ``limit`` others."""
+        """Start due jobs: one suspect, or up to ``limit`` others.
+
+        A suspect and the others take turns, as there may be hundreds of suspects. Nothing is
+        claimed beside one, and it waits until all other held jobs have ended.
+        """
         ready = self.handler.ready()
         # Jobs that an open writer blocks are with no handler, and may stay for a long time.
         working = [job.claim for job in self.held.jobs.values() if not job.was_blocked]
-        if any(claim.crashes for claim in working):
+        if any(claim.is_suspect for claim in working):
             return []
-        if self._had_suspicious or self._claims % SUSPICIOUS_EVERY == 0:
-            suspicious = self._claim_suspicious(ready, is_working=bool(working))
-            if suspicious is not None:
-                return suspicious
+        if self._claims >= self._suspects_from:
+            suspects = self._claim_suspect(ready.specs, is_working=bool(working))
+            if suspects is not None:
+                if suspects:
+                    self._suspects_from = self._claims + 1
+                return suspects
+            self._suspects_from = self._claims + SUSPECTS_EVERY
         claims = self._claim_in_lanes(ready.specs, limit)
         if not claims and ready.unstarted:
             claims = jobs.claim(
                 ready.unstarted, limit=limit, lease=self._lease, only_new=True, using=self._using
             )
-        return claims or self._claim_suspicious(ready, is_working=bool(working)) or []
+        return claims or self._claim_suspect(ready.specs, is_working=bool(working)) or []
+
+    def _claim_suspect(self, specs: Sequence[str], *, is_working: bool) -> list[Claim] | None:
+        """Claim a suspect. Return None if there is none, and [] if held jobs must end first."""
+        if not jobs.is_suspect_due(specs, using=self._using):
+            return None
+        if is_working:
+            return []
+        return jobs.claim_suspect(specs, lease=self._lease, using=self._using) or None
 
     def _claim_in_lanes(self, specs: Sequence[str], limit: int) -> list[Claim]:
         """Claim from where the last claim ended, or if that fails, and at times, from the heads."""
@@ -170,13 +181,11 @@ class Work:
         lowest_first = self._claims % LOWEST_LANE_EVERY == 0
         claims = []
         if self._ended and self._clock() < self._anew_at:
-            known = [
-                (spec, priority)
-                for spec in specs
-                for priority in jobs.priorities(self.handler.specs[spec])
-            ]
-            claims = jobs.claim_on(
-                [self._ended.get(lane) or Lane(*lane) for lane in known],
+            priorities, of_kinds = self.handler.specs, {*LANES.values()}
+            known = [(spec, priorities[spec] + of_kind) for spec in specs for of_kind in of_kinds]
+            claims = jobs.claim(
+                specs,
+                lanes=[self._ended.get(lane) or Lane(*lane) for lane in known],
                 limit=limit,
                 lease=self._lease,
                 lowest_first=lowest_first,
@@ -195,64 +204,3 @@ class Work:
             last = {(one.spec, one.priority): one for one in claims}
             self._ended |= {lane: Lane(*lane, one.run_at, one.id) for lane, one in last.items()}
         return claims
-
-    def _claim_suspicious(self, ready: Ready, *, is_working: bool) -> list[Claim] | None:
-        """Claim a job that must run alone.
-
-        Returns None if none is due, and [] while held jobs must finish first.
-        """
-        due = jobs.suspicious_due(ready.specs, using=self._using)
-        # A job that a worker held when it died is claimed alone, in turn with the others:
-        # there may be hundreds of such jobs, and writes must not wait for all of them.
-        self._is_suspects_turn = not self._is_suspects_turn
-        self._had_suspicious = True
-        if not due.suspect:
-            self._backoff.renew()
-        elif self._is_suspects_turn and self._backoff.lasts(self._clock()):
-            if is_working:
-                self._is_suspects_turn = False  # still theirs, once the others have ended
-                return []
-            suspects = jobs.claim_suspect(ready.specs, lease=self._lease, using=self._using)
-            if suspects:
-                self._backoff.renew()
-                return suspects
-            self._backoff.end(self._clock())  # an open writer has it
-        doubtful = []
-        if due.doubtful:
-            doubtful = jobs.claim_doubtful(ready.specs, lease=self._lease, using=self._using)
-        self._had_suspicious = bool(doubtful)
-        return doubtful or None
-
-
-class DrainBackoff:
-    """Waits until no other job is held, so that a suspect runs alone, but not for ever.
-
-    After a bounded time the other jobs go on for as long. Each wait is twice as long as the last
-    one, so in the end all held jobs end within one.
-    """
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Begin anew: there is nothing left to wait for."""
-        self._seconds = FIRST_SECONDS
-        self._since: float | None = None
-        self._resumes_at = float("-inf")
-
-    def lasts(self, now: float) -> bool:
-        """Return whether to begin or keep waiting."""
-        if now < self._resumes_at:
-            return False
-        if self._since is None:
-            self._since = now
-        if now - self._since >= self._seconds:
-            self.end(now)
-            return False
-        return True
-
-    def end(self, now: float) -> None:
-        """Let the others go on: the wait was in vain."""
-        self._since = None
-        self._resumes_at = now + self._seconds
-        self._seconds = min(2 * self._seconds, LONGEST_SECONDS)

@@ -114,7 +114,7 @@ FRESH = """
               WHERE job.spec = %(spec)s
                 AND job.source_pk = chunk.source_id::text
                 AND job.status = 'pending'
-                AND job.kind IN ('write', 'manual_retry')
+                AND job.is_awaited
           )
           AND NOT EXISTS (
               SELECT
@@ -122,7 +122,7 @@ FRESH = """
               WHERE job.spec = %(spec)s
                 AND job.source_pk = chunk.source_id::text
                 AND job.status = 'running'
-                AND job.kind IN ('write', 'manual_retry')
+                AND job.is_awaited
           )
           AND NOT EXISTS (
               SELECT
@@ -131,7 +131,7 @@ FRESH = """
                 AND job.source_pk = chunk.source_id::text
                 AND job.status IN ('failed', 'dismissed')
                 AND job.settled_at IS NULL
-                AND job.kind IN ('write', 'manual_retry')
+                AND job.is_awaited
           )
       )
 """

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast
 
 from pgembed_django import conf, database
 from pgembed_django.models import Job, Space
-from pgembed_django.models.job import CHANGES, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.living import active
 from pgembed_django.specs import Spec
 
@@ -155,7 +155,7 @@ def _is_unchanged(spec: Spec) -> Q:
     # Three lookups, not one: each status has its own partial index.
     is_unchanged = Q()
     for status in (PENDING, RUNNING, UNSETTLED):
-        is_unchanged &= ~Q(LookedUp(jobs_of_row(spec, status & Q(kind__in=CHANGES))))
+        is_unchanged &= ~Q(LookedUp(jobs_of_row(spec, status & Q(is_awaited=True))))
     return is_unchanged
 
 

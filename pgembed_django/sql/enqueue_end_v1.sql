@@ -6,10 +6,8 @@
     DO UPDATE SET
         kind = 'write',
         -- The change waits from now on, however old the gap is whose job it takes over.
-        created_at = CASE
-            WHEN job.kind IN ('reconciler', 'backfill') THEN excluded.created_at
-            ELSE job.created_at
-        END,
+        created_at = CASE WHEN job.is_awaited THEN job.created_at ELSE excluded.created_at END,
+        is_awaited = true,
         priority = GREATEST(job.priority, excluded.priority),
         run_at = LEAST(job.run_at, excluded.run_at),
         attempts = 0,
@@ -20,6 +18,7 @@
     -- Write the job only if it must come forward or start afresh.
     WHERE job.run_at > excluded.run_at
        OR job.priority < excluded.priority
+       OR NOT job.is_awaited
        OR job.attempts > 0
        OR job.crashes > 0
        OR job.outages > 0;

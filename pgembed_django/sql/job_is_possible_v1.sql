@@ -15,7 +15,6 @@ BEGIN
     -- pg_catalog: Postgres would prefer a function of a role's own for exactly these types to
     -- one that takes any types.
     IF job.status = 'pending'
-       AND job.kind = 'write'
        AND pg_catalog.num_nonnulls(job.worker_id, job.lease_expires_at, job.finished_at, job.settled_at) = 0
        AND (job.claims | job.items_done | job.items_total) = 0
        AND (job.attempts | job.crashes | job.outages | job.parkings) = 0
@@ -24,9 +23,8 @@ BEGIN
     END IF;
 
     broken := CASE
-        WHEN job.kind NOT IN ('write', 'reconciler', 'backfill', 'manual_retry')
-          OR job.status NOT IN ('pending', 'running', 'succeeded', 'failed', 'dismissed')
-        THEN 'pgembed_job_kind_and_status_known'
+        WHEN job.status NOT IN ('pending', 'running', 'succeeded', 'failed', 'dismissed')
+        THEN 'pgembed_job_status_known'
         WHEN (job.status = 'running') <> (job.worker_id IS NOT NULL)
           OR (job.status = 'running') <> (job.lease_expires_at IS NOT NULL)
         THEN 'pgembed_job_running_has_worker_and_lease'

@@ -67,6 +67,7 @@ def fail(row: Any, ending: str, *, kind: str = "write") -> None:
         source_pk=row.pk,
         status=ending,
         kind=kind,
+        is_awaited=Job.Kind(kind).is_awaited,
         signature="x",
         finished_at="2026-01-01T00:00Z",
         last_error="x",
@@ -99,7 +100,7 @@ def is_marked(row: Any) -> None:
 def is_looked_at(row: Any) -> None:
     """The reconciler's job fills another space."""
     change(row)
-    Job.objects.filter(source_pk=row.pk).update(kind="reconciler")
+    Job.objects.filter(source_pk=row.pk).update(kind="reconciler", is_awaited=False)
 
 
 def was_filled_in_vain(row: Any) -> None:

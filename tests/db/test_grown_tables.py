@@ -160,7 +160,7 @@ def work(worker: Work) -> None:
     while worker.step():
         pass
     known = [spec.key for spec in specs.all()]
-    jobs.suspicious_due(known, using="default")
+    jobs.is_suspect_due(known, using="default")
     jobs.next_due_seconds(known, using="default")
 
 
@@ -263,12 +263,12 @@ def test_a_claim_does_not_read_all_that_is_due(worker_session, small_tables, cou
     Job.objects.filter(run_at__year=2999).delete()
     analyze()
     jobs.claim([SPEC], **wanted)
-    jobs.suspicious_due([SPEC], using="default")
+    jobs.is_suspect_due([SPEC], using="default")
     add_jobs(GROWN)
     before = count_read()
 
     assert jobs.next_due_seconds([SPEC], using="default") <= 0
-    assert jobs.suspicious_due([SPEC], using="default") == (False, False)
+    assert not jobs.is_suspect_due([SPEC], using="default")
     assert len(jobs.claim([SPEC], **wanted)) == 256
 
     assert count_read() - before < 10 * 256

@@ -218,13 +218,22 @@ def end(ending: str, held: jobs.Claim) -> str:
     "waiting",
     [
         {"run_at": "2999-01-01T00:00:00Z"},
-        {"priority": -2000, "kind": "backfill"},
+        {"priority": -2000, "kind": "backfill", "is_awaited": False},
+        {"kind": "backfill", "is_awaited": False},
         {"attempts": 4, "last_error": "no luck", "run_at": "2999-01-01T00:00:00Z"},
         {"attempts": 4, "last_error": "no luck"},
         {"crashes": 2, "last_error": "worker lost"},
         {"outages": 2, "last_error": "went down"},
     ],
-    ids=["parked", "in a low lane", "backing off", "tried before", "suspect", "doubtful"],
+    ids=[
+        "parked",
+        "in a low lane",
+        "not awaited",
+        "backing off",
+        "tried before",
+        "suspect",
+        "doubtful",
+    ],
 )
 def test_a_write_brings_the_job_that_waits_forward_and_starts_it_afresh(make_article, waiting):
     article = make_article(title="old")
@@ -234,4 +243,4 @@ def test_a_write_brings_the_job_that_waits_forward_and_starts_it_afresh(make_art
 
     [held] = claim()
     assert (held.attempts, held.crashes, held.outages, held.kind) == (0, 0, 0, "write")
-    assert Job.objects.get().last_error == ""
+    assert (Job.objects.get().last_error, Job.objects.get().is_awaited) == ("", True)

@@ -37,7 +37,7 @@ def claim(limit: int) -> list[Claim]:
 
 
 def claim_on(*lanes: Lane, limit: int = 100) -> list[Claim]:
-    return jobs.claim_on(lanes, limit=limit, lease=LEASE, using="default")
+    return jobs.claim([SPEC], lanes=lanes, limit=limit, lease=LEASE, using="default")
 
 
 def end_of(claims: list[Claim]) -> Lane:

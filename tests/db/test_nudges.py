@@ -55,13 +55,13 @@ def reembed_it(article: Article) -> None:
 
 def release_it(article: Article) -> None:
     [held] = claim()
-    assert jobs.reap_held([held.id], max_crashes=3, using="default").released
+    assert jobs.reap_held([held.id], max_crashes=3, using="default")["released"]
 
 
 def retry_it(article: Article) -> None:
     [held] = claim()
     jobs.fail(held, "no", using="default")
-    assert jobs.retry_failed([held.id], using="default").retried
+    assert jobs.retry_failed([held.id], using="default")["retried"]
 
 
 def backfill_it(article: Article) -> None:

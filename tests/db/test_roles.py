@@ -418,10 +418,10 @@ class TestStaff:
         pending = Job.objects.using("owner").filter(status="pending")
         pending.update(**failed)
         [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
-        assert jobs.retry_failed([job.pk], using="staff").retried == 1
+        assert jobs.retry_failed([job.pk], using="staff")["retried"] == 1
         pending.update(**failed)
         [job] = Job.objects.using("staff").filter(status="failed", settled_at=None)
-        assert jobs.dismiss([job.pk], using="staff").dismissed == 1
+        assert jobs.dismiss([job.pk], using="staff")["dismissed"] == 1
 
     def test_it_writes_no_more_than_that(self):
         assert rights("staff", OURS, *WRITES) == {

@@ -73,7 +73,7 @@ def test_freshness_is_from_the_write_to_the_vectors_by_the_databases_clock(
 
 def test_only_writes_count_for_freshness(make_article, make_worker):
     make_article()
-    Job.objects.update(kind=Job.Kind.BACKFILL)
+    Job.objects.update(kind=Job.Kind.BACKFILL, is_awaited=False)
 
     run(make_worker())
 
@@ -83,7 +83,12 @@ def test_only_writes_count_for_freshness(make_article, make_worker):
 
 def test_a_write_that_meets_a_gaps_job_is_as_old_as_the_write(make_article):
     article = make_article()
-    Job.objects.update(kind=Job.Kind.RECONCILER, priority=-1000, created_at="2026-01-01T00:00Z")
+    Job.objects.update(
+        kind=Job.Kind.RECONCILER,
+        is_awaited=False,
+        priority=-1000,
+        created_at="2026-01-01T00:00Z",
+    )
 
     Article.objects.filter(pk=article.pk).update(title="Now")
 

@@ -1,4 +1,4 @@
-"""What has to go alone, since a worker died with it, keeps no other row waiting for long."""
+"""A job with which a worker died, or a provider went down, is claimed alone, by turns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pgembed_django import locks
 from pgembed_django.models import Job
-from pgembed_django.queue import work
+from pgembed_django.queue import jobs, work
 from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.conftest import embedded_text
@@ -15,11 +16,20 @@ from tests.conftest import embedded_text
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("impatient")]
 
 DELETE = "DELETE FROM app_article WHERE id = %s"
+KEYS = ["app.ArticleEmbedding"]
+CRASH, OUTAGE = {"crashes": 1}, {"outages": 1}
+either = pytest.mark.parametrize("suspicion", [CRASH, OUTAGE], ids=["crash", "outage"])
 
 
-def suspect(row: Any) -> None:
-    """Let a worker have died with this row."""
-    assert Job.objects.filter(source_pk=str(row.pk), status="pending").update(crashes=1)
+def suspect(*rows: Any, **suspicion: int) -> None:
+    """Let a worker have died with these rows, or their provider have gone down."""
+    pks = [str(row.pk) for row in rows]
+    pending = Job.objects.filter(source_pk__in=pks, status="pending")
+    assert pending.update(**(suspicion or CRASH)) == len(rows)
+
+
+def claim_suspect() -> list[jobs.Claim]:
+    return jobs.claim_suspect(KEYS, lease=jobs.Lease(1, 600), using="default")
 
 
 def steps(worker: Work, count: int = 10) -> None:
@@ -27,9 +37,13 @@ def steps(worker: Work, count: int = 10) -> None:
         worker.step()
 
 
+def held_by(worker: Work) -> set[str]:
+    return {unit.claim.source_pk for unit in worker.handler.units.by_id.values()}
+
+
 @pytest.fixture(autouse=True)
 def looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "SUSPICIOUS_EVERY", 1)
+    monkeypatch.setattr(work, "SUSPECTS_EVERY", 1)
 
 
 @pytest.fixture
@@ -41,23 +55,146 @@ def make_long(provider, settings):
     return lambda: ArticleComment.objects.create(article=article, text=text)
 
 
-def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worker):
+# Among all workers
+
+
+@either
+def test_a_claim_of_others_takes_no_suspect_along(make_article, suspicion):
+    suspect(make_article(), **suspicion)
+    other = make_article()
+
+    found = jobs.claim(KEYS, limit=9, lease=jobs.Lease(1, 600), using="default")
+
+    assert [claim.source_pk for claim in found] == [str(other.pk)]
+
+
+def test_texts_that_a_provider_went_down_with_are_claimed_one_at_a_time(make_article):
+    """Or an innocent one would be charged when it goes down with another worker's."""
+    suspect(make_article(), make_article(), make_article(), **OUTAGE)
+
+    [first] = claim_suspect()
+    assert not jobs.is_suspect_due(KEYS, using="default")
+    assert claim_suspect() == []
+
+    jobs.complete({first.id: 1}, keep_seconds=0, using="default")
+    assert len(claim_suspect()) == 1
+
+
+def test_rows_that_a_worker_died_with_wait_for_no_other_worker(make_article):
+    suspect(make_article(), make_article())
+
+    assert len(claim_suspect()) == 1
+    assert len(claim_suspect()) == 1
+
+
+def test_two_workers_that_look_at_once_do_not_both_get_one(make_article, second_connection):
+    suspect(make_article(), make_article(), **OUTAGE)
+    lock = {"name": "pgembed_suspect", "number": 0}
+    second_connection.execute(locks.TRY_IN_TRANSACTION, lock)
+
+    assert claim_suspect() == [], "another worker is choosing"
+
+    second_connection.rollback()
+    assert len(claim_suspect()) == 1
+
+
+def test_an_open_delete_of_one_does_not_keep_the_others_from_being_claimed(
+    make_article, second_connection
+):
+    suspect(make_article(), make_article(), **OUTAGE)
+    [first] = claim_suspect()
+
+    second_connection.execute(DELETE, [first.source_pk])
+
+    assert len(claim_suspect()) == 1
+
+
+@either
+def test_a_write_starts_afresh(make_article, suspicion):
+    article = make_article()
+    suspect(article, **suspicion)
+
+    article.title = "Another text"
+    article.save()
+
+    assert (Job.objects.get().crashes, Job.objects.get().outages) == (0, 0)
+
+
+def test_a_suspicion_does_not_outlive_a_persons_retry(make_article):
+    suspect(make_article(), **OUTAGE)
+    [claim] = claim_suspect()
+    jobs.fail(claim, "went down", using="default")
+
+    jobs.retry_failed([claim.id], using="default")
+
+    assert Job.objects.get(status="pending").outages == 0
+
+
+# In one worker
+
+
+@either
+def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worker, suspicion):
     alone = make_long()
-    suspect(alone)
+    suspect(alone, **suspicion)
     worker = make_worker(concurrency=1)
     worker.step()
-    assert {unit.claim.crashes for unit in worker.handler.units.by_id.values()} == {1}
+    assert held_by(worker) == {str(alone.pk)}
     ordinary = make_article()
 
     held = []
     while not ArticleCommentEmbedding.objects.filter(source=alone).exists():
         worker.step()
-        held.append(len(worker.handler.units.by_id))
+        held.append(len(held_by(worker)))
 
     assert len(held) > 3
     assert set(held[:-1]) == {1}
     steps(worker, 2)
     assert embedded_text(ordinary)
+
+
+def test_a_suspect_is_not_claimed_beside_others(make_long, make_article, make_worker):
+    long = make_long()
+    worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
+    worker.step()
+    alone = make_article()
+    suspect(alone)
+
+    held = []
+    while not embedded_text(alone):
+        worker.step()
+        held.append(held_by(worker))
+
+    assert {str(long.pk), str(alone.pk)} not in held
+    assert held.count({str(long.pk)}) > 3
+
+
+def test_a_suspect_and_the_others_take_turns(make_long, make_article, make_worker):
+    make_long()
+    worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
+    worker.step()
+    alone, another = make_article(), make_article()
+    suspect(alone, another)
+
+    rows = [make_long() for _ in range(20)]
+    while not (embedded_text(alone) and embedded_text(another)):
+        worker.step()
+
+    stored = ArticleCommentEmbedding.objects
+    assert stored.filter(source=rows[0]).exists(), "between the two"
+    assert not stored.filter(source=rows[19]).exists(), "before the last of the others"
+
+
+def test_a_text_that_a_provider_went_down_with_is_sent_right_after_a_health_check(
+    make_article, make_worker, provider
+):
+    suspect(make_article(title="owl", contents=""), **OUTAGE)
+    worker = make_worker()
+
+    while worker.step():
+        pass
+
+    assert provider.embedded == ["hello", "owl"]
 
 
 def test_others_are_claimed_while_a_row_that_is_held_is_being_deleted(
@@ -100,45 +237,3 @@ def test_others_are_claimed_while_the_suspect_itself_is_being_deleted(
     other.rollback()
     steps(worker, 2)
     assert embedded_text(deleted)
-
-
-def test_others_wait_no_longer_than_a_second_for_a_suspect_to_be_alone(
-    make_long, make_article, make_worker, clock
-):
-    make_long()
-    worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
-    worker.step()
-    alone = make_article()
-    suspect(alone)
-    worker.step()  # by turns with the others
-    ordinary = make_article()
-    worker.step()
-    assert len(worker.handler.units.by_id) == 1  # it waits for the long one to end
-
-    clock.now += 1.1
-    worker.step()
-
-    assert {unit.claim.source_pk for unit in worker.handler.units.by_id.values()} >= {
-        str(ordinary.pk)
-    }
-    clock.now += 3.9
-    steps(worker, 20)
-    assert embedded_text(alone)
-
-
-def test_a_suspect_has_its_turn_however_many_long_rows_there_are(
-    make_long, make_article, make_worker, clock
-):
-    make_long()
-    worker = make_worker(concurrency=1, batch_size=32, claim_limit=2)
-    worker.step()
-    alone = make_article()
-    suspect(alone)
-
-    rows = [make_long() for _ in range(60)]
-    for _ in range(300):
-        clock.now += 1.0
-        worker.step()
-
-    assert embedded_text(alone)
-    assert ArticleCommentEmbedding.objects.filter(source=rows[5]).exists()

@@ -203,9 +203,9 @@ def test_what_a_job_at_a_provider_locks_does_not_let_another_doubtful_one_throug
     make_article()
     Job.objects.update(outages=1)
     keys, lease = ["app.ArticleEmbedding"], jobs.Lease(1, 600)
-    [first] = jobs.claim_doubtful(keys, lease=lease, using="default")
+    [first] = jobs.claim_suspect(keys, lease=lease, using="default")
     held = {"ids": [first.id], "tokens": [first.token], "started_at": [first.started_at]}
     second_connection.execute(jobs.leases.HOLD, held)
 
-    assert jobs.claim_doubtful(keys, lease=lease, using="default") == []
+    assert jobs.claim_suspect(keys, lease=lease, using="default") == []
     second_connection.rollback()

@@ -174,7 +174,6 @@ class TestNewerJobs:
 
     def test_a_kind_of_a_newer_version_makes_its_row_fresh_like_a_write(self, make_article):
         """It tells where a job comes from. What it asks for is the same, in each version."""
-        let_any_kind_be()
         article = make_article()
         Job.objects.update(kind="oracle")
 
@@ -182,16 +181,6 @@ class TestNewerJobs:
 
         assert_fresh(article)
         assert Job.objects.get().status == "succeeded"
-
-
-def let_any_kind_be() -> None:
-    """As a newer version's migration has done for its own kinds."""
-    found = execute(
-        "SELECT conname FROM pg_constraint WHERE conrelid = 'pgembed_job'::regclass "
-        "AND contype = 'c'"
-    )
-    for [name] in found:
-        execute(f"ALTER TABLE pgembed_job DROP CONSTRAINT {name}")
 
 
 # Adding a declaration to a table that is in use

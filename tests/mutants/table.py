@@ -53,8 +53,8 @@ MUTANTS = [
         "I1",
         "newer-job-unseen",
         "queue/jobs/settling.py",
-        "return supersede(claim, using=using)\n        except",
-        "return Ending.LOST\n        except",
+        "if database.rows(using, SUPERSEDE_OURS, **fence):",
+        "if False:",
         "db/test_i1_no_write_is_lost.py::test_what_ends_beside_a_newer_job_is_superseded_by_it",
     ),
     Mutant(
@@ -80,8 +80,8 @@ MUTANTS = [
         "I2",
         "claim-stops-at-a-lock",
         "queue/jobs/claims.py",
-        "            LIMIT {limit}\n            FOR UPDATE SKIP LOCKED",
-        "            LIMIT {limit}\n            FOR UPDATE NOWAIT",
+        "            LIMIT %(limit)s\n            FOR UPDATE SKIP LOCKED",
+        "            LIMIT %(limit)s\n            FOR UPDATE NOWAIT",
         "db/test_i1_no_write_is_lost.py::test_an_open_write_costs_the_other_rows_nothing",
     ),
     Mutant(
@@ -113,7 +113,7 @@ MUTANTS = [
     Mutant(
         "I3",
         "no-fence-to-end",
-        "queue/jobs/leases.py",
+        "queue/jobs/settling.py",
         "AND job.claims = %(token)s\n    AND job.started_at = %(started_at)s::timestamptz",
         "AND true",
         "db/test_i3_only_the_holder_writes.py::test_nothing_that_was_lost_can_be_ended_or_renewed",
@@ -191,8 +191,8 @@ MUTANTS = [
         "I6",
         "crashes-without-end",
         "queue/jobs/settling.py",
-        "if claim.crashes + 1 >= max_crashes:",
-        "if False:",
+        "is_last = claim.crashes + 1 >= max_crashes",
+        "is_last = False",
         "db/test_triage.py::test_a_release_may_be_the_last_crash",
     ),
     Mutant(
@@ -201,7 +201,7 @@ MUTANTS = [
         "queue/jobs/claims.py",
         "AND job.crashes = 0",
         "AND true",
-        "db/test_suspects.py::test_others_wait_no_longer_than_a_second_for_a_suspect_to_be_alone",
+        "db/test_suspects.py::test_a_claim_of_others_takes_no_suspect_along",
     ),
     # I7: one bad text fails alone.
     Mutant(
@@ -347,8 +347,8 @@ MUTANTS = [
         "I13",
         "superseded-is-retried",
         "queue/jobs/triage.py",
-        "counts.retried += is_new",
-        "counts.retried += 1",
+        'return "retried" if started == [(True,)] else "superseded"',
+        'return "retried"',
         "db/test_operator_commands.py::test_retry_says_exactly_what_happened",
     ),
     Mutant(

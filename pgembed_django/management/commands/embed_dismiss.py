@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from pgembed_django.management.commands import embed_retry
 from pgembed_django.queue import jobs
@@ -20,4 +19,5 @@ class Command(embed_retry.Command):
     )
 
     def act(self, job_ids: Sequence[int], *, using: str) -> dict[str, int]:
-        return asdict(jobs.dismiss(job_ids, using=using))
+        done = jobs.dismiss(job_ids, using=using)
+        return {result: done[result] for result in ("dismissed", "gone", "busy")}

@@ -86,10 +86,10 @@ class Command(EmbedCommand):
         """Act on a batch. Return counts, keyed by the result in words. Locked jobs are "busy"."""
         done = jobs.retry_failed(job_ids, using=using, priorities=specs.priorities())
         return {
-            "retried": done.retried,
-            "superseded by newer work": done.superseded,
-            "gone": done.gone,
-            "busy": done.busy,
+            "retried": done["retried"],
+            "superseded by newer work": done["superseded"],
+            "gone": done["gone"],
+            "busy": done["busy"],
         }
 
     def specs_of_failures(self, keys: list[str] | None, *, using: str) -> list[str] | None:

@@ -7,39 +7,37 @@ from pgembed_django.queue.jobs.claims import (
     Lane,
     Lease,
     claim,
-    claim_on,
+    claim_suspect,
+    is_suspect_due,
     next_due_seconds,
-    priorities,
-    priority_of,
     recall,
 )
-from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, free, nudge
-from pgembed_django.queue.jobs.failing import fail, supersede_running
+from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, enqueue_again, free, nudge
 from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold, note_progress
 from pgembed_django.queue.jobs.pruning import (
     fail_unknown,
     forget_dead_workers,
     prune,
-    prune_attempts,
 )
-from pgembed_django.queue.jobs.settling import complete, reap, reap_one, release, retry
-from pgembed_django.queue.jobs.suspicion import claim_doubtful, claim_suspect, suspicious_due
+from pgembed_django.queue.jobs.settling import (
+    complete,
+    fail,
+    reap,
+    reap_one,
+    release,
+    retry,
+    supersede_running,
+)
 from pgembed_django.queue.jobs.triage import (
-    Dismissed,
-    Reaped,
-    Retried,
-    dismiss,
-    enqueue_again,
-    reap_held,
-    retry_failed,
-)
-from pgembed_django.queue.jobs.whole_specs import (
     Paused,
+    dismiss,
     forget,
     pause,
     paused,
+    reap_held,
     rename,
     resume,
+    retry_failed,
     share,
 )
 
@@ -47,17 +45,12 @@ __all__ = [
     "CHANNEL",
     "NUDGE",
     "Claim",
-    "Dismissed",
     "Held",
     "Lane",
     "Lease",
     "Paused",
-    "Reaped",
-    "Retried",
     "absolve",
     "claim",
-    "claim_doubtful",
-    "claim_on",
     "claim_suspect",
     "complete",
     "dismiss",
@@ -70,15 +63,13 @@ __all__ = [
     "free",
     "heartbeat",
     "hold",
+    "is_suspect_due",
     "next_due_seconds",
     "note_progress",
     "nudge",
     "pause",
     "paused",
-    "priorities",
-    "priority_of",
     "prune",
-    "prune_attempts",
     "reap",
     "reap_held",
     "reap_one",
@@ -90,5 +81,4 @@ __all__ = [
     "retry_failed",
     "share",
     "supersede_running",
-    "suspicious_due",
 ]

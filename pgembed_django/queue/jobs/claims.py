@@ -3,55 +3,42 @@
 A lane is a spec's jobs of one priority, in the order of ``run_at``. At its head lie the index
 entries of jobs that have ended since the last VACUUM. A claim that begins there has to skip them.
 One that goes on where the last claim ended does not.
+
+A suspect is a job that a worker held when it died, or that a provider had when it went down. It is
+claimed alone: then a culprit is known, and harms no other job.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from datetime import timedelta
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from psycopg import sql
+from django.db import transaction
+from django.db.models.functions import Now
 
-from pgembed_django import database
-from pgembed_django.models.job import Job
-from pgembed_django.queue.jobs.leases import Claim, filled
+from pgembed_django import database, locks
+from pgembed_django.models.job import PENDING, RUNNING, Job
+from pgembed_django.queue.jobs.leases import COLUMNS, Claim, unlocked
 
-# Writes and requests of people come first. The spec's own priority, -100 to 100, is added.
-KIND_PRIORITIES = {
-    Job.Kind.WRITE: 0,
-    Job.Kind.MANUAL_RETRY: 0,
-    Job.Kind.RECONCILER: -1000,
-    Job.Kind.BACKFILL: -2000,
-}
-
-# Finds lanes, and their heads, by jumping along the index from one priority to the next.
-# ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
+# Finds lanes, and their heads, by jumping along the index from one priority to the next, from one
+# above all. ``id > 0`` asks for the index of lanes: see ``READY`` in ``models.job``.
 EVERY_LANE = """
     WITH RECURSIVE lane AS (
-        SELECT wanted.spec, head.priority, head.run_at AS from_run_at, head.id AS from_id
+        SELECT spec, 32768 AS priority, 'infinity'::timestamptz AS from_run_at, 0::bigint AS from_id
         FROM unnest(%(specs)s::text[]) AS wanted(spec)
-        CROSS JOIN LATERAL (
-            SELECT priority, run_at, id
-            FROM pgembed_job
-            WHERE status = 'pending'
-              AND id > 0
-              AND pgembed_job.spec = wanted.spec
-            ORDER BY priority DESC, run_at, id
-            LIMIT 1
-        ) AS head
       UNION ALL
         SELECT lane.spec, lower.priority, lower.run_at, lower.id
         FROM lane
         CROSS JOIN LATERAL (
-            SELECT priority, run_at, id
+            SELECT priority::int, run_at, id
             FROM pgembed_job
             WHERE status = 'pending'
               AND id > 0
               AND pgembed_job.spec = lane.spec
               AND pgembed_job.priority < lane.priority
-            ORDER BY priority DESC, run_at, id
+            ORDER BY pgembed_job.priority DESC, run_at, id
             LIMIT 1
         ) AS lower
     )
@@ -81,27 +68,6 @@ class Lane(NamedTuple):
     id: int = 0
 
 
-def priority_of(kind: str, of_spec: int) -> int:
-    """Return the priority of a kind's jobs: the sum of the kind's and the spec's."""
-    return KIND_PRIORITIES[Job.Kind(kind)] + of_spec
-
-
-def priorities(of_spec: int) -> set[int]:
-    """Return the priorities of a spec's jobs, whatever their kind."""
-    return {of_kind + of_spec for of_kind in KIND_PRIORITIES.values()}
-
-
-def parameters(lanes: Iterable[Lane]) -> dict[str, list[str] | str]:
-    """Return the parameters of ``GIVEN_LANES``."""
-    lanes = list(lanes)
-    return {
-        "specs": [lane.spec for lane in lanes],
-        "priorities": database.array(lane.priority for lane in lanes),
-        "run_ats": database.array(lane.run_at for lane in lanes),
-        "ids": database.array(lane.id for lane in lanes),
-    }
-
-
 # How every claim begins. Each adds which jobs it takes.
 START = """
     UPDATE pgembed_job AS job
@@ -112,17 +78,21 @@ START = """
         started_at = statement_timestamp(),
         lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
 """
-STARTED = filled("""
-    RETURNING {columns}
-""")
+STARTED = "    RETURNING " + COLUMNS
 
 # Each lane is walked in the order of run_at, so jobs that are not due yet are never walked over.
 TAKEN = """,
-    due_lane AS MATERIALIZED (
-        SELECT lane.spec, lane.priority, lane.from_run_at, lane.from_id
-        FROM lane
+    taken AS MATERIALIZED (
+        SELECT candidate.id
+        FROM (
+            SELECT *
+            FROM lane
+            -- The lowest lane goes first now and then, or a swap under load never ends.
+            ORDER BY priority * %(direction)s, from_run_at
+            OFFSET 0
+        ) AS lane
         CROSS JOIN LATERAL (
-            SELECT run_at
+            SELECT id
             FROM pgembed_job AS job
             WHERE status = 'pending'
               AND id > 0
@@ -130,27 +100,8 @@ TAKEN = """,
               AND job.priority = lane.priority
               AND (job.run_at, job.id) >= (lane.from_run_at, lane.from_id)
               AND job.run_at <= statement_timestamp()
-            ORDER BY run_at, id
-            LIMIT 1
-        ) AS head
-        -- The lowest lane goes first now and then, or a swap under load never ends.
-        ORDER BY lane.priority * %(direction)s, head.run_at
-    ),
-    taken AS MATERIALIZED (
-        SELECT candidate.id
-        FROM due_lane
-        CROSS JOIN LATERAL (
-            SELECT id
-            FROM pgembed_job AS job
-            WHERE status = 'pending'
-              AND id > 0
-              AND job.spec = due_lane.spec
-              AND job.priority = due_lane.priority
-              AND (job.run_at, job.id) >= (due_lane.from_run_at, due_lane.from_id)
-              AND job.run_at <= statement_timestamp()
-              -- A job that was held when a worker died is claimed alone.
+              -- Suspects are claimed alone.
               AND job.crashes = 0
-              -- Jobs that a provider went down with are claimed one at a time.
               AND job.outages = 0
               AND (NOT %(only_new)s OR job.claims = 0)
               -- A row is never embedded by two workers at once.
@@ -164,21 +115,22 @@ TAKEN = """,
                   OFFSET 0
               )
             ORDER BY run_at, id
-            LIMIT {limit}
+            LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED
         ) AS candidate
-        LIMIT {limit}
+        LIMIT %(limit)s
     )
 """
 
 # Not a join: its plan may read all jobs, and plans are kept.
 CHOSEN = "WHERE job.id = ANY(ARRAY(SELECT id FROM taken))"
-IN_ORDER = filled("""
-    SELECT {columns}
+IN_ORDER = """
     FROM started AS job
     ORDER BY priority * %(direction)s, run_at, id
-""")
-STARTED_IN_ORDER = ", started AS (" + START + CHOSEN + STARTED + ", run_at)" + IN_ORDER
+"""
+STARTED_IN_ORDER = (
+    ", started AS (" + START + CHOSEN + STARTED + ", run_at) SELECT " + COLUMNS + IN_ORDER
+)
 CLAIM = EVERY_LANE + TAKEN + STARTED_IN_ORDER
 CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 
@@ -186,47 +138,51 @@ CLAIM_ON = GIVEN_LANES + TAKEN + STARTED_IN_ORDER
 UNTIL_DUE = """
     SELECT extract(epoch FROM min(from_run_at) - statement_timestamp())::float8
     FROM lane
+    WHERE from_id > 0
 """
 NEXT_DUE = EVERY_LANE + UNTIL_DUE
 
-# Jobs of the future: the server's clock was put back. SKIP LOCKED: whoever has one comes later.
-FUTURE = """,
-    unclaimed AS (
-        UPDATE pgembed_job
-        SET run_at = statement_timestamp(), created_at = statement_timestamp()
-        WHERE id = ANY(ARRAY(
-            SELECT future.id
-            FROM lane
-            CROSS JOIN LATERAL (
-                SELECT id
-                FROM pgembed_job AS job
-                WHERE status = 'pending'
-                  AND id > 0
-                  AND job.spec = lane.spec
-                  AND job.priority = lane.priority
-                  AND run_at > statement_timestamp()
-                  AND created_at > statement_timestamp()
-                FOR UPDATE SKIP LOCKED
-            ) AS future
-        ))
-        RETURNING id
-    ),
-    -- Whoever lives renews these in time.
-    claimed AS (
-        UPDATE pgembed_job
-        SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
-        WHERE id = ANY(ARRAY(
-            SELECT id
-            FROM pgembed_job
-            WHERE status = 'running'
-              AND started_at > statement_timestamp()
-              AND lease_expires_at > statement_timestamp() + %(lease)s * interval '1 second'
-            FOR UPDATE SKIP LOCKED
-        ))
-    )
-    SELECT count(*) FROM unclaimed
+SUSPECT = """
+    SELECT candidate.id
+    FROM unnest(%(specs)s::text[]) AS wanted(spec)
+    CROSS JOIN LATERAL (
+        SELECT id, run_at
+        FROM pgembed_job AS job
+        WHERE status = 'pending'
+          AND (crashes > 0 OR outages > 0)
+          AND job.spec = wanted.spec
+          AND run_at <= statement_timestamp()
+          AND NOT EXISTS (
+              SELECT
+              FROM pgembed_job AS other
+              WHERE other.status = 'running'
+                AND other.spec = job.spec
+                AND other.source_pk = job.source_pk
+              OFFSET 0
+          )
+          -- A provider goes down for all workers: only one of them asks for such a text at a time.
+          AND (
+              outages = 0
+              OR NOT EXISTS (
+                  SELECT
+                  FROM (
+                      SELECT
+                      FROM pgembed_job AS other
+                      WHERE other.status = 'running'
+                        AND other.outages > 0
+                      -- An open delete may have locked one for hours. Workers' locks are weaker.
+                      FOR KEY SHARE SKIP LOCKED
+                  ) AS at_a_provider
+              )
+          )
+        ORDER BY run_at
+        LIMIT 1
+        FOR UPDATE SKIP LOCKED
+    ) AS candidate
+    ORDER BY candidate.run_at
+    LIMIT 1
 """
-RECALL = EVERY_LANE + FUTURE
+CLAIM_SUSPECT = START + "WHERE id = (" + SUSPECT + ")" + STARTED
 
 
 class Lease(NamedTuple):
@@ -242,27 +198,51 @@ def claim(
     limit: int,
     lease: Lease,
     using: str,
+    lanes: Sequence[Lane] | None = None,
     lowest_first: bool = False,
     only_new: bool = False,
 ) -> list[Claim]:
     """Start up to ``limit`` due jobs: highest priority first, then the oldest.
 
-    ``only_new``: only jobs that were never started.
+    ``lanes``: only in these, from the given place in each on. ``only_new``: only jobs that were
+    never started.
     """
-    wanted = {"specs": list(specs), "direction": 1 if lowest_first else -1, "only_new": only_new}
-    return _claim(CLAIM, wanted, limit=limit, lease=lease, using=using)
+    from_where: dict[str, Any] = {"specs": list(specs)}
+    if lanes is not None:
+        from_where = {
+            "specs": [lane.spec for lane in lanes],
+            "priorities": database.array(lane.priority for lane in lanes),
+            "run_ats": database.array(lane.run_at for lane in lanes),
+            "ids": database.array(lane.id for lane in lanes),
+        }
+    started = database.by_kept_plan(
+        using,
+        CLAIM if lanes is None else CLAIM_ON,
+        # A crash of the server may undo the claim. Then the fence no longer matches.
+        flush=False,
+        worker=lease.worker_id,
+        lease=lease.seconds,
+        limit=limit,
+        direction=1 if lowest_first else -1,
+        only_new=only_new,
+        **from_where,
+    )
+    return [*starmap(Claim, started)]
 
 
-def claim_on(
-    lanes: Sequence[Lane], *, limit: int, lease: Lease, using: str, lowest_first: bool = False
-) -> list[Claim]:
-    """Start up to ``limit`` due jobs like ``claim``, but from the given place in each lane on."""
-    wanted = {
-        **parameters(lanes),
-        "direction": 1 if lowest_first else -1,
-        "only_new": False,
-    }
-    return _claim(CLAIM_ON, wanted, limit=limit, lease=lease, using=using)
+def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Claim]:
+    """Start one due suspect, if there is one. The worker must hold no other job meanwhile."""
+    # A statement of its own takes the lock: the claim must see what its last holder committed.
+    with locks.transaction_lock("pgembed_suspect", using=using) as is_first:
+        if not is_first:
+            return []
+        given = {"specs": list(specs), "worker": lease.worker_id, "lease": lease.seconds}
+        return [*starmap(Claim, database.prepared(using, CLAIM_SUSPECT, **given))]
+
+
+def is_suspect_due(specs: Sequence[str], *, using: str) -> bool:
+    """Return whether there is a suspect that ``claim_suspect`` would start."""
+    return bool(database.by_kept_plan(using, SUSPECT, specs=list(specs)))
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
@@ -274,27 +254,14 @@ def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
 def recall(specs: Sequence[str], *, lease_seconds: float, using: str) -> int:
     """Let the jobs be due that were written before the server's clock was put back.
 
-    Also ends the leases taken before that when they should. Returns how many are due.
+    Also ends the leases taken before that when they should. Returns how many are due. Jobs that are
+    locked are left alone.
     """
-    [[recalled]] = database.rows(using, RECALL, specs=list(specs), lease=lease_seconds)
-    return int(recalled)
-
-
-def _claim(
-    statement: str, wanted: dict[str, Any], *, limit: int, lease: Lease, using: str
-) -> list[Claim]:
-    # Without a flush a crash of the server may undo a claim. Then the fence no longer matches.
-    started = database.by_kept_plan(
-        using,
-        _with_limit(statement, limit),
-        flush=False,
-        worker=lease.worker_id,
-        lease=lease.seconds,
-        **wanted,
-    )
-    return [*starmap(Claim, started)]
-
-
-@functools.lru_cache(maxsize=128)
-def _with_limit(statement: str, limit: int) -> str:
-    return sql.SQL(statement).format(limit=sql.Literal(limit)).as_string(None)
+    lease_end = Now() + timedelta(seconds=lease_seconds)
+    with transaction.atomic(using=using):
+        known = Job.objects.using(using).filter(spec__in=specs)
+        written = known.filter(PENDING, run_at__gt=Now(), created_at__gt=Now())
+        # A worker that lives renews these in time.
+        taken = known.filter(RUNNING, started_at__gt=Now(), lease_expires_at__gt=lease_end)
+        unlocked(taken).update(lease_expires_at=lease_end)
+        return unlocked(written).update(run_at=Now(), created_at=Now())

@@ -1,14 +1,14 @@
-"""Add jobs for gaps, and wake sleeping workers. The triggers do the same in SQL.
-
-What people ask for is in ``triage``.
-"""
+"""Add jobs, and wake sleeping workers. The triggers do the same in SQL."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from django.db.models import Q
+from django.db.models.functions import Now
+
 from pgembed_django import database
-from pgembed_django.queue.jobs.claims import priority_of
+from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED, Job
 
 CHANNEL = "pgembed"
 
@@ -19,44 +19,16 @@ NUDGE = """
 """
 
 
-FREE = """
-    SELECT source_pk
-    FROM unnest(%(source_pks)s::text[]) AS unit(source_pk)
-    WHERE NOT EXISTS (
-        SELECT
-        FROM pgembed_job AS job
-        WHERE job.spec = %(spec)s
-          AND job.source_pk = unit.source_pk
-          AND job.status = 'pending'
-    )
-      AND NOT EXISTS (
-        SELECT
-        FROM pgembed_job AS job
-        WHERE job.spec = %(spec)s
-          AND job.source_pk = unit.source_pk
-          AND job.status = 'running'
-    )
-      AND NOT EXISTS (
-        SELECT
-        FROM pgembed_job AS job
-        WHERE job.spec = %(spec)s
-          AND job.source_pk = unit.source_pk
-          AND job.status IN ('failed', 'dismissed')
-          AND job.settled_at IS NULL
-          AND job.run_at > statement_timestamp()
-    )
-"""
+def nudge(*, using: str) -> None:
+    """Let workers look for jobs now rather than at their next poll."""
+    database.rows(using, NUDGE, channel=CHANNEL)
 
 
 def free(spec: str, source_pks: Sequence[str], *, using: str) -> list[str]:
     """Return the units without an unfinished job, whose failure is not parked."""
-    found = database.rows(using, FREE, spec=spec, source_pks=list(source_pks))
-    return [source_pk for [source_pk] in found]
-
-
-def nudge(*, using: str) -> None:
-    """Let workers look for jobs now rather than at their next poll."""
-    database.rows(using, NUDGE, channel=CHANNEL)
+    units = Job.objects.using(using).filter(spec=spec, source_pk__in=source_pks)
+    taken = units.filter(PENDING | RUNNING | (UNSETTLED & Q(run_at__gt=Now())))
+    return [*{*source_pks}.difference(taken.values_list("source_pk", flat=True))]
 
 
 MAX_BUSY = 20
@@ -66,14 +38,32 @@ It may run in a transaction, and then other writers wait for the jobs that it ha
 """
 
 # In key order, like every other writer of several jobs.
-ENQUEUE = """
-    INSERT INTO pgembed_job (spec, source_pk, kind, priority)
-    SELECT %(spec)s, source_pk, %(kind)s, %(priority)s
+INSERT = """
+    INSERT INTO pgembed_job AS job (spec, source_pk, kind, is_awaited, priority)
+    SELECT %(spec)s, source_pk, %(kind)s, %(is_awaited)s, %(priority)s
     FROM unnest(%(source_pks)s::text[]) AS unit(source_pk)
     ORDER BY source_pk
     ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO NOTHING
 """
+ENQUEUE = INSERT + "DO NOTHING"
+
+# A pending job comes forward and starts afresh. It keeps its last error, for people to read. What
+# was only a gap until now becomes what is awaited: its row may have been written.
+DUE_NOW = """
+    DO UPDATE SET
+        kind = CASE WHEN excluded.is_awaited > job.is_awaited THEN excluded.kind ELSE job.kind END,
+        created_at = CASE
+            WHEN excluded.is_awaited > job.is_awaited THEN excluded.created_at
+            ELSE job.created_at
+        END,
+        is_awaited = job.is_awaited OR excluded.is_awaited,
+        run_at = LEAST(job.run_at, excluded.run_at),
+        priority = GREATEST(job.priority, excluded.priority),
+        attempts = 0,
+        crashes = 0,
+        outages = 0
+"""
+ENQUEUE_AGAIN = INSERT + DUE_NOW
 
 
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
@@ -88,17 +78,31 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
         piece = pieces.pop()
         try:
             with database.giving_way(using, wait=database.BRIEFLY):
-                added += database.execute(
-                    using,
-                    ENQUEUE,
-                    spec=spec,
-                    kind=kind,
-                    priority=priority_of(kind, priority),
-                    source_pks=piece,
-                )
+                added += _insert(ENQUEUE, spec, piece, kind, priority, using)
         except database.Busy:
             busy += 1
             middle = len(piece) // 2
             if middle:
                 pieces += [piece[middle:], piece[:middle]]
     return added
+
+
+def enqueue_again(
+    spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str
+) -> None:
+    """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
+    _insert(ENQUEUE_AGAIN, spec, list(source_pks), kind, priority, using)
+
+
+def _insert(
+    statement: str, spec: str, source_pks: list[str], kind: str, priority: int, using: str
+) -> int:
+    return database.execute(
+        using,
+        statement,
+        spec=spec,
+        source_pks=source_pks,
+        kind=kind,
+        is_awaited=Job.Kind(kind).is_awaited,
+        priority=Job.Kind(kind).priority(priority),
+    )

@@ -10,18 +10,9 @@ from itertools import starmap
 from typing import Any, NamedTuple
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from pgembed_django import database
-
-# Proves that a job still belongs to the claim. Its parameters are ``Claim.fence``.
-OURS = """
-        job.id = %(id)s
-    AND job.claims = %(token)s
-    AND job.started_at = %(started_at)s::timestamptz
-    AND job.status = 'running'
-    -- See ``Expired``: the lease may have been renewed since the reaper's look.
-    AND (NOT %(is_expired)s OR job.lease_expires_at < statement_timestamp())
-"""
 
 # In the order of the fields of ``Claim``.
 COLUMNS = """
@@ -39,11 +30,6 @@ COLUMNS = """
         job.outages,
         job.traceparent
 """
-
-
-def filled(statement: str) -> str:
-    """Return a statement on ``pgembed_job AS job`` with its ``{ours}`` and ``{columns}``."""
-    return statement.replace("{ours}", OURS.strip()).replace("{columns}", COLUMNS.strip())
 
 
 class Claim(NamedTuple):
@@ -69,30 +55,31 @@ class Claim(NamedTuple):
     """The trace that the job belongs to, in W3C's form."""
 
     @property
-    def fence(self) -> dict[str, Any]:
-        """The parameters by which a statement proves that the job is still ours."""
-        return {
-            "id": self.id,
-            "token": self.token,
-            "started_at": self.started_at,
-            "is_expired": False,
-        }
+    def is_suspect(self) -> bool:
+        """Whether a worker died while it held the job, or a provider went down with its text."""
+        return self.crashes > 0 or self.outages > 0
 
 
-class Expired(Claim):
-    """A claim whose lease has run out, as its reaper holds it: only as long as nobody renews it."""
+class Held(NamedTuple):
+    """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
 
-    __slots__ = ()
-
-    @property
-    def fence(self) -> dict[str, Any]:
-        """The parameters by which a statement proves that the lease is not renewed, either."""
-        return {**super().fence, "is_expired": True}
+    ours: frozenset[int]
+    locked: frozenset[int]
+    lost: frozenset[int]
 
 
 def claims(statement: str, *, using: str, **parameters: Any) -> list[Claim]:
     """Run a statement that returns the columns of a claim."""
+    statement = statement.replace("{columns}", COLUMNS.strip())
     return [*starmap(Claim, database.prepared(using, statement, **parameters))]
+
+
+def unlocked(rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Lock rows without waiting, until the transaction ends. Return those that were free."""
+    keys = list(rows.select_for_update(skip_locked=True).values_list("pk", flat=True))
+    # By keys: a plan might run a subquery with a LIMIT again for each row.
+    free: QuerySet[Any] = rows.model._base_manager.using(rows.db).filter(pk__in=keys)
+    return free
 
 
 # OFFSET 0 makes the plan, which is kept, look each job up by its id. A job with a lease is running;
@@ -116,11 +103,51 @@ FENCED = """
 HOLD = FENCED.format(locked="FOR NO KEY UPDATE SKIP LOCKED")
 STILL_OURS = FENCED.format(locked="")
 
+
+def hold(held: Collection[Claim], *, using: str) -> Held:
+    """Lock the jobs that are still ours, without waiting, until the transaction ends."""
+    fences = {
+        "ids": database.array(claim.id for claim in held),
+        "tokens": database.array(claim.token for claim in held),
+        "started_at": database.array(claim.started_at for claim in held),
+    }
+    every = frozenset(claim.id for claim in held)
+    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))
+    if ours == every:
+        return Held(ours, frozenset(), frozenset())
+    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
+    return Held(ours, still - ours, every - still - ours)
+
+
 HEARTBEAT = """
     UPDATE pgembed_job
     SET lease_expires_at = statement_timestamp() + %(lease)s * interval '1 second'
     WHERE id = ANY(%(ids)s)
 """
+
+
+def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
+    """Renew the leases. Jobs that an open writer has locked are left to the next heartbeat."""
+    with transaction.atomic(using=using):
+        found = hold(held, using=using)
+        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
+    return found
+
+
+PROGRESS = """
+    UPDATE pgembed_job AS job
+    SET items_done = now.done, items_total = now.total
+    FROM unnest(%(ids)s::bigint[], %(done)s::int[], %(total)s::int[]) AS now(id, done, total)
+    WHERE job.id = now.id
+      AND job.id = ANY(%(ids)s::bigint[])
+"""
+
+
+def note_progress(progress: Mapping[int, tuple[int, int]], *, using: str) -> None:
+    """Note how many items of how many are done, by job id. Call it where the jobs are held."""
+    done, total = zip(*progress.values(), strict=True) if progress else ((), ())
+    database.execute(using, PROGRESS, ids=list(progress), done=list(done), total=list(total))
+
 
 # The reaper has noted the claim's own crash, if it counted one. SKIP LOCKED: a writer's pending
 # job begins afresh anyway.
@@ -148,31 +175,6 @@ ABSOLVE = """
 """
 
 
-PROGRESS = """
-    UPDATE pgembed_job AS job
-    SET items_done = now.done, items_total = now.total
-    FROM unnest(%(ids)s::bigint[], %(done)s::int[], %(total)s::int[]) AS now(id, done, total)
-    WHERE job.id = now.id
-      AND job.id = ANY(%(ids)s::bigint[])
-"""
-
-
-class Held(NamedTuple):
-    """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
-
-    ours: frozenset[int]
-    locked: frozenset[int]
-    lost: frozenset[int]
-
-
-def heartbeat(held: Collection[Claim], *, lease_seconds: float, using: str) -> Held:
-    """Renew the leases. Jobs that an open writer has locked are left to the next heartbeat."""
-    with transaction.atomic(using=using):
-        found = hold(held, using=using)
-        database.execute(using, HEARTBEAT, ids=list(found.ours), lease=lease_seconds)
-    return found
-
-
 def absolve(lost: Collection[Claim], *, using: str) -> None:
     """Take back the crashes of jobs that were lost while the database was away.
 
@@ -183,30 +185,4 @@ def absolve(lost: Collection[Claim], *, using: str) -> None:
         ABSOLVE,
         ids=[claim.id for claim in lost],
         started_at=database.array(claim.started_at for claim in lost),
-    )
-
-
-def hold(held: Collection[Claim], *, using: str) -> Held:
-    """Lock the jobs that are still ours, without waiting, until the transaction ends."""
-    fences = {
-        "ids": database.array(claim.id for claim in held),
-        "tokens": database.array(claim.token for claim in held),
-        "started_at": database.array(claim.started_at for claim in held),
-    }
-    every = frozenset(claim.id for claim in held)
-    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))
-    if ours == every:
-        return Held(ours, frozenset(), frozenset())
-    still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
-    return Held(ours, still - ours, every - still - ours)
-
-
-def note_progress(progress: Mapping[int, tuple[int, int]], *, using: str) -> None:
-    """Note how many items of how many are done, by job id. Call it where the jobs are held."""
-    database.execute(
-        using,
-        PROGRESS,
-        ids=list(progress),
-        done=[done for done, _ in progress.values()],
-        total=[total for _, total in progress.values()],
     )

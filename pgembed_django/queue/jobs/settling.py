@@ -1,31 +1,27 @@
-"""How a running job ends: complete, retry, release, reap. How it fails is in ``failing``.
+"""How a running job ends: complete, retry, release, fail, reap.
 
-``complete`` relies on ``hold``, called before it in the same transaction. Each of the others
-is a compare-and-set on (id, running, claim token and time). A move back to pending may conflict
-with a writer's pending job in the unique index: that newer work supersedes it. Each such move is a
-transaction of its own and waits for nobody, so that no writer can become the victim of a deadlock.
+``complete`` relies on ``hold``, called before it in the same transaction. Each other end is a
+compare-and-set on (id, running, claim token and time), in a transaction of its own that waits for
+nobody, so that no writer can become the victim of a deadlock.
+
+If the unit has a newer pending job, that one supersedes the running one, which need neither come
+back nor fail: the newer one will read the row anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.db import IntegrityError
+from django.db.models.functions import Now
+from django.utils.text import Truncator
 
-from pgembed_django import database
+from pgembed_django import database, postgres, signature, text
 from pgembed_django.models.attempt import Attempt
-from pgembed_django.models.job import Ending
+from pgembed_django.models.job import UNSETTLED, Ending, Job
 from pgembed_django.queue.jobs.claims import Lease
-from pgembed_django.queue.jobs.failing import (
-    bounded,
-    fail,
-    note_attempt,
-    supersede,
-    unless_superseded,
-)
-from pgembed_django.queue.jobs.leases import Claim, Expired, claims, filled
-
-WORKER_LOST = "worker lost"
+from pgembed_django.queue.jobs.leases import Claim, claims
 
 COMPLETE = """
     WITH settled AS (
@@ -53,7 +49,7 @@ COMPLETE = """
     deleted AS (
         DELETE FROM pgembed_job
         WHERE id = ANY(%(ids)s::bigint[])
-          AND (NOT %(keep)s OR kind IN ('reconciler', 'backfill'))
+          AND NOT (%(keep)s AND is_awaited)
     ),
     kept AS (
         UPDATE pgembed_job AS job
@@ -70,33 +66,157 @@ COMPLETE = """
           -- However the two are joined: the plan is kept.
           AND job.id = ANY(%(ids)s::bigint[])
           AND %(keep)s
-          AND kind NOT IN ('reconciler', 'backfill')
+          AND is_awaited
     )
-    -- How long the writes waited for their vectors, which commit in a moment.
+    -- How long those who wait have waited for the results, which commit in a moment.
     SELECT id, extract(epoch FROM statement_timestamp() - created_at)::float8
     FROM pgembed_job
     WHERE id = ANY(%(ids)s::bigint[])
-      AND kind = 'write'
+      AND is_awaited
 """
 
-# Back to pending, unless the unit has a newer pending job: that one supersedes it.
-REQUEUE = unless_superseded("""
+
+def complete(
+    items: dict[int, int], *, keep_seconds: float, using: str
+) -> database.Read[dict[int, float]]:
+    """Finish held jobs, given as id -> items, and settle their units' open failures.
+
+    Call it in the transaction that holds the jobs and has stored their results. Returns a
+    function that reads how many seconds each awaited job has waited for its result, by id.
+    """
+    read = database.send_prepared(
+        using,
+        COMPLETE,
+        ids=database.array(items),
+        items=database.array(items.values()),
+        keep=keep_seconds > 0,
+    )
+    return lambda: dict(read())
+
+
+# Proves that a job still belongs to the claim.
+OURS = """
+        job.id = %(id)s
+    AND job.claims = %(token)s
+    AND job.started_at = %(started_at)s::timestamptz
+    AND job.status = 'running'
+    -- The lease may have been renewed since the reaper's look.
+    AND (NOT %(is_expired)s OR job.lease_expires_at < statement_timestamp())
+"""
+
+# Rows are looked up by id, or by unit: a join may be planned to read all pending jobs.
+SUPERSEDE = """
+    WITH job AS MATERIALIZED (
+        SELECT job.*, newer.id AS newer_id
+        FROM pgembed_job AS job
+        CROSS JOIN LATERAL (
+            SELECT id
+            FROM pgembed_job AS newer
+            WHERE newer.spec = job.spec
+              AND newer.source_pk = job.source_pk
+              AND newer.status = 'pending'
+            OFFSET 0
+        ) AS newer
+        WHERE {which}
+        FOR UPDATE OF job
+    ),
+    -- A gap's job, which the reconciler or a backfill has added meanwhile, becomes the write's.
+    raised AS (
+        UPDATE pgembed_job AS newer
+        SET
+            kind = job.kind,
+            is_awaited = job.is_awaited,
+            priority = job.priority,
+            created_at = LEAST(newer.created_at, job.created_at)
+        FROM job
+        WHERE newer.id = job.newer_id
+          AND newer.id = ANY(ARRAY(SELECT newer_id FROM job))
+          AND newer.priority < job.priority
+    )
+    DELETE FROM pgembed_job
+    WHERE id = ANY(ARRAY(SELECT id FROM job))
+    RETURNING id
+"""
+SUPERSEDE_OURS = SUPERSEDE.replace("{which}", OURS.strip())
+SUPERSEDE_RUNNING = SUPERSEDE.replace(
+    "{which}",
+    "job.spec = %(spec)s AND job.source_pk = ANY(%(source_pks)s) AND job.status = 'running'",
+)
+
+# Before the job changes, while it still has its worker. Locks the job.
+NOTE = """
+    INSERT INTO pgembed_attempt (spec, source_pk, outcome, started_at, worker, error)
+    SELECT
+        job.spec,
+        job.source_pk,
+        %(outcome)s,
+        COALESCE(job.started_at, job.created_at),
+        COALESCE(worker.host || ':' || worker.pid, '#' || job.worker_id),
+        %(error)s
+    FROM pgembed_job AS job
+    LEFT JOIN pgembed_worker AS worker
+      ON worker.id = job.worker_id
+    WHERE {ours}
+    FOR UPDATE OF job
+""".replace("{ours}", OURS.strip())
+
+END = """
     UPDATE pgembed_job AS job
     SET
-        status = 'pending',
+        status = %(status)s,
         worker_id = NULL,
         lease_expires_at = NULL,
+        finished_at = CASE WHEN %(status)s = 'failed' THEN statement_timestamp() END,
         attempts = attempts + %(attempts)s,
         crashes = crashes + %(crashes)s,
         outages = outages + %(outages)s,
+        parkings = COALESCE(%(parkings)s, parkings),
+        -- A gap of a row whose write has failed: searches with stale="hide" go on hiding it.
+        is_awaited = is_awaited OR %(is_awaited)s,
         last_error = COALESCE(%(error)s, last_error),
+        signature = %(signature)s,
+        -- Of a failure: until then the reconciler leaves the unit alone.
         run_at = statement_timestamp() + %(delay)s * interval '1 second'
     WHERE {ours}
-      AND {no_newer}
-    RETURNING id
-""")
+""".replace("{ours}", OURS.strip())
 
-EXPIRED = filled("""
+MAX_ERROR_CHARACTERS = 2000
+PARKING_SECONDS = 3600
+MAX_PARKING_SECONDS = 7 * 86400
+WORKER_LOST = "worker lost"
+
+
+def retry(
+    claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str
+) -> Ending:
+    """Spend an attempt. The job is due again after a backoff, or fails if it was the last one."""
+    if claim.attempts + 1 >= max_attempts:
+        return fail(claim, error, using=using)
+    outcome = Attempt.Outcome.RETRIED
+    return _end(claim, error, using=using, outcome=outcome, attempts=1, delay=delay_seconds)
+
+
+def release(
+    claim: Claim,
+    *,
+    using: str,
+    delay_seconds: float = 0,
+    reason: str | None = None,
+    outages: int = 0,
+) -> Ending:
+    """Move the job back to pending without spending an attempt."""
+    outcome = Attempt.Outcome.OUTAGE if outages else None
+    return _end(
+        claim, reason or None, using=using, outcome=outcome, outages=outages, delay=delay_seconds
+    )
+
+
+def fail(claim: Claim, error: str, *, using: str) -> Ending:
+    """Turn the job into an open failure and park its unit, unless newer work supersedes it."""
+    return _end(claim, error, using=using, outcome=Attempt.Outcome.FAILED, attempts=1)
+
+
+EXPIRED = """
     SELECT {columns}
     FROM pgembed_job AS job
     WHERE status = 'running'
@@ -110,49 +230,7 @@ EXPIRED = filled("""
     LIMIT %(limit)s
     -- Jobs that an open delete has locked will soon be gone, or free again.
     FOR UPDATE SKIP LOCKED
-""")
-
-
-def complete(
-    items: dict[int, int], *, keep_seconds: float, using: str
-) -> database.Read[dict[int, float]]:
-    """Finish held jobs, given as id -> items, and settle their units' open failures.
-
-    Call it in the transaction that holds the jobs and has stored their vectors. Returns a
-    function that reads how many seconds each write has waited for its vectors, by job id.
-    """
-    read = database.send_prepared(
-        using,
-        COMPLETE,
-        ids=database.array(items),
-        items=database.array(items.values()),
-        keep=keep_seconds > 0,
-    )
-    return lambda: dict(read())
-
-
-def retry(
-    claim: Claim, error: str, *, max_attempts: int, delay_seconds: float, using: str
-) -> Ending:
-    """Spend an attempt. The job is due again after a backoff, or fails if it was the last one."""
-    if claim.attempts + 1 >= max_attempts:
-        return fail(claim, error, using=using)
-    return _requeue(
-        claim, using, attempts=1, error=bounded(error, using=using), delay=delay_seconds
-    )
-
-
-def release(
-    claim: Claim,
-    *,
-    using: str,
-    delay_seconds: float = 0,
-    reason: str | None = None,
-    outages: int = 0,
-) -> Ending:
-    """Move the job back to pending without spending an attempt."""
-    error = bounded(reason, using=using) if reason else None
-    return _requeue(claim, using, outages=outages, error=error, delay=delay_seconds)
+"""
 
 
 def reap(
@@ -163,62 +241,113 @@ def reap(
     A worker that was frozen may be back meanwhile: it keeps those that it renews first. ``own``:
     the lease of the worker that asks, whose own jobs are taken back a whole lease later.
     """
-    found = claims(
+    expired = claims(
         EXPIRED,
         using=using,
         limit=limit,
         own=own and own.worker_id,
         lease=own.seconds if own else 0,
     )
-    expired = [Expired(*claim) for claim in found]
-    return [(one, reap_one(one, max_crashes=max_crashes, using=using)) for one in expired]
+    return [
+        (one, reap_one(one, max_crashes=max_crashes, using=using, is_expired=True))
+        for one in expired
+    ]
 
 
-def reap_one(claim: Claim, error: str = WORKER_LOST, *, max_crashes: int, using: str) -> Ending:
-    """Take one job from its worker, and count a crash. Returns how it ended."""
-    if claim.crashes + 1 >= max_crashes:
-        return fail(claim, error, using=using, attempts=0, crashes=1)
-    # An open writer may have locked hundreds, and each costs a wait.
-    return _requeue(claim, using, crashes=1, error=error, wait=database.BRIEFLY)
-
-
-def _outcome(attempts: int, crashes: int) -> Attempt.Outcome:
-    if attempts:
-        return Attempt.Outcome.RETRIED
-    return Attempt.Outcome.CRASHED if crashes else Attempt.Outcome.OUTAGE
-
-
-def _requeue(
+def reap_one(
     claim: Claim,
-    using: str,
+    error: str = WORKER_LOST,
     *,
+    max_crashes: int,
+    using: str,
+    is_expired: bool = False,
+) -> Ending:
+    """Take one job from its worker, and count a crash. Returns how it ended."""
+    is_last = claim.crashes + 1 >= max_crashes
+    return _end(
+        claim,
+        error,
+        using=using,
+        outcome=Attempt.Outcome.FAILED if is_last else Attempt.Outcome.CRASHED,
+        crashes=1,
+        # An open writer may have locked hundreds, and each costs a wait.
+        wait=database.BRIEFLY,
+        is_expired=is_expired,
+    )
+
+
+def supersede_running(spec: str, source_pks: Sequence[str], *, using: str) -> None:
+    """Take units from their workers. Each has a pending job, which the caller has locked."""
+    database.execute(using, SUPERSEDE_RUNNING, spec=spec, source_pks=list(source_pks))
+
+
+def _end(
+    claim: Claim,
+    error: str | None,
+    *,
+    using: str,
+    outcome: Attempt.Outcome | None,
     attempts: int = 0,
     crashes: int = 0,
     outages: int = 0,
-    error: str | None = None,
     delay: float = 0,
     wait: str = database.SHORTLY,
+    is_expired: bool = False,
 ) -> Ending:
-    """Move a running job back to pending."""
+    """Move a running job back to pending, or let it fail. An ``outcome`` is noted as an attempt."""
+    is_failed = outcome is Attempt.Outcome.FAILED
+    fence = {
+        "id": claim.id,
+        "token": claim.token,
+        "started_at": claim.started_at,
+        "is_expired": is_expired,
+    }
     change: dict[str, Any] = {
+        "status": Job.Status.FAILED if is_failed else Job.Status.PENDING,
         "attempts": attempts,
         "crashes": crashes,
         "outages": outages,
-        "error": error,
+        "error": None if error is None else _storable(error, using=using),
+        "signature": _storable(signature.of(error or ""), using=using) if is_failed else "",
+        "parkings": None,
+        "is_awaited": False,
         "delay": delay,
     }
-    try:
+    for _ in range(2):
         try:
             with database.giving_way(using, wait=wait):
-                if attempts or crashes or outages:
-                    note_attempt(claim, _outcome(attempts, crashes), error or "", using=using)
-                if database.rows(using, REQUEUE, **change, **claim.fence):
-                    return Ending.REQUEUED
-                # Nothing moved: newer work is pending, or the job is no longer ours.
-                return supersede(claim, using=using)
+                if database.rows(using, SUPERSEDE_OURS, **fence):
+                    return Ending.SUPERSEDED
+                noted = {"outcome": outcome, "error": change["error"] or "", **fence}
+                if outcome and not database.execute(using, NOTE, **noted):
+                    return Ending.LOST
+                if is_failed:
+                    change |= _settle_older(claim, using=using)
+                if not database.execute(using, END, **change, **fence):
+                    return Ending.LOST
+                return Ending.FAILED if is_failed else Ending.REQUEUED
         except IntegrityError:
-            # A writer has just committed a pending job: it supersedes this one.
-            with database.giving_way(using, wait=wait):
-                return supersede(claim, using=using)
-    except database.Busy:
-        return Ending.BUSY
+            continue  # a writer has just committed a pending job, or one of the unit has failed
+        except database.Busy:
+            break
+    return Ending.BUSY
+
+
+def _settle_older(claim: Claim, *, using: str) -> dict[str, Any]:
+    """Settle the unit's open failure: it has one at most. Return what the next one takes over."""
+    unit = Job.objects.using(using).filter(spec=claim.spec, source_pk=claim.source_pk)
+    parkings, is_awaited = 0, False
+    for parked, was_awaited in unit.filter(UNSETTLED).values_list("parkings", "is_awaited"):
+        parkings, is_awaited = parked + 1, was_awaited
+        unit.filter(UNSETTLED).update(settled_at=Now())
+    delay = min(PARKING_SECONDS * 2**parkings, MAX_PARKING_SECONDS)
+    return {"parkings": parkings, "is_awaited": is_awaited, "delay": delay}
+
+
+def _storable(said: str, *, using: str) -> str:
+    """Return the text in characters that the database can store, so that storing it cannot fail.
+
+    An error may quote anything: a file name that is not UTF-8, or what a server sent.
+    """
+    cut = Truncator(text.clean(said) or "unknown error").chars(MAX_ERROR_CHARACTERS)
+    return text.encodable(cut, postgres.encoding(using))

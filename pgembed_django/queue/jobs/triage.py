@@ -1,40 +1,28 @@
-"""What a person does to jobs: retry, dismiss, enqueue again, release.
+"""What a person does: retry, dismiss or release jobs, pause, rename or forget a whole spec.
 
-A job that a writer has locked is not waited for, but counted as ``busy``. Only ``enqueue_again``
-waits, for as long as the transaction that it is called in allows.
+A job that a writer has locked is not waited for, but counted as busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import assert_never
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+from django.db.models.functions import Now
 
 from pgembed_django import database
-from pgembed_django.models.job import Ending, Job
-from pgembed_django.queue.jobs.claims import priority_of
-from pgembed_django.queue.jobs.enqueueing import nudge
-from pgembed_django.queue.jobs.failing import MAX_PARKING_SECONDS
-from pgembed_django.queue.jobs.leases import claims, filled
-from pgembed_django.queue.jobs.settling import reap_one
+from pgembed_django.models.attempt import Attempt
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, UNSETTLED, Ending, Job
+from pgembed_django.models.operations import Pause
+from pgembed_django.queue.jobs.enqueueing import DUE_NOW, nudge
+from pgembed_django.queue.jobs.leases import claims
+from pgembed_django.queue.jobs.settling import MAX_PARKING_SECONDS, reap_one
 
-# A pending job comes forward and starts afresh. It keeps its last error, for people to read. What
-# was only a gap until now becomes what the person asked for: its row may have been written.
-DUE_NOW = """
-    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
-    DO UPDATE SET
-        kind = CASE WHEN excluded.priority > job.priority THEN excluded.kind ELSE job.kind END,
-        created_at = CASE
-            WHEN excluded.priority > job.priority THEN excluded.created_at
-            ELSE job.created_at
-        END,
-        run_at = LEAST(job.run_at, excluded.run_at),
-        priority = GREATEST(job.priority, excluded.priority),
-        attempts = 0,
-        crashes = 0,
-        outages = 0
-"""
-
+# Replaces the failure by a pending job, or makes the unit's pending job due now. A gap's row was
+# not written, so its job stays one that nobody waits for, and the row is not hidden.
 FROM_FAILURE = """
     WITH failure AS (
         UPDATE pgembed_job
@@ -42,201 +30,199 @@ FROM_FAILURE = """
         WHERE id = %(id)s
           AND status IN ('failed', 'dismissed')
           AND settled_at IS NULL
-        RETURNING spec, source_pk, kind, kind IN ('write', 'manual_retry') AS is_change
+        RETURNING spec, source_pk, CASE WHEN is_awaited THEN %(kind)s ELSE kind END, is_awaited
     )
-    INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
-    -- A gap's row was not written, so it is not hidden. A write raises the job, and its kind.
-    SELECT
-        failure.spec,
-        failure.source_pk,
-        CASE WHEN is_change THEN 'manual_retry' ELSE failure.kind END,
-        COALESCE(of_spec.priority, 0) - (NOT is_change)::int
+    INSERT INTO pgembed_job AS job (spec, source_pk, kind, is_awaited, priority)
+    SELECT failure.*, COALESCE((%(priorities)s::jsonb ->> failure.spec)::int, 0)
     FROM failure
-    LEFT JOIN unnest(%(specs)s::text[], %(priorities)s::int[]) AS of_spec(spec, priority)
-      ON of_spec.spec = failure.spec
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending'
 """
 IS_NEW = """
     RETURNING (xmax = 0) AS is_new
 """
-
-# Replaces the failure by a pending job, or makes the unit's pending job due now.
 RETRY = FROM_FAILURE + DUE_NOW + IS_NEW
 
-BRING_FORWARD = """
-    UPDATE pgembed_job
-    SET
-        run_at = statement_timestamp(),
-        attempts = 0,
-        crashes = 0,
-        outages = 0
-    WHERE id = %(id)s
-      AND status = 'pending'
-      AND run_at > statement_timestamp()
-    RETURNING id
-"""
-
-# Parked for the longest time, or the reconciler would soon bring the failure back.
-# SKIP LOCKED: a bulk delete settles failures in its own order. To wait for one of them while
-# holding another could deadlock with it.
-DISMISS = """
-    UPDATE pgembed_job
-    SET
-        status = 'dismissed',
-        run_at = statement_timestamp() + %(parking)s * interval '1 second'
-    WHERE id IN (
-        SELECT id
-        FROM pgembed_job
-        WHERE id = ANY(%(ids)s)
-          AND status = 'failed'
-          AND settled_at IS NULL
-        FOR UPDATE SKIP LOCKED
-    )
-"""
-
-# In key order, like every other writer of several jobs.
-FROM_KEYS = """
-    INSERT INTO pgembed_job AS job (spec, source_pk, kind, priority)
-    SELECT %(spec)s, source_pk, %(kind)s, %(priority)s
-    FROM unnest(%(source_pks)s::text[]) AS unit(source_pk)
-    ORDER BY source_pk
-"""
-ENQUEUE_AGAIN = FROM_KEYS + DUE_NOW
-
-HELD = filled("""
+HELD = """
     SELECT {columns}
     FROM pgembed_job AS job
     WHERE status = 'running'
-      AND id = ANY(%(ids)s)
-    ORDER BY id
-    FOR UPDATE SKIP LOCKED
-""")
-
-# Counts skipped jobs that are unchanged so far, because another transaction has them locked.
-STILL = """
-    SELECT count(*)
-    FROM pgembed_job
-    WHERE id = ANY(%(ids)s)
-      AND status = %(status)s
-      AND settled_at IS NULL
+      AND id = %(id)s
 """
-
-
-@dataclass(slots=True)
-class Retried:
-    """The result of a retry: counts of jobs by what became of them."""
-
-    retried: int = 0
-    superseded: int = 0
-    forward: int = 0
-    """Pending jobs that were in backoff and are due now."""
-    gone: int = 0
-    busy: int = 0
-
-
-@dataclass(slots=True)
-class Dismissed:
-    """How many open failures were dismissed, gone meanwhile, or busy."""
-
-    dismissed: int = 0
-    gone: int = 0
-    busy: int = 0
-
-
-@dataclass(slots=True)
-class Reaped:
-    """How many jobs of a worker are pending again, failed, superseded, gone meanwhile, or busy."""
-
-    released: int = 0
-    failed: int = 0
-    superseded: int = 0
-    gone: int = 0
-    busy: int = 0
 
 
 def retry_failed(
     job_ids: Iterable[int], *, using: str, priorities: Mapping[str, int] | None = None
-) -> Retried:
+) -> Counter[str]:
     """Retry failed and dismissed units from the start, and make jobs in backoff due now.
 
+    Returns how many were ``retried``, ``superseded``, brought ``forward``, ``gone`` and ``busy``.
     ``priorities``: those of the specs that have one, by key.
     """
-    lanes = {
-        "specs": list(priorities or ()),
-        "priorities": [
-            priority_of(Job.Kind.MANUAL_RETRY, of_spec) for of_spec in (priorities or {}).values()
-        ],
-    }
-    counts = Retried()
-    for job_id in job_ids:
-        try:
-            with database.giving_way(using):
-                started = database.rows(using, RETRY, id=job_id, **lanes)
-                forward = not started and database.rows(using, BRING_FORWARD, id=job_id)
-        except database.Busy:
-            counts.busy += 1
-            continue
-        if started:
-            [[is_new]] = started
-            counts.retried += is_new
-            counts.superseded += not is_new
-        elif forward:
-            counts.forward += 1
-        else:
-            counts.gone += 1
+
+    def retry(job_id: int) -> str:
+        given = {"kind": Job.Kind.MANUAL_RETRY, "priorities": json.dumps(dict(priorities or {}))}
+        if started := database.rows(using, RETRY, id=job_id, **given):
+            return "retried" if started == [(True,)] else "superseded"
+        waiting = Job.objects.using(using).filter(PENDING, pk=job_id, run_at__gt=Now())
+        is_forward = waiting.update(run_at=Now(), attempts=0, crashes=0, outages=0)
+        return "forward" if is_forward else "gone"
+
+    counts = _each(job_ids, retry, using=using)
     nudge(using=using)
     return counts
 
 
-def dismiss(job_ids: Iterable[int], *, using: str) -> Dismissed:
-    """Dismiss open failures, and park their units for the longest time."""
-    wanted = list(job_ids)
-    dismissed = database.execute(using, DISMISS, ids=wanted, parking=MAX_PARKING_SECONDS)
-    busy = _still(Job.Status.FAILED, wanted, using=using) if dismissed < len(wanted) else 0
-    return Dismissed(dismissed, gone=len(wanted) - dismissed - busy, busy=busy)
+def dismiss(job_ids: Iterable[int], *, using: str) -> Counter[str]:
+    """Dismiss open failures. Returns how many were ``dismissed``, ``gone`` and ``busy``.
+
+    Their units are parked for the longest time, or the reconciler would soon bring them back.
+    """
+
+    def dismiss_one(job_id: int) -> str:
+        failure = Job.objects.using(using).filter(OPEN_FAILURE, pk=job_id)
+        parked_until = Now() + timedelta(seconds=MAX_PARKING_SECONDS)
+        is_done = failure.update(status=Job.Status.DISMISSED, run_at=parked_until)
+        return "dismissed" if is_done else "gone"
+
+    return _each(job_ids, dismiss_one, using=using)
 
 
-def enqueue_again(
-    spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str
-) -> None:
-    """Ensure that each unit has a pending job that is due now. Call it in a transaction."""
-    database.execute(
-        using,
-        ENQUEUE_AGAIN,
-        spec=spec,
-        source_pks=list(source_pks),
-        kind=kind,
-        priority=priority_of(kind, priority),
-    )
-
-
-def reap_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Reaped:
+def reap_held(job_ids: Iterable[int], *, max_crashes: int, using: str) -> Counter[str]:
     """Take jobs from a worker that a person believes dead, and count a crash of each.
 
-    If the worker is still alive, it has lost these jobs, and its results are discarded.
+    If the worker is still alive, it has lost these jobs, and its results are discarded. Returns
+    how many were ``released``, ``failed``, ``superseded``, ``gone`` and ``busy``.
     """
-    wanted = list(job_ids)
-    held = claims(HELD, using=using, ids=wanted)
-    passed_over = list({*wanted} - {claim.id for claim in held})
-    busy = _still(Job.Status.RUNNING, passed_over, using=using) if passed_over else 0
-    counts = Reaped(gone=len(passed_over) - busy, busy=busy)
-    for claim in held:
-        match reap_one(claim, max_crashes=max_crashes, using=using):
-            case Ending.REQUEUED:
-                counts.released += 1
-            case Ending.FAILED:
-                counts.failed += 1
-            case Ending.SUPERSEDED:
-                counts.superseded += 1
-            case Ending.BUSY:
-                counts.busy += 1
-            case Ending.LOST:
-                counts.gone += 1
-            case never:
-                assert_never(never)
+
+    def reap(job_id: int) -> str:
+        held = claims(HELD, using=using, id=job_id)
+        endings = (reap_one(claim, max_crashes=max_crashes, using=using) for claim in held)
+        ending = next(endings, Ending.LOST)
+        return {Ending.REQUEUED: "released", Ending.LOST: "gone"}.get(ending, ending.value)
+
+    counts = _each(job_ids, reap, using=using)
     nudge(using=using)
     return counts
 
 
-def _still(status: Job.Status, job_ids: list[int], *, using: str) -> int:
-    [[count]] = database.rows(using, STILL, ids=job_ids, status=status.value)
-    return int(count)
+def _each(job_ids: Iterable[int], act: Callable[[int], str], *, using: str) -> Counter[str]:
+    """Act on each job, in a transaction of its own, and count the results.
+
+    A bulk delete settles failures in its own order: to wait for one of them while holding another
+    could deadlock with it.
+    """
+    counts: Counter[str] = Counter()
+    for job_id in job_ids:
+        try:
+            with database.giving_way(using, wait=database.BRIEFLY):
+                result = act(job_id)
+        except database.Busy:
+            result = "busy"
+        counts[result] += 1
+    return counts
+
+
+# Whole specs. Workers read what is paused every few seconds, and claim only other jobs.
+
+
+class Paused(NamedTuple):
+    """The paused specs, by key, and providers, by alias, each with the name of who paused it."""
+
+    specs: dict[str, str]
+    providers: dict[str, str]
+
+
+def pause(what: str, name: str, *, by: str, using: str) -> bool:
+    """Pause a spec or a provider. Returns False if it was paused already."""
+    pauses = Pause.objects.using(using)
+    _, is_new = pauses.get_or_create(what=Pause.What(what), name=name, defaults={"by": by})
+    return is_new
+
+
+def resume(what: str, name: str, *, using: str) -> bool:
+    """End the pause of a spec or a provider. Returns False if it was not paused."""
+    is_resumed, _ = Pause.objects.using(using).filter(what=Pause.What(what), name=name).delete()
+    if is_resumed:
+        nudge(using=using)  # a worker that is awake looks within seconds
+    return is_resumed > 0
+
+
+def paused(*, using: str) -> Paused:
+    """Return what is paused now."""
+    found = Paused({}, {})
+    for what, name, by in Pause.objects.using(using).values_list("what", "name", "by"):
+        (found.specs if what == Pause.What.SPEC else found.providers)[name] = by
+    return found
+
+
+COPIED = """
+    WITH unfinished AS (
+        SELECT *
+        FROM pgembed_job
+        WHERE spec = %(old)s
+          AND status IN ('pending', 'running')
+    )
+"""
+# Running jobs, too: their workers still use the former name, whose table is gone.
+MOVED = """
+    WITH unfinished AS (
+        DELETE FROM pgembed_job
+        WHERE spec = %(old)s
+          AND status IN ('pending', 'running')
+        RETURNING *
+    )
+"""
+# DO NOTHING: a pending job that a writer has left under the new name is newer.
+UNDER_THE_NEW_NAME = """
+    INSERT INTO pgembed_job (
+        spec, source_pk, kind, is_awaited, priority, attempts, crashes, outages, parkings,
+        last_error, run_at, created_at, traceparent
+    )
+    SELECT DISTINCT ON (source_pk)
+        %(new)s, source_pk, kind, is_awaited, priority, attempts, crashes, outages, parkings,
+        last_error, run_at, created_at, traceparent
+    FROM unfinished
+    ORDER BY source_pk, status
+    ON CONFLICT (spec, source_pk) WHERE status = 'pending' DO NOTHING
+"""
+
+
+def share(old: str, new: str, *, using: str) -> None:
+    """Copy a spec's unfinished jobs to another one, if the old name may stand for either."""
+    database.execute(using, COPIED + UNDER_THE_NEW_NAME, old=old, new=new)
+
+
+def rename(old: str, new: str, *, using: str) -> None:
+    """Move a spec's jobs, their history and its pause to its new name."""
+    database.execute(using, MOVED + UNDER_THE_NEW_NAME, old=old, new=new)
+    failures = Job.objects.using(using).filter(UNSETTLED)
+    newer = failures.filter(spec=new).values("source_pk")
+    failures.filter(spec=old).exclude(source_pk__in=newer).update(spec=new)
+    failures.filter(spec=old).update(settled_at=Now())
+    Attempt.objects.using(using).filter(spec=old).update(spec=new)
+    pauses = Pause.objects.using(using).filter(what=Pause.What.SPEC)
+    if not pauses.filter(name=new).exists():
+        pauses.filter(name=old).update(name=new)
+    pauses.filter(name=old).delete()
+
+
+BATCH = 5000
+"""How many jobs of a spec that is gone are deleted in one transaction."""
+
+
+def forget(spec: str, *, using: str) -> None:
+    """Delete all jobs of a spec, their history and its pause, in small batches.
+
+    Raises:
+        database.Busy: an open transaction has locked some of them.
+    """
+    for model in (Job, Attempt):
+        rows, after = model._base_manager.using(using).filter(spec=spec), 0
+        # By the primary key, as no index covers the specs of all jobs: it would not pay.
+        while found := list(
+            rows.filter(pk__gt=after).order_by("pk").values_list("pk", flat=True)[:BATCH]
+        ):
+            with database.giving_way(using):
+                rows.filter(pk__in=found).delete()
+            after = found[-1]
+    Pause.objects.using(using).filter(what=Pause.What.SPEC, name=spec).delete()
