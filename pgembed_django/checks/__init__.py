@@ -11,8 +11,7 @@ from django.core.checks import Tags, register
 
 from pgembed_django.checks.databases import check_databases
 from pgembed_django.checks.declarations import check_declarations
-from pgembed_django.checks.providers import check_providers
-from pgembed_django.checks.settings import check_settings
+from pgembed_django.checks.settings import check_providers, check_settings
 
 __all__ = ["IDS", "check_databases", "check_declarations", "check_providers", "check_settings"]
 

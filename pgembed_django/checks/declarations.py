@@ -38,17 +38,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return the faults of all declarations."""
-    checks = (
-        _model_of,
-        _provider_of,
-        _database_of,
-        _routers_of,
-        _condition_of,
-        _chunker_of,
-        _key_of,
-        _encryption_of,
-        _migrations_of,
-    )
+    checks = (_names, _databases, _condition_and_chunker, _key_and_fields, _migrations)
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
@@ -57,7 +47,12 @@ def _error(spec: Spec, what: str, *, hint: str, id: str) -> Error:  # noqa: A002
     return Error(message, hint=hint, obj=spec.model, id=id)
 
 
-def _model_of(spec: Spec) -> Iterator[CheckMessage]:
+def _warning(spec: Spec, what: str, *, hint: str, id: str) -> Warning:  # noqa: A002
+    message = f"@embeddable on {spec.model.__name__}: {what}"
+    return Warning(message, hint=hint, obj=spec.model, id=id)
+
+
+def _names(spec: Spec) -> Iterator[CheckMessage]:
     options = spec.embedding_model._meta
     known = options.apps.all_models[options.app_label].get(spec.name.lower())
     if known is not spec.embedding_model:
@@ -69,14 +64,12 @@ def _model_of(spec: Spec) -> Iterator[CheckMessage]:
             f"name={spec.model.__name__ + 'Vectors'!r}.",
             id="pgembed.E018",
         )
-
-
-def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
-    known: object = conf.current().providers
-    if not isinstance(known, Mapping):
-        return  # check_settings reports it
-    if spec.provider not in known:
-        aliases = [str(alias) for alias, config in known.items() if isinstance(config, Mapping)]
+    # If PGEMBED_PROVIDERS is no dict, check_settings reports it.
+    if (
+        isinstance(conf.current().providers, Mapping)
+        and spec.provider not in conf.current().declared
+    ):
+        aliases = list(conf.current().declared)
         yield _error(
             spec,
             f"no provider named {spec.provider!r}.",
@@ -89,7 +82,7 @@ def _provider_of(spec: Spec) -> Iterator[CheckMessage]:
         )
 
 
-def _database_of(spec: Spec) -> Iterator[CheckMessage]:
+def _databases(spec: Spec) -> Iterator[CheckMessage]:
     alias = router.db_for_write(spec.model)
     connection = connections[alias]
     if connection.vendor != "postgresql":
@@ -100,11 +93,6 @@ def _database_of(spec: Spec) -> Iterator[CheckMessage]:
             "'django.db.backends.postgresql', or route the model to such a database.",
             id="pgembed.E005",
         )
-
-
-def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
-    alias = router.db_for_write(spec.model)
-    if connections[alias].vendor != "postgresql":
         return
     if not router.allow_migrate_model(alias, spec.model):
         return  # the model is migrated through another alias, which bypasses a pooler
@@ -125,11 +113,11 @@ def _routers_of(spec: Spec) -> Iterator[CheckMessage]:
         )
 
 
-def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
-    if postgres.any_postgres().vendor != "postgresql":
-        return  # _database_of reports it
+def _condition_and_chunker(spec: Spec) -> Iterator[CheckMessage]:
     try:
-        conditions.compiled(spec.when, model=spec.model, row="new")
+        # Without a Postgres, _databases reports that.
+        if postgres.any_postgres().vendor == "postgresql":
+            conditions.compiled(spec.when, model=spec.model, row="new")
     except conditions.UNWRITABLE as error:
         # A ValidationError's own text is the repr of a list.
         reason = " ".join(getattr(error, "messages", [str(error)]))
@@ -139,9 +127,6 @@ def _condition_of(spec: Spec) -> Iterator[CheckMessage]:
             hint="Compare the model's own columns with constants of their types.",
             id="pgembed.E006",
         )
-
-
-def _chunker_of(spec: Spec) -> Iterator[CheckMessage]:
     count = spec.chunker.count
     if not isinstance(count, str):
         return  # Chunker refuses what is no function
@@ -159,52 +144,46 @@ def _chunker_of(spec: Spec) -> Iterator[CheckMessage]:
         )
 
 
-def _key_of(spec: Spec) -> Iterator[CheckMessage]:
-    field: Any = spec.model._meta.pk
-    while field.is_relation:
-        field = field.target_field
-    if isinstance(field, UNSTABLE_KEYS):
+def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
+    key: Any = spec.model._meta.pk
+    while key.is_relation:
+        key = key.target_field
+    if isinstance(key, UNSTABLE_KEYS):
         yield _error(
             spec,
-            f"its primary key is a {type(field).__name__}, and how Postgres prints it depends "
+            f"its primary key is a {type(key).__name__}, and how Postgres prints it depends "
             "on the connection.",
             hint="Give the model a key of integers, a UUID or a text.",
             id="pgembed.E007",
         )
-
-
-def _encryption_of(spec: Spec) -> Iterator[CheckMessage]:
     for name in spec.fields:
-        if not _looks_encrypted(type(spec.model._meta.get_field(name))):
-            continue
-        yield Warning(
-            f"@embeddable on {spec.model.__name__}: {name!r} looks encrypted, and {spec.key} "
-            f"stores its text in plain, as {'passages and ' * spec.store_text}lexemes.",
-            hint="Leave the field out. "
-            + "store_text=False stores no passages, but lexemes all the same. " * spec.store_text
-            + "If that is how it should be, add 'pgembed.W012' to SILENCED_SYSTEM_CHECKS.",
-            obj=spec.model,
-            id="pgembed.W012",
-        )
+        kinds = type(spec.model._meta.get_field(name)).__mro__
+        if any(ENCRYPTED.search(f"{one.__module__}.{one.__qualname__}") for one in kinds):
+            yield _warning(
+                spec,
+                f"{name!r} looks encrypted, and {spec.key} stores its text in plain, as "
+                f"{'passages and ' * spec.store_text}lexemes.",
+                hint="Leave the field out. "
+                + "store_text=False stores no passages, but lexemes all the same. "
+                * spec.store_text
+                + "If that is how it should be, add 'pgembed.W012' to SILENCED_SYSTEM_CHECKS.",
+                id="pgembed.W012",
+            )
 
 
-def _looks_encrypted(kind: type) -> bool:
-    return any(ENCRYPTED.search(f"{one.__module__}.{one.__qualname__}") for one in kind.__mro__)
-
-
-def _migrations_of(spec: Spec) -> Iterator[CheckMessage]:
+def _migrations(spec: Spec) -> Iterator[CheckMessage]:
     label = spec.model._meta.app_label
     app = apps.app_configs.get(label)
     # A package that decorates its own models also ships their migrations.
     if app is None or not spec.is_from_outside or label in settings.MIGRATION_MODULES:
         return
     if not INSTALLED.isdisjoint(Path(app.path).parts):
-        yield Warning(
-            f"@embeddable on {spec.model.__name__}: makemigrations would write its table and "
-            f"triggers into {app.path}, where the next installation deletes them.",
+        yield _warning(
+            spec,
+            f"makemigrations would write its table and triggers into {app.path}, where the next "
+            "installation deletes them.",
             hint="Decorate a proxy of the model in an app of your own. Or keep the app's "
             f"migrations in your project, with a copy of those that it has: "
             f"MIGRATION_MODULES[{label!r}].",
-            obj=spec.model,
             id="pgembed.W004",
         )

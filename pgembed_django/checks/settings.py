@@ -1,4 +1,4 @@
-"""Check the settings. Queries no database, and sends no request to a provider."""
+"""Check the settings, and with ``check --deploy`` whether the providers answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Return the faults of INSTALLED_APPS, of our settings and of those of other apps."""
-    return [*_apps(), *_values(), *_providers(), *_tracing(), *_pgtrigger(), *_caches()]
+    return [*_settings(), *_providers(), *_caches()]
 
 
-def _apps() -> Iterator[CheckMessage]:
+def _settings() -> Iterator[CheckMessage]:
     for app in NEEDED_APPS:
         if not apps.is_installed(app):
             yield Error(
@@ -30,11 +30,18 @@ def _apps() -> Iterator[CheckMessage]:
                 hint=f"pgembed_django needs it: add {app!r}.",
                 id="pgembed.E001",
             )
-
-
-def _values() -> Iterator[CheckMessage]:
     for what, remedy in conf.problems():
         yield Error(what, hint=remedy, id="pgembed.E002")
+    if conf.current().tracing is True and not tracing.is_installed():
+        yield Error(tracing.MISSING, hint=tracing.REMEDY, id="pgembed.E009")
+    features: Any = pgtrigger.features
+    if not features.migrations():
+        yield Warning(
+            "makemigrations will not write the triggers that keep embeddings fresh.",
+            hint="Leave PGTRIGGER_MIGRATIONS and PGTRIGGER_MODEL_META at their defaults, or run "
+            "'manage.py pgtrigger install' after each migrate.",
+            id="pgembed.W002",
+        )
 
 
 def _providers() -> Iterator[CheckMessage]:
@@ -52,27 +59,8 @@ def _providers() -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             # The last sentence of such a message says what to do.
             what, _, remedy = str(error).rpartition(". ")
-            yield (
-                Error(f"{what}.", hint=remedy, id="pgembed.E003")
-                if what
-                else Error(remedy, id="pgembed.E003")
-            )
-
-
-def _tracing() -> Iterator[CheckMessage]:
-    if conf.current().tracing is True and not tracing.is_installed():
-        yield Error(tracing.MISSING, hint=tracing.REMEDY, id="pgembed.E009")
-
-
-def _pgtrigger() -> Iterator[CheckMessage]:
-    features: Any = pgtrigger.features
-    if not features.migrations():
-        yield Warning(
-            "makemigrations will not write the triggers that keep embeddings fresh.",
-            hint="Leave PGTRIGGER_MIGRATIONS and PGTRIGGER_MODEL_META at their defaults, or run "
-            "'manage.py pgtrigger install' after each migrate.",
-            id="pgembed.W002",
-        )
+            message, hint = (f"{what}.", remedy) if what else (remedy, None)
+            yield Error(message, hint=hint, id="pgembed.E003")
 
 
 def _caches() -> Iterator[CheckMessage]:
@@ -86,10 +74,32 @@ def _caches() -> Iterator[CheckMessage]:
     tables = {model._meta.db_table for model in models if model._meta.app_label not in spared_apps}
     if cached := sorted(tables.difference(spared)):
         yield Warning(
-            "django-cachalot caches what is read of tables that triggers and workers write past "
-            f"it: {', '.join(cached)}.",
+            "django-cachalot caches queries of tables that triggers and workers write without its "
+            f"knowledge: {', '.join(cached)}.",
             hint="Add 'pgembed' to CACHALOT_UNCACHABLE_APPS and the tables of vectors to "
             "CACHALOT_UNCACHABLE_TABLES, and run the embed_ commands with CACHALOT_ENABLED = "
             "False: with old answers a change of model never ends.",
             id="pgembed.W011",
         )
+
+
+def check_providers(**_: Any) -> list[CheckMessage]:
+    """Ask each provider to embed a word. Return an error for each that fails.
+
+    If one answers, but its server does not list its model, that is a warning.
+    """
+    found: list[CheckMessage] = []
+    for alias in conf.current().declared:
+        try:
+            probe = providers.get(alias).probe()
+        except ImproperlyConfigured:
+            continue  # check_settings reports it
+        hint = f"For details, run manage.py embed_probe {alias}"
+        if not probe.ok:
+            message = f"The provider {alias!r} failed: {probe.message} {probe.doubt}".rstrip()
+            kind = "pgembed.E021" if probe.reachable else "pgembed.E020"
+            found.append(Error(message, hint=hint, id=kind))
+        elif probe.doubt:
+            message = f"The provider {alias!r} may have another model: {probe.doubt}"
+            found.append(Warning(message, hint=hint, id="pgembed.W013"))
+    return found

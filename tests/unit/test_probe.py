@@ -108,7 +108,7 @@ def test_a_model_that_is_not_pulled_is_named_with_the_remedy(serve):
     [problem] = problems()
     assert problem.id == "pgembed.E021"
     assert "ollama pull other" in problem.msg
-    assert problem.hint == "Look closer with: manage.py embed_probe default"
+    assert problem.hint == "For details, run manage.py embed_probe default"
 
 
 def test_a_server_that_is_down_is_told_from_one_that_is_not_well(serve, capsys):
