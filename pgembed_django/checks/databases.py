@@ -20,9 +20,10 @@ from django.db import (
 from django.db.backends.postgresql import psycopg_any
 from django.db.migrations.executor import MigrationExecutor
 
-from pgembed_django import conditions, conf, database, postgres, specs, sql, triggers
+from pgembed_django import conditions, conf, database, postgres, specs, sql
 from pgembed_django.maintenance import numbering
 from pgembed_django.models import Job
+from pgembed_django.triggers import installed
 
 OLDEST_POSTGRES = 15
 # The first version with hnsw.iterative_scan, which searches by an index set.
@@ -316,7 +317,7 @@ def _triggers(alias: str) -> Iterator[CheckMessage]:
     Yields nothing while migrations have yet to run: they may install the triggers.
     """
     written = _writable(alias)
-    found = triggers.amiss(written, using=alias)
+    found = installed.drifted(written, using=alias)
     if not found or _has_migrations_to_run(alias):
         return
     for key, states in found.items():

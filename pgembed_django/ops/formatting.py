@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from django.core.management.base import OutputWrapper
+
+from pgembed_django import conf
 
 LINE_SECONDS = 5.0
 MAX_PORT = 65_535
@@ -26,54 +27,37 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
 
-def address(value: object) -> Address:
+def address(value: str) -> Address:
     """Parse ``9100``, ``0.0.0.0:9100`` or ``[::]:9100``."""
-    host, _, number = str(value).rpartition(":")
-    is_port = number.isdecimal() and int(number) <= MAX_PORT
-    if not (is_port and _is_host(host)):
+    host, _, port = value.rpartition(":")
+    is_host = ":" not in host or host[0] == "["
+    try:
+        # The lookup of the host will encode it like this.
+        host.encode("idna")
+    except UnicodeError:
+        is_host = False
+    if not (is_host and port.isdecimal() and int(port) <= MAX_PORT):
         raise argparse.ArgumentTypeError(
             f"{value!r} is no address. Write it like 9100, 0.0.0.0:9100 or [::]:9100"
         )
-    return Address(host.strip("[]") or "127.0.0.1", int(number))
+    return Address(host.strip("[]") or "127.0.0.1", int(port))
 
 
-def _is_host(text: str) -> bool:
-    try:
-        # The lookup of the host will encode it like this.
-        text.encode("idna")
-    except UnicodeError:
-        return False
-    return ":" not in text or text[0] == "["
-
-
-def whole(value: object) -> int:
+def whole(value: str) -> int:
     """Parse a whole number of one or more."""
-    text = str(value)
-    if not text.isdecimal() or int(text) < 1:
+    if not value.isdecimal() or int(value) < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not a whole number of one or more")
-    return int(text)
+    return int(value)
 
 
-def seconds(value: object) -> float:
-    """Parse a number of seconds above zero."""
-    parsed = _number(value, "a number of seconds above zero")
-    if parsed > threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{value!r} is more seconds than can be waited for")
-    return parsed
-
-
-def above_zero(value: object) -> float:
+def above_zero(value: str) -> float:
     """Parse a number above zero."""
-    return _number(value, "a number above zero")
-
-
-def _number(value: object, what: str) -> float:
     try:
-        parsed = float(str(value))
+        parsed = float(value)
     except ValueError:
-        parsed = -1.0
-    if not 0 < parsed < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value!r} is not {what}")
+        parsed = 0.0
+    if not 0 < parsed <= conf.ENDLESS:
+        raise argparse.ArgumentTypeError(f"{value!r} is not a number above zero")
     return parsed
 
 
@@ -92,68 +76,44 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-class Progress:
-    """Shows ``done`` of ``total``, with rate and time left. Shows nothing with ``is_quiet``.
+@contextmanager
+def progress(
+    total: int,
+    *,
+    what: str,
+    unit: str,
+    out: OutputWrapper,
+    is_quiet: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows how many of ``total`` are done. Lower numbers are ignored.
 
-    A bar on a terminal with tqdm installed, else lines.
+    It shows a bar on a terminal with tqdm installed, else a line every few seconds.
     """
+    bar = None
+    if out.isatty() and not is_quiet:
+        try:
+            from tqdm import tqdm
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        what: str,
-        unit: str,
-        out: OutputWrapper,
-        is_quiet: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.total = total
-        self.done = 0
-        self._what = what
-        self._unit = unit
-        self._out = out
-        self._is_quiet = is_quiet
-        self._clock = clock
-        self._began = self._told_at = clock()
-        self._bar: Any = None if is_quiet else _bar(total, what=what, unit=unit, out=out)
+            bar = tqdm(total=total, desc=what, unit=f" {unit}", file=out)
+        except ImportError:
+            pass
+    began = shown_at = clock()
+    done = 0
 
-    def __enter__(self) -> Progress:
-        return self
+    def show(number: int) -> None:
+        nonlocal done, shown_at
+        before, done = done, max(done, min(number, total))
+        if bar is not None:
+            bar.update(done - before)
+        elif not is_quiet and clock() - shown_at >= LINE_SECONDS:
+            shown_at = clock()
+            rate = done / (shown_at - began)
+            left = f", about {duration((total - done) / rate)} to go" if 0 < done < total else ""
+            out.write(f"{what}: {done:,} of {total:,} {unit}, {rate:.1f} a second{left}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, done: int) -> None:
-        """Show that ``done`` are done in total. A lower number than before is ignored."""
-        step = max(0, done - self.done)
-        self.done += step
-        if self._bar is not None:
-            self._bar.update(step)
-        elif not self._is_quiet and self._clock() - self._told_at >= LINE_SECONDS:
-            self._told_at = self._clock()
-            self._out.write(self.line())
-
-    def line(self) -> str:
-        """Return the progress in one line."""
-        elapsed = self._clock() - self._began
-        rate = self.done / elapsed if elapsed > 0 else 0.0
-        left = max(0, self.total - self.done)
-        text = f"{self._what}: {self.done:,} of {self.total:,} {self._unit}, {rate:.1f} a second"
-        return f"{text}, about {duration(left / rate)} to go" if rate and left else text
-
-
-def _bar(total: int, *, what: str, unit: str, out: OutputWrapper) -> Any:
-    if not out.isatty():
-        return None
     try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=total, desc=what, unit=f" {unit}", file=out)
+        yield show
+    finally:
+        if bar is not None:
+            bar.close()

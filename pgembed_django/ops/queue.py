@@ -1,11 +1,14 @@
-"""Count pending, running, failed and dismissed jobs, each up to a bound."""
+"""Count pending, running, failed and dismissed jobs, and group open failures by kind of error.
+
+No query reads all jobs: counts stop at a bound, and the others jump along an index.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from pgembed_django import database
 from pgembed_django.models.job import CHANGES
@@ -15,6 +18,11 @@ MAX_COUNT = 10_000
 MIN_COUNT = 1000
 BUDGET = 60_000
 """How many jobs one overview reads at most, divided among the specs."""
+
+MAX_KINDS = 200
+"""How many kinds per spec are looked for. Kinds of the ``RECENT`` latest failures are added."""
+
+RECENT = 1000
 
 # The specs that have open failures. The query jumps along their index.
 FAILING = """
@@ -42,7 +50,6 @@ FAILING = """
     )
 """
 
-# The first column is the status, the others are those of ``Row``. Counts stop at the limit.
 COUNTS = """
     SELECT
         'pending',
@@ -52,6 +59,7 @@ COUNTS = """
         kind,
         is_due,
         count(*),
+        sum(count(*)) OVER (PARTITION BY lane.spec, lane.priority) >= %(limit)s,
         extract(epoch FROM statement_timestamp() - min(created_at))::float8,
         NULL::float8
     FROM lane
@@ -76,6 +84,7 @@ COUNTS = """
         kind,
         NULL,
         count(*),
+        sum(count(*)) OVER () >= %(running)s,
         extract(epoch FROM statement_timestamp() - min(created_at))::float8,
         extract(epoch FROM statement_timestamp() - min(started_at))::float8
     FROM (
@@ -87,7 +96,8 @@ COUNTS = """
     ) AS running
     GROUP BY spec, worker_id, kind
   UNION ALL
-    SELECT 'failed', failing.spec, NULL, NULL, NULL, NULL, counted.count, NULL, NULL
+    SELECT
+        'failed', failing.spec, NULL, NULL, NULL, NULL, count, count >= %(limit)s, NULL, NULL
     FROM failing
     CROSS JOIN LATERAL (
         SELECT count(*)
@@ -103,7 +113,9 @@ COUNTS = """
         ) AS failed
     ) AS counted
   UNION ALL
-    SELECT 'dismissed', spec, NULL, NULL, NULL, NULL, count(*), NULL, NULL
+    SELECT
+        'dismissed', spec, NULL, NULL, NULL, NULL,
+        count(*), sum(count(*)) OVER () >= %(limit)s, NULL, NULL
     FROM (
         SELECT spec
         FROM pgembed_job
@@ -113,8 +125,110 @@ COUNTS = """
         LIMIT %(limit)s
     ) AS dismissed
     GROUP BY spec
+    ORDER BY priority DESC
 """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
+OF_EACH_KIND = """,
+    kind AS (
+        SELECT failing.spec, lowest.signature, 1 AS number
+        FROM failing
+        CROSS JOIN LATERAL (
+            SELECT signature
+            FROM pgembed_job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND pgembed_job.spec = failing.spec
+            ORDER BY signature
+            LIMIT 1
+        ) AS lowest
+        WHERE %(specs)s::text[] IS NULL
+           OR failing.spec = ANY(%(specs)s::text[])
+      UNION ALL
+        SELECT kind.spec, following.signature, kind.number + 1
+        FROM kind
+        CROSS JOIN LATERAL (
+            SELECT signature
+            FROM pgembed_job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND pgembed_job.spec = kind.spec
+              AND pgembed_job.signature > kind.signature
+            ORDER BY signature
+            LIMIT 1
+        ) AS following
+        WHERE kind.number < %(max_kinds)s
+    ),
+    recent AS (
+        SELECT spec, signature
+        FROM (
+            SELECT spec, signature
+            FROM pgembed_job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+            ORDER BY finished_at DESC, id DESC
+            LIMIT %(recent)s
+        ) AS latest
+        WHERE %(specs)s::text[] IS NULL
+           OR spec = ANY(%(specs)s::text[])
+    ),
+    chosen AS MATERIALIZED (
+        SELECT found.spec, found.signature, latest.id, latest.finished_at, latest.last_error
+        FROM (
+            SELECT spec, signature FROM kind
+          UNION
+            SELECT spec, signature FROM recent
+        ) AS found
+        CROSS JOIN LATERAL (
+            SELECT id, finished_at, last_error
+            FROM pgembed_job AS job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND job.spec = found.spec
+              AND job.signature = found.signature
+            ORDER BY finished_at DESC, id DESC
+            LIMIT 1
+        ) AS latest
+        ORDER BY latest.finished_at DESC
+        LIMIT %(limit)s + 1
+    )
+    SELECT
+        chosen.spec,
+        chosen.signature,
+        counted.count,
+        earliest.finished_at,
+        chosen.finished_at,
+        chosen.last_error,
+        chosen.id,
+        (SELECT max(number) FROM kind)
+    FROM chosen
+    CROSS JOIN LATERAL (
+        SELECT finished_at
+        FROM pgembed_job AS job
+        WHERE status = 'failed'
+          AND settled_at IS NULL
+          AND job.spec = chosen.spec
+          AND job.signature = chosen.signature
+        -- Backwards along the same index.
+        ORDER BY finished_at, id
+        LIMIT 1
+    ) AS earliest
+    CROSS JOIN LATERAL (
+        SELECT count(*)
+        FROM (
+            SELECT
+            FROM pgembed_job AS job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND job.spec = chosen.spec
+              AND job.signature = chosen.signature
+            -- Ordered as in the index: else the planner reads the whole table if failures are many.
+            ORDER BY finished_at DESC, id DESC
+            LIMIT %(max_count)s
+        ) AS counted
+    ) AS counted
+    ORDER BY counted.count DESC, chosen.finished_at DESC
+"""
+KINDS = "WITH RECURSIVE" + FAILING + OF_EACH_KIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +251,7 @@ class Count:
 NONE = Count(0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """The pending jobs of one kind. ``later`` counts those of them that are not due yet.
 
@@ -146,46 +260,30 @@ class Backlog:
     """
 
     kind: str
-    waiting: Count
-    later: Count
-    oldest_seconds: float
+    waiting: Count = NONE
+    later: Count = NONE
+    oldest_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HeldJobs:
     """The jobs of one spec that one worker holds."""
 
     spec: str
-    jobs: int
-    oldest_seconds: float
+    jobs: int = 0
+    oldest_seconds: float = 0.0
     """How long it has held the oldest of them."""
 
 
-class Row(NamedTuple):
-    """A count of jobs that have all of this in common. Failed and dismissed: only the spec."""
-
-    spec: str
-    priority: int
-    """Of pending jobs."""
-    worker_id: int
-    """Of running jobs."""
-    kind: str
-    is_due: bool
-    """Of pending jobs."""
-    jobs: int
-    oldest_seconds: float
-    held_seconds: float
-    """How long its worker has held the oldest of the running jobs."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Queue:
-    """Counts of the queue at one moment. Keyed by spec, and ``held`` by worker id."""
+    """Counts of the queue at one moment, by spec. Those that a worker holds: by its id and spec."""
 
-    backlog: dict[str, tuple[Backlog, ...]] = field(default_factory=dict)
-    running: dict[str, Count] = field(default_factory=dict)
+    backlog: dict[str, dict[str, Backlog]] = field(default_factory=lambda: defaultdict(dict))
+    """Spec -> kind -> its pending jobs, the most urgent kind first."""
+    running: dict[str, Count] = field(default_factory=lambda: defaultdict(lambda: NONE))
     oldest_change: dict[str, float] = field(default_factory=dict)
-    held: dict[int, list[HeldJobs]] = field(default_factory=dict)
+    held: dict[int, dict[str, HeldJobs]] = field(default_factory=lambda: defaultdict(dict))
     failures: dict[str, Count] = field(default_factory=dict)
     dismissed: dict[str, Count] = field(default_factory=dict)
 
@@ -193,64 +291,84 @@ class Queue:
 def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
     """Count jobs in one statement. Failures and dismissals are counted for all specs."""
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
-    found: dict[str, list[Row]] = defaultdict(list)
-    for status, *row in database.rows(
-        using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT
-    ):
-        found[status].append(Row(*row))
     queue = Queue()
-    _add_pending(queue, found["pending"], limit)
-    _add_running(queue, found["running"])
-    queue.failures = {row.spec: Count(row.jobs, row.jobs >= limit) for row in found["failed"]}
-    dismissed = {row.spec: row.jobs for row in found["dismissed"]}
-    # The limit is on all specs together: once it is reached, any spec may have more.
-    is_capped = sum(dismissed.values()) >= limit
-    queue.dismissed = {
-        spec: Count(dismissed.get(spec, 0), is_capped) for spec in {*specs, *dismissed}
-    }
+    rows = database.rows(using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT)
+    for status, spec, _, worker_id, kind, is_due, number, is_capped, age, held_for in rows:
+        count = Count(number, is_capped)
+        if status == "pending":
+            backlog = queue.backlog[spec].get(kind, Backlog(kind))
+            queue.backlog[spec][kind] = replace(
+                backlog,
+                waiting=backlog.waiting + count,
+                later=backlog.later if is_due else backlog.later + count,
+                oldest_seconds=max(backlog.oldest_seconds, age),
+            )
+        elif status == "running":
+            queue.running[spec] += count
+            held = queue.held[worker_id].get(spec, HeldJobs(spec))
+            queue.held[worker_id][spec] = HeldJobs(
+                spec, held.jobs + number, max(held.oldest_seconds, held_for)
+            )
+        else:
+            counts = queue.failures if status == "failed" else queue.dismissed
+            counts[spec] = count
+        if kind in CHANGES:
+            queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), age)
+    # Dismissals of all specs share one limit: once it is reached, any spec may have some.
+    is_capped = any(count.is_capped for count in queue.dismissed.values())
+    for spec in specs:
+        queue.dismissed.setdefault(spec, Count(0, is_capped))
     return queue
 
 
-def _add_pending(queue: Queue, rows: Sequence[Row], limit: int) -> None:
-    in_lane: dict[tuple[str, int], int] = defaultdict(int)
-    for row in rows:
-        in_lane[row.spec, row.priority] += row.jobs
-    by_kind: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: -row.priority):
-        by_kind[row.spec, row.kind].append(row)
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """The open failures of one spec with one signature. ``sample`` is the latest error."""
 
-    def total(rows: Iterable[Row]) -> Count:
-        counts = (Count(row.jobs, in_lane[row.spec, row.priority] >= limit) for row in rows)
-        return sum(counts, NONE)
-
-    for (spec, kind), of_kind in by_kind.items():
-        backlog = Backlog(
-            kind=kind,
-            waiting=total(of_kind),
-            later=total(row for row in of_kind if not row.is_due),
-            oldest_seconds=max(0.0, *(row.oldest_seconds for row in of_kind)),
-        )
-        queue.backlog[spec] = (*queue.backlog.get(spec, ()), backlog)
-        _note_change(queue, spec, kind, backlog.oldest_seconds)
+    spec: str
+    signature: str
+    count: Count
+    first_at: datetime
+    last_at: datetime
+    sample: str
+    sample_id: int
+    """The id of the job with this error."""
 
 
-def _add_running(queue: Queue, rows: Sequence[Row]) -> None:
-    is_capped = sum(row.jobs for row in rows) >= MAX_COUNT
-    by_holder: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        queue.running[row.spec] = queue.running.get(row.spec, NONE) + Count(row.jobs, is_capped)
-        by_holder[row.worker_id, row.spec].append(row)
-        _note_change(queue, row.spec, row.kind, row.oldest_seconds)
-    for (worker_id, spec), held in sorted(by_holder.items()):
-        queue.held.setdefault(worker_id, []).append(
-            HeldJobs(
-                spec=spec,
-                jobs=sum(row.jobs for row in held),
-                oldest_seconds=max(0.0, *(row.held_seconds for row in held)),
-            )
-        )
+@dataclass(frozen=True, slots=True)
+class FailureKinds:
+    """Kinds of open failures, the largest first. ``is_whole``: there are no other kinds."""
+
+    kinds: tuple[FailureKind, ...]
+    is_whole: bool
 
 
-def _note_change(queue: Queue, spec: str, kind: str, seconds: float) -> None:
-    if kind in CHANGES:
-        queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), seconds)
+def failure_kinds(
+    *,
+    using: str,
+    specs: Sequence[str] | None = None,
+    limit: int = 20,
+    max_count: int = MAX_COUNT,
+) -> FailureKinds:
+    """Return the most recent kinds of open failures, the largest first, in one query.
+
+    ``limit`` bounds the number of kinds. Counting each of them, up to ``max_count``, takes most of
+    the time.
+    """
+    rows = database.rows(
+        using,
+        KINDS,
+        specs=None if specs is None else list(specs),
+        limit=limit,
+        max_count=max_count,
+        max_kinds=MAX_KINDS,
+        recent=RECENT,
+    )
+    kinds = [
+        FailureKind(spec, signature, Count(number, number >= max_count), *others)
+        for spec, signature, number, *others, _ in rows
+    ]
+    is_whole = len(rows) <= limit and not any(row[-1] >= MAX_KINDS for row in rows[:1])
+    if len(kinds) > limit:
+        kinds.remove(min(kinds, key=lambda kind: kind.last_at))
+    return FailureKinds(tuple(kinds), is_whole)

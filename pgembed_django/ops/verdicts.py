@@ -5,16 +5,19 @@ The reasons are not translated, not even in the admin, so that they match `embed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from pgembed_django.models.job import CHANGES
 from pgembed_django.ops.formatting import duration
 from pgembed_django.ops.queue import NONE, Backlog, Count
-from pgembed_django.ops.workers import ProviderStatus
 from pgembed_django.spaces import Coverage, are_few
+
+if TYPE_CHECKING:
+    from pgembed_django.ops.status import ProviderStatus
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -36,9 +39,6 @@ class Verdict:
 
     state: State
     reason: str
-
-
-NOT_JUDGED = Verdict("fresh", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class SpecStatus:
     """The status of one spec."""
 
     key: str
-    verdict: Verdict = NOT_JUDGED
+    verdict: Verdict = Verdict("fresh", "")
     active: SpaceStatus | None
     building: SpaceStatus | None
     backlog: tuple[Backlog, ...]
@@ -114,183 +114,163 @@ class Facts:
     has_tables: bool
     silent_triggers: int
     """How many of the spec's triggers are missing or disabled."""
-    aside: tuple[str, ...]
+    aside: Sequence[str]
     """The reasons of the workers that have set the spec aside, one each."""
     completed: int
     """How many units were completed in the last minutes."""
 
-    @property
-    def paused(self) -> str:
-        """Who paused the spec, or else its provider, in words. Empty: neither is paused."""
-        if self.spec.paused_by:
-            return f"Paused by {self.spec.paused_by}"
-        by = self.provider.paused_by if self.provider else ""
-        return f"The provider is paused by {by}" if by else ""
-
-    @property
-    def down(self) -> str:
-        """Why no worker can reach the provider. Empty: at least one can."""
-        is_down = self.provider and self.provider.is_down and not self.exchanged
-        return self.provider.reason if self.provider and is_down else ""
-
-    @property
-    def exchanged(self) -> str:
-        """What searches do because their model was exchanged. Empty: it was not."""
-        if self.spec.active is None or not self.spec.active.exchanged:
-            return ""
-        if new := self.spec.building:
-            covered = f" ({new.coverage})" if new.coverage else ""
-            return (
-                f"Searches use full text only until the new space {new.id} is full{covered}: the "
-                f"server has another model than that of space {self.spec.active.id}."
-            )
-        return f"Searches use full text only. {self.spec.active.exchanged}"
-
-    @property
-    def is_filling(self) -> bool:
-        """Whether a new space is built, and its provider is asked."""
-        return self.next_provider is not None and not self.next_provider.is_away
-
-    @property
-    def unreachable_for(self) -> int:
-        """How many workers cannot reach the provider."""
-        return len(self.provider.out_of_reach_of) if self.provider else 0
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether all live workers have set the spec aside."""
-        return 0 < self.spec.workers == len(self.aside)
-
-    @property
-    def coverage(self) -> Coverage | None:
-        """The coverage of the active space."""
-        return self.spec.active.coverage if self.spec.active else None
-
-    @property
-    def is_short(self) -> bool:
-        """Whether a search misses more rows than have a dismissed failure."""
-        return self.coverage is not None and self.coverage.missing > self.spec.dismissed.value
-
-    @property
-    def is_held_up(self) -> bool:
-        """Whether only failed rows may be missing in the space being built, but too many."""
-        built = self.spec.building.coverage if self.spec.building else None
-        has_jobs = bool(self.spec.waiting or self.spec.running)
-        return built is not None and not has_jobs and not are_few(built.missing, of=built.rows)
-
 
 def judge(facts: Facts) -> Verdict:
     """Return the worst state that applies, with all reasons for it."""
-    reasons: tuple[tuple[State, Iterator[str]], ...] = (
-        ("stalled", _stalled(facts)),
-        ("degraded", _degraded(facts)),
-        ("indexing", _indexing(facts)),
-    )
-    for state, sentences in reasons:
-        if found := " ".join(sentences):
-            return Verdict(state, found)
-    if facts.spec.oldest_change_seconds is not None:
-        others = f"Every other row is found with its current text{_but(facts.spec)}"
-        return Verdict("fresh", f"{others}: {_changes(facts.spec)}.")
-    if facts.coverage is None:
-        return Verdict("fresh", "Nothing is waiting.")
-    return Verdict("fresh", f"Every row is found with its current text{_but(facts.spec)}.")
+    reasons: dict[State, list[str]] = defaultdict(list)
+    for state, reason in (*_blocked(facts), *_flawed(facts), *_filling(facts), _fresh(facts.spec)):
+        reasons[state].append(reason)
+    worst = max(reasons, key=STATES.index)
+    return Verdict(worst, " ".join(reasons[worst]))
 
 
-def _stalled(facts: Facts) -> Iterator[str]:
-    spec = facts.spec
-    has_work = bool(spec.waiting) or facts.is_short
+def _blocked(facts: Facts) -> Iterator[tuple[State, str]]:
+    """Yield the first of the reasons for which nothing moves. It stalls a spec that has work."""
+    spec, provider, waiting = facts.spec, facts.provider, _jobs(facts.spec.waiting)
     if not facts.has_tables:
-        yield "Its tables do not exist. Run manage.py makemigrations and manage.py migrate."
-    elif spec.active is None:
-        yield f"Nothing has been embedded yet. {WORKER}"
-    elif facts.paused and has_work:
-        yield f"{facts.paused}: {_waiting(facts)}."
-    elif not spec.workers and has_work:
-        yield f"No worker is running: {_waiting(facts)}. {WORKER}"
-    elif facts.is_aside and has_work:
-        yield f"Set aside by every worker, {DRIFT}: {_waiting(facts)}. {facts.aside[0]}"
-    elif facts.exchanged and has_work and not facts.is_filling:
-        yield f"{_waiting(facts)}. {facts.exchanged}"
-    elif facts.down and has_work:
-        yield f"The provider is down: {_waiting(facts)}. {facts.down}"
+        yield "stalled", "Its tables do not exist. Run manage.py makemigrations and migrate."
+        return
+    if spec.active is None:
+        yield "stalled", f"Nothing has been embedded yet. {WORKER}"
+        return
+    has_work = bool(spec.waiting) or _is_short(spec)
+    if not spec.waiting:
+        waiting = f"a search finds {spec.active.coverage}"
+    exchanged = _exchanged(spec.active, spec.building)
+    unreachable = len(provider.out_of_reach_of) if provider else 0
+    for applies, cause, remedy in (
+        (spec.paused_by, f"Paused by {spec.paused_by}", ""),
+        (
+            provider and provider.paused_by,
+            f"The provider is paused by {provider and provider.paused_by}",
+            "",
+        ),
+        (not spec.workers, "No worker is running", WORKER),
+        (
+            len(facts.aside) == spec.workers,
+            f"Set aside by every worker, {DRIFT}",
+            "".join(facts.aside[:1]),
+        ),
+        (
+            provider and provider.is_down and not exchanged,
+            "The provider is down",
+            provider.reason if provider else "",
+        ),
+    ):
+        if applies:
+            what = f": {waiting}." if has_work else ". Nothing is waiting yet."
+            yield "stalled" if has_work else "degraded", f"{cause}{what} {remedy}".rstrip()
+            return
+    is_filling = facts.next_provider is not None and not facts.next_provider.is_away
+    if exchanged and has_work and not is_filling:
+        yield "stalled", f"{waiting}. {exchanged}"
+    elif exchanged:
+        yield "degraded", exchanged
     elif (spec.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
-        yield f"Nothing has been completed for minutes: {_changes(spec)}."
+        yield "stalled", f"Nothing has been completed for minutes: {_changes(spec)}."
+    elif unreachable:
+        yield "degraded", f"{unreachable} of {spec.workers} workers cannot reach the provider."
 
 
-def _degraded(facts: Facts) -> Iterator[str]:
+def _flawed(facts: Facts) -> Iterator[tuple[State, str]]:
+    """Yield why some rows are not found with their current text."""
     spec = facts.spec
-    if facts.paused:
-        yield f"{facts.paused}. Nothing is waiting yet."
-    elif not spec.workers:
-        yield f"No worker is running. Nothing is waiting yet, but the next change will. {WORKER}"
-    elif facts.is_aside:
-        yield f"Set aside by every worker, {DRIFT}. Nothing is waiting yet. {facts.aside[0]}"
-    elif facts.exchanged:
-        yield facts.exchanged
-    elif facts.down:
-        yield f"The provider is down. Nothing is waiting yet. {facts.down}"
-    elif facts.unreachable_for:
-        yield f"{facts.unreachable_for} of {spec.workers} workers cannot reach the provider."
     if facts.silent_triggers:
-        one = facts.silent_triggers == 1
         yield (
-            f"{facts.silent_triggers} of its triggers {'is' if one else 'are'} missing or "
-            "disabled, so changes are found late. Run manage.py check --database "
-            f"{facts.database}."
+            "degraded",
+            f"{facts.silent_triggers} of its triggers "
+            f"{'is' if facts.silent_triggers == 1 else 'are'} missing or disabled, so changes are "
+            f"found late. Run manage.py check --database {facts.database}.",
         )
-    if facts.aside and not facts.is_aside:
+    if 0 < len(facts.aside) < spec.workers:
         some = f"{len(facts.aside)} of {spec.workers} workers"
-        yield f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"
+        yield "degraded", f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"
     if spec.open_failures:
-        one = spec.open_failures.value == 1
+        has, its = ("row has", "its") if spec.open_failures == Count(1) else ("rows have", "their")
         yield (
-            f"{spec.open_failures} {'row has' if one else 'rows have'} failed and "
-            f"may not be found with {'its' if one else 'their'} current text."
+            "degraded",
+            f"{spec.open_failures} {has} failed and may not be found with {its} current text.",
         )
-        if facts.is_held_up:
-            yield "The new space is not searched until they are fixed or dismissed."
-    if facts.coverage and facts.coverage.is_of_other_language:
+        built = spec.building.coverage if spec.building else None
+        if built and not (spec.waiting or spec.running or are_few(built.missing, of=built.rows)):
+            yield "degraded", "The new space is not searched until they are fixed or dismissed."
+    if (coverage := _coverage(spec)) and coverage.is_of_other_language:
         yield (
+            "degraded",
             "Texts are stored with another full-text configuration than "
-            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them."
+            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them.",
         )
     if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
-        yield f"Changes are late: {_changes(spec)}{_eta(spec)}."
+        yield "degraded", f"Changes are late: {_changes(spec)}{_eta(spec)}."
 
 
-def _indexing(facts: Facts) -> Iterator[str]:
-    spec = facts.spec
+def _filling(facts: Facts) -> Iterator[tuple[State, str]]:
+    """Yield what is being embedded behind the changes."""
+    spec, building = facts.spec, facts.spec.building
     if spec.waiting.value > spec.changes.value:
-        yield f"{spec.waiting} {_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
-    elif facts.is_short and spec.oldest_change_seconds is None:
+        yield "indexing", f"{_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
+    elif _is_short(spec) and spec.oldest_change_seconds is None:
         # Not if there are changes: the rows may be missing only because of these.
-        yield f"Searches find {facts.coverage}. The reconciler checks the rest every few minutes."
-    if spec.building:
-        coverage = spec.building.coverage
-        covered = f": {coverage}" if coverage else ""
-        yield f"A new space is being built{covered}. Search uses the old one until it is full."
+        yield (
+            "indexing",
+            f"Searches find {_coverage(spec)}. The reconciler checks the rest every few minutes.",
+        )
+    if building:
+        covered = f": {building.coverage}" if building.coverage else ""
+        yield (
+            "indexing",
+            f"A new space is being built{covered}. Search uses the old one until it is full.",
+        )
         if facts.next_provider and facts.next_provider.is_down:
-            yield f"The new one's provider is down: {facts.next_provider.reason}"
+            yield "indexing", f"The new one's provider is down: {facts.next_provider.reason}"
         if facts.is_undeclared:
             yield (
-                f"The settings declare another model than {spec.building.model} "
-                f"({spec.building.dimensions}). If no newer code runs, stop building it: "
-                f"manage.py embed_spaces cancel {spec.building.id}."
+                "indexing",
+                f"The settings declare another model than {building.model} "
+                f"({building.dimensions}). If no newer code runs, stop building it: "
+                f"manage.py embed_spaces cancel {building.id}.",
             )
 
 
-def _but(spec: SpecStatus) -> str:
-    if not spec.dismissed:
-        return ", except perhaps some that were dismissed" * spec.dismissed.is_capped
-    were = "was" if spec.dismissed == Count(1) else "were"
-    return f", except {spec.dismissed} that {were} dismissed"
+def _fresh(spec: SpecStatus) -> tuple[State, str]:
+    but = ", except perhaps some that were dismissed" if spec.dismissed.is_capped else ""
+    if spec.dismissed:
+        were = "was" if spec.dismissed == Count(1) else "were"
+        but = f", except {spec.dismissed} that {were} dismissed"
+    if spec.oldest_change_seconds is not None:
+        changes = _changes(spec)
+        return "fresh", f"Every other row is found with its current text{but}: {changes}."
+    if _coverage(spec) is None:
+        return "fresh", "Nothing is waiting."
+    return "fresh", f"Every row is found with its current text{but}."
 
 
-def _waiting(facts: Facts) -> str:
-    if facts.spec.waiting:
-        return f"{facts.spec.waiting} {_jobs(facts.spec.waiting)}"
-    return f"a search finds {facts.coverage}"
+def _exchanged(active: SpaceStatus, building: SpaceStatus | None) -> str:
+    """Return what searches do because their model was exchanged. Empty: it was not."""
+    if not active.exchanged:
+        return ""
+    if building is None:
+        return f"Searches use full text only. {active.exchanged}"
+    covered = f" ({building.coverage})" if building.coverage else ""
+    return (
+        f"Searches use full text only until the new space {building.id} is full{covered}: the "
+        f"server has another model than that of space {active.id}."
+    )
+
+
+def _coverage(spec: SpecStatus) -> Coverage | None:
+    return spec.active.coverage if spec.active else None
+
+
+def _is_short(spec: SpecStatus) -> bool:
+    """Return whether a search misses more rows than have a dismissed failure."""
+    coverage = _coverage(spec)
+    return coverage is not None and coverage.missing > spec.dismissed.value
 
 
 def _changes(spec: SpecStatus) -> str:
@@ -302,7 +282,7 @@ def _changes(spec: SpecStatus) -> str:
 
 
 def _jobs(count: Count) -> str:
-    return "job is waiting" if count == Count(1) else "jobs are waiting"
+    return f"{count} {'job is' if count == Count(1) else 'jobs are'} waiting"
 
 
 def _eta(spec: SpecStatus) -> str:

@@ -37,7 +37,7 @@ def test_a_column_that_is_not_there_is_named(
     refused = refusal(*arguments)
 
     assert str(refused).startswith(
-        "A table does not match this code: column app_article.contents does not exist. "
+        "A table or function does not match this code: column app_article.contents does not exist. "
         "Run manage.py makemigrations and migrate"
     )
     assert refused.returncode == 1

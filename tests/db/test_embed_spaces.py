@@ -15,7 +15,6 @@ from pgembed_django.models import Rollup, Space, Worker
 from pgembed_django.ops import status
 from pgembed_django.queue import rollups
 from tests.app.models import ArticleEmbedding
-from tests.db.conftest import Writer, backend_pid
 from tests.db.test_status import make_failures
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,23 +77,6 @@ def test_spaces_that_differ_in_their_prefix_alone_are_told_apart(two_spaces):
     assert "another, 32 dimensions, prefixed 'passage: ', 0 of 1 rows" in embed_spaces()
 
 
-def test_the_list_lets_no_deadlock_choose_a_migration(two_spaces, writer: Writer):
-    writer.connection.execute("SET deadlock_timeout = '200ms'")  # the migration's would be first
-
-    def lock_in_another_order(execute, sql, *rest):
-        if sql.startswith("SELECT COUNT") and "OFFSET 0" in sql and not writer.has_started():
-            writer.connection.execute("LOCK TABLE app_articleembedding")
-            writer.start("LOCK TABLE app_article", once_waits=backend_pid())
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(lock_in_another_order):
-        told = embed_spaces()
-    writer.go()
-    writer.end()
-
-    assert "bag-of-words, 64 dimensions, not counted: one of its tables is locked" in told
-
-
 def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_spaces):
     tally = rollups.Tally()
     tally.completed(KEY, waited=None)
@@ -137,8 +119,6 @@ def test_a_space_that_was_begun_anew_is_not_gone_back_to_twice(two_spaces):
 
 def test_what_is_filled_is_listed_with_its_rate_and_the_time_to_go(two_spaces):
     Rollup.objects.all().delete()
-    assert "0 of 1 rows (0.0%), no progress in the last minutes" in embed_spaces()
-
     tally = rollups.Tally()
     for _ in range(600):
         tally.completed(KEY, waited=None)

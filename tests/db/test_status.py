@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 from concurrent.futures import Future
 from datetime import timedelta
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -687,41 +686,6 @@ def test_more_kinds_than_fit_are_cut_to_the_latest():
     assert (len(found.kinds), found.is_whole) == (2, False)
 
 
-def test_batches_leave_out_what_fails_meanwhile():
-    make_failures(5)
-    batches = status.failure_batches(using="default", specs=[KEY], signature="refused", size=2)
-    first = next(batches)
-    Job.objects.filter(pk__in=first).update(settled_at="2026-01-01T00:00Z")
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO pgembed_job (spec, source_pk, status, last_error, signature, finished_at)"
-            " VALUES (%s, 'new', 'failed', 'refused', 'refused', clock_timestamp())",
-            [KEY],
-        )
-
-    rest = [job_id for batch in batches for job_id in batch]
-
-    assert len({*first, *rest}) == 5
-    assert sum(map(len, status.failure_batches(using="default"))) == 4
-    assert list(status.failure_batches(using="default", source_pks=["new"])) != []
-
-
-def test_batches_end_also_in_the_hour_that_comes_twice(settings):
-    """With USE_TZ off a time has no offset: on the last night of summer time two hours are one."""
-    make_failures(5)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE pgembed_job SET finished_at = '2026-10-25 00:30:00+00'::timestamptz"
-            " - (now() - finished_at)"
-        )
-    settings.USE_TZ = False
-    settings.TIME_ZONE = "Europe/Berlin"
-
-    batches = status.failure_batches(using="default", specs=[KEY], size=2)
-
-    assert [len(batch) for batch in islice(batches, 5)] == [2, 2, 1]
-
-
 def test_a_pause_over_the_end_of_summer_time_is_told_as_long_as_it_is(settings):
     Worker.objects.create(
         host="here",
@@ -846,8 +810,6 @@ def plans_on_jobs() -> list[str]:
     with CaptureQueriesContext(connection) as captured:
         status.overview(using="default")
         status.failure_kinds(using="default")
-        next(status.failure_batches(using="default", specs=[KEY], signature="timed out"))
-        next(status.failure_batches(using="default"))
     plans = []
     with connection.cursor() as cursor:
         for query in captured:

@@ -75,7 +75,7 @@ def test_a_table_of_ours_that_vanishes_from_under_a_worker(start_worker, table):
             cursor.execute(f"ALTER TABLE away RENAME TO {table}")
 
     log = worker.log.read_text()
-    assert "CommandError: A table or function of pgembed does not match this code: " in log
+    assert "CommandError: A table or function does not match this code: " in log
     assert f'relation "{table}" does not exist' in log
     assert "Traceback" not in log
 

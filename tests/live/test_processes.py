@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -178,51 +177,3 @@ def test_settings_without_a_database_are_a_message_and_no_traceback(tmp_path):
     assert "(pgembed.E005) @embeddable on Article: its database 'default' is" in done.stderr
     assert "HINT: Vectors and triggers need PostgreSQL." in done.stderr
     assert "Traceback" not in done.stderr
-
-
-# Nobody reads on: embed_… | head
-
-
-def unread(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command whose output nobody reads any more."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", "django", *arguments],
-            env={
-                **os.environ,
-                "DATABASE_URL": "postgresql://nobody@localhost:1/nothing",
-                "DJANGO_SETTINGS_MODULE": "tests.settings",
-                **environment,
-            },
-            cwd=REPOSITORY,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
-    finally:
-        os.close(writing)
-
-
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_command_whose_output_nobody_reads_ends_like_any_other_program(unbuffered: str) -> None:
-    done = unread("embed_probe", PYTHONUNBUFFERED=unbuffered)
-
-    assert (done.stderr, done.returncode) == ("", 141)
-
-
-def test_what_it_has_to_say_by_its_exit_status_it_says_all_the_same() -> None:
-    down = {
-        "BACKEND": "pgembed_django.providers.ollama.OllamaProvider",
-        "MODEL": "none",
-        "DIMENSIONS": 16,
-        "OPTIONS": {"base_url": "http://127.0.0.1:1"},
-    }
-
-    settings = json.dumps({"PGEMBED_PROVIDERS": {"default": down}})
-
-    done = unread("embed_probe", TEST_SETTINGS=settings, PYTHONUNBUFFERED="")
-
-    assert (done.stderr, done.returncode) == ("CommandError: These providers failed: default.\n", 1)

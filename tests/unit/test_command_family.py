@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,42 +164,3 @@ def test_an_empty_alias_is_not_the_default_database(name: str) -> None:
         call_command(name, *CHOICES.get(name, ()), "--database", "")
 
     assert caught.value.returncode == 2
-
-
-WRONG = ["", " ", "x", "-1", "\0", -1, math.nan, math.inf, True, b"x", {}, object()]
-PARSED = {
-    "embed_backfill": ["price", "where"],
-    "embed_spaces": ["action", "space"],
-    "embed_status": ["fail_above_oldest_seconds", "fail_below_coverage", "watch"],
-    "embed_worker": [
-        *("batch_size", "claim_limit", "concurrency", "listen"),
-        *("max_jobs", "max_memory", "poll_seconds"),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "option"), [(name, option) for name in PARSED for option in PARSED[name]]
-)
-def test_what_code_passes_is_refused_like_what_is_typed(name: str, option: str) -> None:
-    for value in WRONG:
-        # Options are parsed first: no database is looked for.
-        with pytest.raises(CommandError) as caught:
-            call_command(name, database="nowhere", **{option: value})
-
-        assert caught.value.returncode == 2
-        assert "nowhere" not in str(caught.value), value
-        assert str(caught.value).startswith(("--", option)), value
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("given", ["app.Nope", ["app.Nope"], ("app.Nope",)])
-def test_one_spec_may_be_passed_without_a_list(given: object) -> None:
-    with pytest.raises(CommandError, match=r"^No spec named 'app\.Nope'\."):
-        call_command("embed_status", specs=given)
-
-
-@pytest.mark.django_db
-def test_numbers_may_be_passed_as_numbers_and_as_texts() -> None:
-    for value in (7, "7", [7], {"7"}):
-        call_command("embed_retry", units=value, specs="app.NoteEmbedding", dry_run=True)

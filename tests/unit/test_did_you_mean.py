@@ -15,7 +15,7 @@ from tests.app.models import Article
 from tests.unit.test_decorator import isolated, refusal  # noqa: F401
 
 NAMED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: call_command("embed_status", specs="app.Article"), "'app.ArticleEmbedding'"),
+    (lambda: call_command("embed_status", "--specs", "app.Article"), "'app.ArticleEmbedding'"),
     (lambda: call_command("embed_worker", database="defualt"), "'default'"),
     (lambda: call_command("embed_probe", "defalt"), "'default'"),
     (lambda: providers.get("defalt"), "'default'"),

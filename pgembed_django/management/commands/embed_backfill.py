@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
@@ -19,22 +16,15 @@ from pgembed_django import faults, spaces
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.maintenance.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.ops import status
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.ops.formatting import Progress, above_zero, rows_text
+from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.formatting import above_zero, progress, rows_text
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
 SHOWN_KEYS = 20
-TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+TRUTHS = {"1": True, "true": True, "0": False, "false": False}
 
-UNUSABLE = (
-    FieldError,
-    ValidationError,
-    ValueError,
-    OverflowError,
-    DataError,
-    ProgrammingError,
-)
+UNUSABLE = (FieldError, ValidationError, ValueError, OverflowError, DataError, ProgrammingError)
 """What a condition raises that no row can be compared with."""
 
 
@@ -53,6 +43,11 @@ class Command(EmbedCommand):
         "Exit status: 0 done; 1 not done, or with --force not all, because open transactions lock "
         "some rows: the message says why; 2 could not start; 130 stopped by Ctrl-C or SIGTERM."
     )
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        # SIGTERM ends it like Ctrl-C, with a message.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        super().run_from_argv(argv)
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -86,42 +81,29 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         if options["price"] and not options["dry_run"]:
-            raise CommandError("--price needs --dry-run.", returncode=CANNOT_START)
+            raise cannot_start("--price needs --dry-run.")
         if options["dry_run"] and options["no_wait"]:
-            raise CommandError(
-                "--dry-run cannot be combined with --no-wait.", returncode=CANNOT_START
-            )
+            raise cannot_start("--dry-run cannot be combined with --no-wait.")
         self.using = self.chosen_database(options["database"])
         chosen = self.chosen_specs([*(options["specs"] or ()), *options["spec"]], using=self.using)
-        self.refuse_missing_tables(chosen.values(), using=self.using)
-        self.refuse_hidden_rows(chosen.values(), using=self.using)
+        self.require_rows(chosen.values(), using=self.using)
+        backfills = [self._backfill(spec, options) for spec in chosen.values()]
         if options["dry_run"]:
-            for spec in chosen.values():
-                try:
-                    self._estimate(self._backfill(spec, options), options["price"])
-                except ProviderError as error:
-                    raise CommandError(str(error)) from error
+            for backfill in backfills:
+                self._estimate(backfill, options["price"])
             return
-        with stopping_on_sigterm():
-            self._run(chosen, options)
-
-    def _run(self, chosen: dict[str, Spec], options: dict[str, Any]) -> None:
-        filled: list[Backfill] = []
+        for spec in chosen.values():
+            if not spaces.live(spec, using=self.using):
+                raise cannot_start(f"{spec.key} has no space yet. Start manage.py embed_worker.")
         try:
-            for spec in chosen.values():
-                if not spaces.live(spec, using=self.using):
-                    raise CommandError(
-                        f"{spec.key} has no space yet. Start manage.py embed_worker.",
-                        returncode=CANNOT_START,
-                    )
-                filled.append(self._backfill(spec, options))
-                self._fill(filled[-1], options)
+            for backfill in backfills:
+                self._fill(backfill, options)
         except (KeyboardInterrupt, DatabaseError):
-            if told := told_of_left(filled):
-                self.stderr.write(told)
+            if locked := _locked(backfills, counts_rest=False):
+                self.stderr.write(locked)
             raise
-        if told := told_of_left(filled, and_rows_after=True):
-            raise CommandError(told)
+        if locked := _locked(backfills, counts_rest=True):
+            raise CommandError(locked)
 
     def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
         where, force = options["where"], options["force"]
@@ -130,134 +112,90 @@ class Command(EmbedCommand):
             backfill.rows.exists()
         except UNUSABLE as error:
             reason = " ".join(getattr(error, "messages", [faults.said(error)]))
-            raise CommandError(
-                f"--where on {spec.model.__name__}: {reason}", returncode=CANNOT_START
-            ) from error
+            raise cannot_start(f"--where on {spec.model.__name__}: {reason}") from error
         return backfill
 
     def _fill(self, backfill: Backfill, options: dict[str, Any]) -> None:
-        self._tell_resumed(backfill)
-        with Progress(
+        key = backfill.spec.key
+        if backfill.resumed_from is not None:
+            locked = f", with {rows_text(len(backfill.left))} locked before" * bool(backfill.left)
+            self.stdout.write(f"{key}: continuing after {backfill.resumed_from}{locked}.")
+        with progress(
             backfill.keys_left.count(),
-            what=backfill.spec.key,
+            what=key,
             unit="rows",
             out=self.stderr,
             is_quiet=options["verbosity"] < 1,
-        ) as progress:
-            looked_at, queued = self._queue(backfill, progress)
-            self._warn(backfill)
+        ) as show:
+            checked = queued = in_vain = 0
+            is_last = False
+            # By the last try each locked row was tried at least once.
+            while not is_last and in_vain < max(TRIES, math.ceil(len(backfill.left) / PAGE_ROWS)):
+                step = backfill.step()
+                if step is not None:
+                    checked += step.rows
+                    queued += step.enqueued
+                    is_last = step.is_last
+                    in_vain = in_vain + 1 if step.is_in_vain else 0
+                show(checked - backfill.unfinished)
+                if step is None or in_vain:
+                    time.sleep(LOOK_SECONDS)  # the backlog is full, or writers will commit soon
+            if backfill.waiting:
+                [found] = status.overview(specs=[backfill.spec], using=self.using).specs
+                if not found.workers:
+                    self.stderr.write("No worker is running: start manage.py embed_worker.")
             while not options["no_wait"] and (unfinished := backfill.unfinished):
-                progress.show(looked_at - unfinished)
+                show(checked - unfinished)
                 time.sleep(LOOK_SECONDS)
-            progress.show(looked_at)
+            show(checked)
         how = "queued" if options["no_wait"] else "embedded or failed (see embed_status)"
-        self.stdout.write(
-            self.style.SUCCESS(
-                f"{backfill.spec.key}: checked {rows_text(looked_at)}, {queued:,} {how}."
-            )
-        )
-
-    def _tell_resumed(self, backfill: Backfill) -> None:
-        if backfill.resumed_from is None:
-            return
-        left = len(backfill.left)
-        self.stdout.write(
-            f"{backfill.spec.key}: continuing after {backfill.resumed_from}"
-            f"{f', with {rows_text(left)} locked before' * bool(left)}."
-        )
-
-    def _queue(self, backfill: Backfill, progress: Progress) -> tuple[int, int]:
-        """Queue the rows. Return how many were looked at, and how many of them queued.
-
-        Rows that stay locked are left in ``backfill.left``.
-        """
-        looked_at = queued = in_vain = 0
-        while True:
-            step = backfill.step()
-            if step is None:  # the backlog is full
-                progress.show(looked_at - backfill.unfinished)
-                time.sleep(LOOK_SECONDS)
-                continue
-            looked_at += step.rows
-            queued += step.enqueued
-            progress.show(looked_at - backfill.unfinished)
-            in_vain = in_vain + 1 if step.is_in_vain else 0
-            # By then each locked row was tried at least once.
-            tries = max(TRIES, math.ceil(len(backfill.left) / PAGE_ROWS))
-            if step.is_last or in_vain >= tries:
-                return looked_at, queued
-            if in_vain:
-                time.sleep(LOOK_SECONDS)  # most writers commit soon
-
-    def _warn(self, backfill: Backfill) -> None:
-        if not backfill.waiting:
-            return
-        [found] = status.overview(specs=[backfill.spec], using=self.using).specs
-        if not found.workers:
-            self.stderr.write("No worker is running: start manage.py embed_worker.")
+        text = f"{key}: checked {rows_text(checked)}, {queued:,} {how}."
+        self.stdout.write(self.style.SUCCESS(text))
 
     def _estimate(self, backfill: Backfill, price: float | None) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(backfill.spec.key))
-        for found in backfill.estimates():
-            text = (
-                f"  {found.model}: {found.rows:,} rows, {found.chunks:,} chunks, "
-                f"about {found.tokens:,} tokens"
-            )
-            if price is not None:
-                text += f", costs {roughly(found.tokens * price / 1e6)}"
-            if found.errors:
-                text += f"; the text method fails for {found.errors:,} rows"
-            self.stdout.write(text)
+        try:
+            for found in backfill.estimates():
+                text = (
+                    f"  {found.model}: {found.rows:,} rows, {found.chunks:,} chunks, "
+                    f"about {found.tokens:,} tokens"
+                )
+                if price is not None:
+                    cost = found.tokens * price / 1e6
+                    text += (
+                        f", costs about {cost:,.2f}" if cost >= 0.01 else ", costs less than 0.01"
+                    )
+                if found.errors:
+                    text += f"; the text method fails for {found.errors:,} rows"
+                self.stdout.write(text)
+        except ProviderError as error:
+            raise CommandError(str(error)) from error
 
 
-def lookup(value: object) -> tuple[str, Any]:
+def lookup(value: str) -> tuple[str, Any]:
     """Parse FIELD=VALUE of ``--where``. Django converts the value to the field's type."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
-        return value
-    name, equals, text = str(value).partition("=")
+    name, equals, text = value.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{value!r} is not of the form FIELD=VALUE")
     if name.endswith("__isnull"):
         if text.lower() not in TRUTHS:
             raise argparse.ArgumentTypeError(f"{value!r}: {text!r} is not true or false")
         return name, TRUTHS[text.lower()]
-    if name.endswith("__in"):
-        return name, text.split(",")
-    if name.endswith("__range"):
-        if text.count(",") != 1:
-            raise argparse.ArgumentTypeError(f"{value!r}: a range is two values with a comma")
-        return name, text.split(",")
-    return name, text
+    if name.endswith("__range") and text.count(",") != 1:
+        raise argparse.ArgumentTypeError(f"{value!r}: a range is two values with a comma")
+    return name, text.split(",") if name.endswith(("__in", "__range")) else text
 
 
-def told_of_left(filled: Iterable[Backfill], *, and_rows_after: bool = False) -> str:
+def _locked(backfills: list[Backfill], *, counts_rest: bool) -> str:
     """Return in words which rows were locked and not queued, and how to go on. Empty: none."""
     lines = []
-    for one in filled:
-        if not one.left:
-            continue
-        keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
-        line = f"{one.spec.key}: {rows_text(len(one.left))} locked by an open transaction "
-        line += f"and not queued yet: {keys}. "
-        if and_rows_after and (rows := one.keys_left.count()):
-            line += f"{rows:,} rows after them are not checked yet. "
-        lines.append(f"{line}Run the same command again to continue.")
+    for one in backfills:
+        if one.left:
+            keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
+            rows = one.keys_left.count() if counts_rest else 0
+            after = f"{rows:,} rows after them are not checked yet. " * bool(rows)
+            lines.append(
+                f"{one.spec.key}: {rows_text(len(one.left))} locked by an open transaction and not "
+                f"queued yet: {keys}. {after}Run the same command again to continue."
+            )
     return "\n".join(lines)
-
-
-@contextmanager
-def stopping_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C: it ends the command with a message, and not in a statement."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def roughly(cost: float) -> str:
-    """Return an amount of money as text, in a currency with cents."""
-    return "less than 0.01" if 0 < cost < 0.01 else f"about {cost:,.2f}"

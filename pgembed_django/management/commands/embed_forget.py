@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from pgembed_django import database, specs
 from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.ops import status
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.triggers import installed
 
 
@@ -58,13 +58,12 @@ class Command(EmbedCommand):
         left = forgetting.left(using=self.using)
         for key in keys or ():
             if specs.get(key):
-                raise CommandError(
-                    f"{key} is declared. Remove its @embeddable, run makemigrations and migrate.",
-                    returncode=CANNOT_START,
+                raise cannot_start(
+                    f"{key} is declared. Remove its @embeddable, run makemigrations and migrate."
                 )
             if key not in left:
                 others = f" There is data of: {', '.join(left)}." if left else ""
-                raise CommandError(f"No data is left of {key!r}.{others}", returncode=CANNOT_START)
+                raise cannot_start(f"No data is left of {key!r}.{others}")
         return {key: rows for key, rows in left.items() if not keys or key in keys}
 
     def _used_by(self, key: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import conf, providers
-from pgembed_django.ops.command import CANNOT_START, StoppableCommand
+from pgembed_django.ops.command import StoppableCommand, cannot_start
 from pgembed_django.providers import Provider, Report, probes
 
 
@@ -32,27 +31,23 @@ class Command(StoppableCommand):
     def handle(self, **options: Any) -> None:
         aliases = options["provider"] or list(conf.current().providers)
         if not aliases:
-            raise CommandError("PGEMBED_PROVIDERS is empty: set it.", returncode=CANNOT_START)
+            raise cannot_start("PGEMBED_PROVIDERS is empty: set it.")
         try:
             asked = {alias: providers.get(alias) for alias in aliases}
         except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=CANNOT_START) from error
-        unwell = []
-        for alias, provider in asked.items():
-            if not self._is_well(provider):
-                unwell.append(alias)
-        if unwell:
-            raise CommandError(f"These providers failed: {', '.join(unwell)}.", returncode=1)
+            raise cannot_start(str(error)) from error
+        failed = [alias for alias, provider in asked.items() if not self._works(provider)]
+        if failed:
+            raise CommandError(f"These providers failed: {', '.join(failed)}.")
 
-    def _is_well(self, provider: Provider) -> bool:
+    def _works(self, provider: Provider) -> bool:
         """Probe a provider, and write each finding as soon as it is made."""
         self.stdout.write(self.style.MIGRATE_HEADING(str(provider)))
-        self._flush()
+        self.stdout.flush()
         probe = provider.probe()
+        present = {True: "present", False: "missing", None: "unknown"}[probe.model_present]
         self._write("reachable", "yes" if probe.reachable else "no")
-        self._write(
-            "model", {True: "present", False: "missing", None: "unknown"}[probe.model_present]
-        )
+        self._write("model", present)
         self._write("width", probe.width or "unknown")
         self._write("digest", probe.digest or "not reported")
         self._write("first word", f"{probe.seconds * 1000:.0f} ms")
@@ -67,10 +62,8 @@ class Command(StoppableCommand):
         for timing in probes.timings(provider):
             timings.append(timing)
             each = timing.milliseconds_per_text
-            self._write(
-                f"batch of {timing.batch_size}",
-                timing.message if each is None else f"{each:.1f} ms per text",
-            )
+            text = timing.message if each is None else f"{each:.1f} ms per text"
+            self._write(f"batch of {timing.batch_size}", text)
         report = Report(probe=probe, timings=tuple(timings))
         if report.recommended_batch_size:
             self._write("recommended batch_size", report.recommended_batch_size)
@@ -78,8 +71,4 @@ class Command(StoppableCommand):
 
     def _write(self, label: str, value: object) -> None:
         self.stdout.write(f"  {label + ':':<24}{value}")
-        self._flush()
-
-    def _flush(self) -> None:
-        with suppress(BrokenPipeError):  # nobody reads it, but the exit status may still be
-            self.stdout.flush()
+        self.stdout.flush()

@@ -10,8 +10,8 @@ from django.db import DatabaseError
 
 from pgembed_django import faults, spaces, specs
 from pgembed_django.maintenance import laps, reconcile
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.ops.formatting import Progress
+from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs
 
 TRIES = 100
@@ -39,23 +39,34 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         using = self.chosen_database(options["database"])
-        sweeps = laps.ALL_SWEEPS if options["deep"] else laps.CHEAP_SWEEPS
         unfinished = []
         chosen = self.chosen_specs(options["specs"], using=using).values()
-        self.refuse_missing_tables(chosen, using=using)
-        self.refuse_hidden_rows(chosen, using=using)
+        self.require_rows(chosen, using=using)
         for spec in chosen:
             if not spaces.live(spec, using=using):
-                raise CommandError(
-                    f"{spec.key} has no space yet: start manage.py embed_worker once.",
-                    returncode=CANNOT_START,
+                raise cannot_start(
+                    f"{spec.key} has no space yet: start manage.py embed_worker once."
                 )
             found = 0
-            for sweep in sweeps:
+            for sweep in laps.ALL_SWEEPS if options["deep"] else laps.CHEAP_SWEEPS:
                 laps.restart(spec, sweep, using=using)
-                enqueued, is_whole = self._walk(spec, sweep, options["verbosity"], using=using)
-                found += enqueued
-                if not is_whole:
+                with progress(
+                    spec.model._base_manager.using(using).count() if options["verbosity"] else 0,
+                    what=f"{spec.key}, {sweep}",
+                    unit="rows",
+                    out=self.stderr,
+                    is_quiet=options["verbosity"] < 1,
+                ) as show:
+                    pages = 0
+                    while page := _page(spec, sweep, using=using):
+                        if page.enqueued:
+                            jobs.nudge(using=using)
+                        found += page.enqueued
+                        pages += 1
+                        show(pages * reconcile.PAGE_ROWS)
+                        if page.is_last:
+                            break
+                if page is None:
                     unfinished.append(f"{spec.key} ({sweep})")
             self.stdout.write(f"{spec.key}: {found:,} rows queued")
         if unfinished:
@@ -64,40 +75,18 @@ class Command(EmbedCommand):
                 "locked. The workers continue from there."
             )
 
-    def _walk(
-        self, spec: specs.Spec, sweep: str, verbosity: int, *, using: str
-    ) -> tuple[int, bool]:
-        """Sweep the table once. Return how many rows were queued, and whether the sweep ended."""
-        enqueued = pages = 0
-        total = spec.model._base_manager.using(using).count() if verbosity else 0
-        with Progress(
-            total,
-            what=f"{spec.key}, {sweep}",
-            unit="rows",
-            out=self.stderr,
-            is_quiet=verbosity < 1,
-        ) as progress:
-            while page := self._page(spec, sweep, using=using):
-                if page.enqueued:
-                    jobs.nudge(using=using)
-                enqueued += page.enqueued
-                pages += 1
-                progress.show(min(total, pages * reconcile.PAGE_ROWS))
-                if page.is_last:
-                    return enqueued, True
-        return enqueued, False
 
-    def _page(self, spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
-        """Return the next page. None: the backlog is full, or the table or the lap is locked."""
-        for _ in range(TRIES):
-            try:
-                page = reconcile.reconcile_page(spec, sweep, using=using)
-            except DatabaseError as error:
-                if not faults.may_pass(error):
-                    raise
-                continue  # with fewer rows
-            if page or reconcile.is_backlog_full(spec, using=using):
-                return page
-            # A worker has locked this lap for a moment.
-            time.sleep(LOOK_SECONDS)
-        return None
+def _page(spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
+    """Return the next page. None: the backlog is full, or the table or the lap is locked."""
+    for _ in range(TRIES):
+        try:
+            page = reconcile.reconcile_page(spec, sweep, using=using)
+        except DatabaseError as error:
+            if not faults.may_pass(error):
+                raise
+            continue  # with fewer rows
+        if page or reconcile.is_backlog_full(spec, using=using):
+            return page
+        # A worker has locked this lap for a moment.
+        time.sleep(LOOK_SECONDS)
+    return None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import spaces, specs
-from pgembed_django.database import Busy
 from pgembed_django.maintenance import reconcile, retired
 from pgembed_django.models import Space
 from pgembed_django.ops import status
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import duration, whole
 
 
@@ -39,24 +38,36 @@ class Command(EmbedCommand):
         parser.add_argument("space", nargs="?", type=whole, help="The space's number in the list.")
 
     def handle(self, **options: Any) -> None:
-        self.using = self.chosen_database(options["database"], writes=options["action"] != "list")
+        action, number = options["action"], options["space"]
+        self.using = self.chosen_database(options["database"], writes=action != "list")
         chosen = self.chosen_specs(options["specs"], using=self.using)
-        if options["action"] == "list" and options["space"] is not None:
-            raise CommandError("list takes no number.", returncode=CANNOT_START)
-        if options["action"] == "list":
-            found = status.overview(using=self.using, specs=list(chosen.values()))
+        if action == "list":
+            if number is not None:
+                raise cannot_start("list takes no number.")
+            found = status.overview(using=self.using, specs=list(chosen.values()), is_exact=True)
             for one in found.specs:
                 self._list(chosen[one.key], one)
-        elif options["action"] == "prune" and options["space"] is None:
+        elif action == "prune" and number is None:
             self._prune(chosen, spaces.prunable(retired_for_seconds=0, using=self.using))
-        elif options["action"] == "renew" and options["space"] is None:
-            self._renew_all(chosen)
+        elif action == "renew" and number is None:
+            live = spaces.live_of(chosen.values(), using=self.using).values()
+            # Not where a space that is being built replaces it already.
+            exchanged = [found[-1] for found in live if found and found[-1].exchanged]
+            for space in exchanged:
+                self._act("renew", space)
+            if not exchanged:
+                self.stdout.write(
+                    "No model was exchanged. To embed a space's rows again anyway, give its number."
+                )
         else:
-            space = self._space(options["action"], options["space"], chosen)
-            if options["action"] == "prune":
-                self._prune_one(chosen, space)
+            space = self._space(action, number, chosen)
+            if action != "prune":
+                self._act(action, space)
+            elif space.state != Space.State.RETIRED or space.pruned_at:
+                state = "pruned already" if space.pruned_at else space.state
+                raise CommandError(f"Space {space.pk} is {state}. It must be retired.")
             else:
-                self._act(options["action"], space)
+                self._prune(chosen, [space])
 
     def _list(self, spec: specs.Spec, now: status.SpecStatus) -> None:
         self.stdout.write(self.style.MIGRATE_HEADING(spec.key))
@@ -64,97 +75,62 @@ class Command(EmbedCommand):
         if not found:
             self.stdout.write("  no space yet: manage.py embed_worker opens the first one")
         for space in found:
-            told = self._described(spec, space, now)
+            digest = f" {space.model_digest[:12]}" if space.model_digest else ""
+            prefix = f", prefixed {space.document_prefix!r}" if space.document_prefix else ""
+            told = f"{space.model}{digest}, {space.dimensions} dimensions{prefix}"
+            if space.exchanged:
+                told += ", exchanged for another model"
+            if space.pruned_at:
+                told += ", pruned"
+            for live in (now.active, now.building):
+                if live and live.id == space.pk:
+                    told += f", {_filled(live, now)}"
             self.stdout.write(f"  {space.pk:>4}  {space.state:<8}  {told}")
         if again := reconcile.refreshing(spec, using=self.using):
-            moves = now.verdict.state != "stalled"
-            self.stdout.write(
-                f"  changed recipe: {again.compared:,} of {again.rows:,} rows compared, "
-                f"{again.waiting:,} waiting{_pace(again.left, now, moves=moves)}"
-            )
-
-    def _described(self, spec: specs.Spec, space: Space, now: status.SpecStatus) -> str:
-        digest = f" {space.model_digest[:12]}" if space.model_digest else ""
-        prefix = f", prefixed {space.document_prefix!r}" if space.document_prefix else ""
-        model = f"{space.model}{digest}, {space.dimensions} dimensions{prefix}"
-        if space.pruned_at:
-            return f"{model}, pruned"
-        try:
-            found = spaces.coverage_of(spec, space, using=self.using)
-        except Busy:
-            return f"{model}, not counted: one of its tables is locked"
-        if space.exchanged:
-            model += ", exchanged for another model"
-        told = f"{model}, {found.covered:,} of {found.rows:,} rows ({found.percent:.1f}%)"
-        is_filled = bool(now.waiting or now.running) or space.state == Space.State.BUILDING
-        if space.state == Space.State.RETIRED or not is_filled:
-            return told
-        shown = now.active if space.state == Space.State.ACTIVE else now.building
-        return told + _pace(found.missing, now, moves=_moves(shown))
+            told = f"{again.compared:,} of {again.rows:,} rows compared, {again.waiting:,} waiting"
+            pace = now.units_per_second if now.verdict.state != "stalled" else 0.0
+            self.stdout.write(f"  changed recipe: {told}{_pace(again.left, pace)}")
 
     def _space(self, action: str, pk: int | None, chosen: dict[str, specs.Spec]) -> Space:
         if pk is None:
-            raise CommandError(
-                f"Which space? 'embed_spaces' lists them; then 'embed_spaces {action} NUMBER'.",
-                returncode=CANNOT_START,
+            raise cannot_start(
+                f"Which space? 'embed_spaces' lists them; then 'embed_spaces {action} NUMBER'."
             )
         space = Space.objects.using(self.using).filter(pk=pk).first()
         if space is None:
-            raise CommandError(
-                f"No space has the number {pk}. 'embed_spaces' lists them.", returncode=CANNOT_START
-            )
+            raise cannot_start(f"No space has the number {pk}. 'embed_spaces' lists them.")
         if space.spec not in chosen:
-            raise CommandError(
-                f"Space {pk} belongs to {space.spec}, which is not one of: {', '.join(chosen)}.",
-                returncode=CANNOT_START,
+            raise cannot_start(
+                f"Space {pk} belongs to {space.spec}, which is not one of: {', '.join(chosen)}."
             )
         return space
 
     def _act(self, action: str, space: Space) -> None:
+        done: object
         if action == "activate":
             done = spaces.activate(space, is_partial=True, using=self.using)
             said, needed = f"Searches now use {space}.", "building"
         elif action == "rollback":
-            built = spaces.reopen(space, using=self.using)
-            done, needed = built is not None, "retired"
-            said = f"The workers top up {space}, then searches use it."
-            if built != space:
-                said = f"The workers build {space} again, then searches use it."
+            done = built = spaces.reopen(space, using=self.using)
+            work = "top up {}" if built == space else "build {} again"
+            said = f"The workers {work.format(space)}, then searches use it."
+            needed = "retired"
         elif action == "renew":
-            done, needed = spaces.renew(space, using=self.using) is not None, "active or building"
+            done = spaces.renew(space, using=self.using)
             said = f"The workers build {space} again with the model that answers now."
+            needed = "active or building"
         else:
-            done = space.state == Space.State.BUILDING and spaces.cancel(
-                space.spec, using=self.using
-            )
+            done = space.state == Space.State.BUILDING
+            done = done and spaces.cancel(space.spec, using=self.using)
             said, needed = f"{space} is no longer being built.", "building"
-        if not done:
-            self._refuse(space, needed)
-        self.stdout.write(self.style.SUCCESS(said))
-
-    def _renew_all(self, chosen: dict[str, specs.Spec]) -> None:
-        live = spaces.live_of(chosen.values(), using=self.using)
-        # Not where a space that is being built replaces it already.
-        exchanged = [found[-1] for found in live.values() if found and found[-1].exchanged]
-        if not exchanged:
-            self.stdout.write(
-                "No model was exchanged. To embed a space's rows again anyway, give its number."
-            )
-        for space in exchanged:
-            self._act("renew", space)
-
-    def _refuse(self, space: Space, needed: str) -> NoReturn:
-        if anew := spaces.renewed(space, using=self.using):
+        if done:
+            self.stdout.write(self.style.SUCCESS(said))
+        elif anew := spaces.renewed(space, using=self.using):
             raise CommandError(
                 f"Space {space.pk} was started again as {anew.pk}, which is {anew.state}."
             )
-        raise CommandError(f"Space {space.pk} is {space.state}. It must be {needed}.")
-
-    def _prune_one(self, chosen: dict[str, specs.Spec], space: Space) -> None:
-        if space.state != Space.State.RETIRED or space.pruned_at:
-            state = "pruned already" if space.pruned_at else space.state
-            raise CommandError(f"Space {space.pk} is {state}. It must be retired.")
-        self._prune(chosen, [space])
+        else:
+            raise CommandError(f"Space {space.pk} is {space.state}. It must be {needed}.")
 
     def _prune(self, chosen: dict[str, specs.Spec], found: Iterable[Space]) -> None:
         of_chosen = [space for space in found if space.spec in chosen]
@@ -169,23 +145,20 @@ class Command(EmbedCommand):
             self.stdout.write(self.style.SUCCESS(f"Pruned {space}."))
 
 
-def _moves(shown: status.SpaceStatus | None) -> bool:
-    """Return whether a space is being filled.
+def _filled(space: status.SpaceStatus, now: status.SpecStatus) -> str:
+    """Return how far a live space is filled, and how long the rest will take."""
+    coverage = space.coverage
+    if coverage is None:
+        return "not counted: one of its tables is locked"
+    told = f"{coverage.covered:,} of {coverage.rows:,} rows ({coverage.percent:.1f}%)"
+    if space.is_active and not (now.waiting or now.running):
+        return told  # the rest has failed, or is not found yet
+    return told + _pace(coverage.missing, now.units_per_second if space.eta_seconds else 0.0)
 
-    An ETA says so. Without one it may still be, if the status's sample shows no gaps: the last
-    few are in no sample.
-    """
-    if shown is None:
-        return False
-    return shown.eta_seconds is not None or not (shown.coverage and shown.coverage.missing)
 
-
-def _pace(left: int, now: status.SpecStatus, *, moves: bool) -> str:
-    rate = now.units_per_second
+def _pace(left: int, rate: float) -> str:
     if not left:
         return ""
     if not rate:
-        return ", no progress in the last minutes"
-    if not moves:
         return ", stalled: embed_status says why"
     return f", {rate:.1f} rows a second, about {duration(left / rate)} to go"

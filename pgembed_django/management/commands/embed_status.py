@@ -6,8 +6,7 @@ import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,14 +17,16 @@ from django.utils import timezone
 from pgembed_django import events, faults
 from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.ops.formatting import duration, seconds
+from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.formatting import above_zero, duration
 from pgembed_django.specs import Spec
 
 CLEAR = "\033[H\033[2J"
 SAMPLE_CHARACTERS = 100
 EXACT_SECONDS = 9.5
 """From this time on, seconds are written without decimals."""
+
+COLOURS = {"fresh": "SUCCESS", "indexing": "NOTICE", "degraded": "WARNING", "stalled": "ERROR"}
 
 
 class Command(EmbedCommand):
@@ -44,7 +45,7 @@ class Command(EmbedCommand):
             "--watch",
             nargs="?",
             const=2.0,
-            type=seconds,
+            type=above_zero,
             metavar="SECONDS",
             help="Again and again, every 2 seconds unless given, until Ctrl-C.",
         )
@@ -59,7 +60,7 @@ class Command(EmbedCommand):
         )
         parser.add_argument(
             "--fail-above-oldest-seconds",
-            type=seconds,
+            type=above_zero,
             metavar="SECONDS",
             help="Exit with 1 if a change has been waiting for its vectors for longer.",
         )
@@ -72,13 +73,14 @@ class Command(EmbedCommand):
     def handle(self, **options: Any) -> None:
         self.using = self.chosen_database(options["database"], writes=False)
         chosen = list(self.chosen_specs(options["specs"], using=self.using).values())
-        if options["watch"] is None:
+        try:
             self._look(chosen, options)
-        # Ctrl-C ends --watch.
-        with suppress(KeyboardInterrupt):
             while options["watch"] is not None:
-                self._look(chosen, options)
                 time.sleep(options["watch"])
+                self._look(chosen, options)
+        except KeyboardInterrupt:
+            if options["watch"] is None:
+                raise
 
     def _look(self, chosen: list[Spec], options: dict[str, Any]) -> None:
         try:
@@ -87,20 +89,13 @@ class Command(EmbedCommand):
         except (OperationalError, InterfaceError) as error:
             message = f"Cannot read the database {self.using!r}: {faults.said(error)}"
             if options["watch"] is None:
-                raise CommandError(message, returncode=CANNOT_START) from error
+                raise cannot_start(message) from error
             # The database may be back at the next look.
             connections[self.using].close_if_unusable_or_obsolete()
             self.stderr.write(message)
             return
         if options["specs"]:
             found = dataclasses.replace(found, unknown={})
-        self._write(found, kinds, options)
-        self.stdout.flush()
-        self._judge(found, options)
-
-    def _write(
-        self, found: status.Overview, kinds: status.FailureKinds, options: dict[str, Any]
-    ) -> None:
         if options["json"]:
             told = {
                 **dataclasses.asdict(found),
@@ -109,37 +104,36 @@ class Command(EmbedCommand):
             }
             indent = 2 if options["watch"] is None else None
             self.stdout.write(json.dumps(told, default=in_utc, indent=indent))
-            return
-        if options["watch"] is not None and self.stdout.isatty():
-            self.stdout.write(CLEAR, ending="")
-        for line in tell(found, kinds, self.style):
-            self.stdout.write(line)
-
-    def _judge(self, found: status.Overview, options: dict[str, Any]) -> None:
+        else:
+            if options["watch"] is not None and self.stdout.isatty():
+                self.stdout.write(CLEAR, ending="")
+            for line in lines(found, kinds, self.style):
+                self.stdout.write(line)
+        self.stdout.flush()
         reasons = {spec.key: list(failing(spec, options)) for spec in found.specs}
         if options["fail_on_open_failures"]:
             reasons |= {key: [_failures(count)] for key, count in found.unknown.items()}
-        if told := [f"{key}: {', '.join(why)}" for key, why in reasons.items() if why]:
-            raise CommandError("; ".join(told))
+        if said := [f"{key}: {', '.join(why)}" for key, why in reasons.items() if why]:
+            raise CommandError("; ".join(said))
 
 
-def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
+def lines(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iterator[str]:
     """Yield the lines, coloured by ``style``: the ``style`` of a command."""
-    colours: dict[str, Callable[[str], str]] = {
-        "fresh": style.SUCCESS,
-        "indexing": style.NOTICE,
-        "degraded": style.WARNING,
-        "stalled": style.ERROR,
-    }
     for spec in found.specs:
-        colour = colours[spec.verdict.state]
+        colour = getattr(style, COLOURS[spec.verdict.state])
         yield f"{style.MIGRATE_HEADING(spec.key)}  {colour(spec.verdict.state)}"
         yield f"  {spec.verdict.reason}"
         for space in (spec.active, spec.building):
             if space:
-                yield _space(space)
+                what = "searched" if space.is_active else "building"
+                made = f"space {space.id}, {space.model}, {space.dimensions} dimensions"
+                yield f"  {what}   {made}: {space.coverage or 'coverage unknown'}{_eta(space)}"
         yield f"  waiting    {_waiting(spec)}"
-        yield f"  speed      {_speed(spec)}"
+        speed = f"{spec.units_per_second:.1f} rows a second"
+        if spec.p50_seconds is not None and spec.p99_seconds is not None:
+            p50, p99 = _took(spec.p50_seconds), _took(spec.p99_seconds)
+            speed += f"; from write to vector {p50} (p50), {p99} (p99)"
+        yield f"  speed      {speed}{_eta(spec)}"
         dismissed = f"; {spec.dismissed} dismissed" if spec.dismissed else ""
         yield f"  failures   {spec.open_failures}{dismissed}"
         yield from _kinds(spec.key, kinds)
@@ -151,15 +145,11 @@ def tell(found: status.Overview, kinds: status.FailureKinds, style: Any) -> Iter
     yield from [_worker(worker) for worker in found.workers] or ["  none is running"]
     yield style.MIGRATE_HEADING("Providers")
     for provider in found.providers:
-        yield _provider(provider, found)
+        yield _provider(provider, found.at)
 
 
-def _space(space: status.SpaceStatus) -> str:
-    what = "searched" if space.is_active else "building"
-    coverage = f"{space.coverage}" if space.coverage else "coverage unknown"
-    eta = f", about {duration(space.eta_seconds)} to go" if space.eta_seconds else ""
-    made = f"{space.model}, {space.dimensions} dimensions"
-    return f"  {what}   space {space.id}, {made}: {coverage}{eta}"
+def _eta(of: status.SpaceStatus | status.SpecStatus) -> str:
+    return f", about {duration(of.eta_seconds)} to go" if of.eta_seconds else ""
 
 
 def _waiting(spec: status.SpecStatus) -> str:
@@ -175,14 +165,6 @@ def _waiting(spec: status.SpecStatus) -> str:
     return text
 
 
-def _speed(spec: status.SpecStatus) -> str:
-    text = f"{spec.units_per_second:.1f} rows a second"
-    if spec.p50_seconds is not None and spec.p99_seconds is not None:
-        p50, p99 = _took(spec.p50_seconds), _took(spec.p99_seconds)
-        text += f"; from write to vector {p50} (p50), {p99} (p99)"
-    return f"{text}; about {duration(spec.eta_seconds)} to go" if spec.eta_seconds else text
-
-
 def _took(seconds: float) -> str:
     return duration(seconds) if seconds >= EXACT_SECONDS else f"{seconds:.2g} s"
 
@@ -193,11 +175,7 @@ def _kinds(key: str, kinds: status.FailureKinds) -> Iterator[str]:
             sample = events.in_a_line(kind.sample)[:SAMPLE_CHARACTERS]
             yield f"    {kind.count!s:>8}  {events.in_a_line(kind.signature)}"
             # In the project's time zone, as in the admin and in the log.
-            last = (
-                kind.last_at
-                if timezone.is_naive(kind.last_at)
-                else timezone.localtime(kind.last_at)
-            )
+            last = aware(kind.last_at).astimezone(timezone.get_current_timezone())
             yield f"              last {last:%Y-%m-%d %H:%M:%S}: {sample}"
 
 
@@ -205,17 +183,14 @@ def _worker(worker: status.WorkerStatus) -> str:
     held = ", ".join(
         f"{held.jobs} of {held.spec} for {duration(held.oldest_seconds)}" for held in worker.held
     )
-    seen = (
-        ""
-        if worker.silent_seconds is None
-        else f"last seen {duration(worker.silent_seconds)} ago, "
-    )
-    dead = "" if worker.is_live else "believed dead, "
+    text = f"  {worker.name}  " + "believed dead, " * (not worker.is_live)
+    if worker.silent_seconds is not None:
+        text += f"last seen {duration(worker.silent_seconds)} ago, "
     aside = "".join(f", has set {key} aside: {why}" for key, why in worker.aside.items())
-    return f"  {worker.name}  {dead}{seen}holds {held or 'nothing'}{aside}"
+    return f"{text}holds {held or 'nothing'}{aside}"
 
 
-def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
+def _provider(provider: status.ProviderStatus, now: datetime) -> str:
     text = f"  {provider.alias}  {provider.model}"
     if provider.paused_by:
         text += f", paused by {provider.paused_by}"
@@ -223,7 +198,7 @@ def _provider(provider: status.ProviderStatus, found: status.Overview) -> str:
         workers = "all workers" if provider.is_down else ", ".join(provider.out_of_reach_of)
         text += f", down for {workers}"
         if provider.retries_at:
-            wait = seconds_between(found.at, provider.retries_at)
+            wait = seconds_between(now, provider.retries_at)
             text += f", next try in {duration(wait)}" if wait >= 1 else ", next try is due"
         text += f": {provider.reason}"
     return text
@@ -248,10 +223,10 @@ def _failures(count: status.Count) -> str:
     return f"{count} open failure{'s' * (count != status.Count(1))}"
 
 
-def percentage(value: object) -> float:
+def percentage(value: str) -> float:
     """Parse a percentage. A share such as 0.99 is refused: nobody means less than one percent."""
     try:
-        parsed = float(str(value))
+        parsed = float(value)
     except ValueError:
         parsed = 0.0
     if not 1 < parsed <= 100:
@@ -261,7 +236,11 @@ def percentage(value: object) -> float:
     return parsed
 
 
+def aware(moment: datetime) -> datetime:
+    """Return a time with its offset. With USE_TZ off it is in the project's time zone."""
+    return timezone.make_aware(moment) if timezone.is_naive(moment) else moment
+
+
 def in_utc(moment: datetime) -> str:
-    """Return a time in UTC, for JSON. With USE_TZ off it is naive, in the project's time zone."""
-    aware = timezone.make_aware(moment) if timezone.is_naive(moment) else moment
-    return str(aware.astimezone(UTC))
+    """Return a time in UTC, for JSON."""
+    return str(aware(moment).astimezone(UTC))

@@ -27,7 +27,7 @@ from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.models import Job
 from pgembed_django.ops.command import CANNOT_START, EmbedCommand, refused
-from pgembed_django.ops.formatting import Address, address, rows_text, seconds, whole
+from pgembed_django.ops.formatting import Address, above_zero, address, rows_text, whole
 from pgembed_django.queue import sessions
 from pgembed_django.queue.limits import Limits
 from pgembed_django.queue.liveness import Watchdog, hindrances
@@ -41,7 +41,7 @@ INSTEAD = {
     "concurrency": ("--concurrency", whole),
     "batch_size": ("--batch-size", whole),
     "claim_limit": ("--claim", whole),
-    "poll_seconds": ("--poll", seconds),
+    "poll_seconds": ("--poll", above_zero),
 }
 """Settings that an option overrides: setting -> (option, its parser)."""
 
@@ -225,7 +225,7 @@ class Command(EmbedCommand):
                 "the role's search_path.",
                 returncode=CANNOT_START,
             )
-        newer = self.refuse_missing_tables(chosen, using=using)
+        newer = self.require_tables(chosen, using=using)
         for spec, migration in newer.items():
             # In the middle of a deploy: work on the other specs, as running workers do too.
             reason = (
