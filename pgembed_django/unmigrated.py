@@ -14,13 +14,6 @@ from django.db.migrations.loader import MigrationLoader
 
 from pgembed_django import specs, sql
 
-IS_POSSIBLE = """
-    SELECT conrelid IS NOT NULL
-    FROM (SELECT to_regclass('pgembed_job')) AS job(oid)
-    LEFT JOIN pg_constraint ON conrelid = job.oid AND conname = 'pgembed_job_is_possible'
-    WHERE job.oid IS NOT NULL
-"""
-
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     """On ``pre_migrate``, create the extension and functions that tables and triggers need.
@@ -35,9 +28,7 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     ours = {sender.label, *(spec.model._meta.app_label for spec in specs.all())}
     if loader.unmigrated_apps & ours:
         with connections[using].cursor() as cursor:
-            cursor.execute("SELECT to_regtype('vector')")
-            if cursor.fetchone() == (None,):
-                cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
     tables = sql.schema_of_tables_alone(using)
     if _is_unmigrated(sender) or tables:
         with connections[using].schema_editor() as schema_editor:
@@ -49,9 +40,8 @@ def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
     if not _is_unmigrated(sender) or not _is_ours(sender, using):
         return
     with connections[using].cursor() as cursor:
-        cursor.execute(IS_POSSIBLE)
-        found = cursor.fetchone()
-    if found == (False,):
+        found = connections[using].introspection.get_constraints(cursor, "pgembed_job")
+    if found and "pgembed_job_is_possible" not in found:
         with connections[using].schema_editor() as schema_editor:
             schema_editor.execute(sql.text("job_is_possible_v1"), params=None)
 

@@ -19,10 +19,8 @@ MIN_COUNT = 1000
 BUDGET = 60_000
 """How many jobs one overview reads at most, divided among the specs."""
 
-MAX_KINDS = 200
-"""How many kinds per spec are looked for. Kinds of the ``RECENT`` latest failures are added."""
-
-RECENT = 1000
+RECENT = 5000
+"""The kinds of so many failures are listed, those of the latest."""
 
 # The specs that have open failures. The query jumps along their index.
 FAILING = """
@@ -128,90 +126,46 @@ COUNTS = """
     ORDER BY priority DESC
 """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
-OF_EACH_KIND = """,
-    kind AS (
-        SELECT failing.spec, lowest.signature, 1 AS number
-        FROM failing
-        CROSS JOIN LATERAL (
-            SELECT signature
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-              AND pgembed_job.spec = failing.spec
-            ORDER BY signature
-            LIMIT 1
-        ) AS lowest
-        WHERE %(specs)s::text[] IS NULL
-           OR failing.spec = ANY(%(specs)s::text[])
-      UNION ALL
-        SELECT kind.spec, following.signature, kind.number + 1
-        FROM kind
-        CROSS JOIN LATERAL (
-            SELECT signature
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-              AND pgembed_job.spec = kind.spec
-              AND pgembed_job.signature > kind.signature
-            ORDER BY signature
-            LIMIT 1
-        ) AS following
-        WHERE kind.number < %(max_kinds)s
+KINDS = """
+    WITH recent AS (
+        SELECT spec, signature, finished_at, last_error, id
+        FROM pgembed_job
+        WHERE status = 'failed'
+          AND settled_at IS NULL
+          AND (%(specs)s::text[] IS NULL OR spec = ANY(%(specs)s::text[]))
+        ORDER BY finished_at DESC, id DESC
+        LIMIT %(recent)s
     ),
-    recent AS (
-        SELECT spec, signature
+    kind AS MATERIALIZED (
+        SELECT *
         FROM (
-            SELECT spec, signature
-            FROM pgembed_job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-            ORDER BY finished_at DESC, id DESC
-            LIMIT %(recent)s
+            SELECT DISTINCT ON (spec, signature) *
+            FROM recent
+            ORDER BY spec, signature, finished_at DESC, id DESC
         ) AS latest
-        WHERE %(specs)s::text[] IS NULL
-           OR spec = ANY(%(specs)s::text[])
-    ),
-    chosen AS MATERIALIZED (
-        SELECT found.spec, found.signature, latest.id, latest.finished_at, latest.last_error
-        FROM (
-            SELECT spec, signature FROM kind
-          UNION
-            SELECT spec, signature FROM recent
-        ) AS found
-        CROSS JOIN LATERAL (
-            SELECT id, finished_at, last_error
-            FROM pgembed_job AS job
-            WHERE status = 'failed'
-              AND settled_at IS NULL
-              AND job.spec = found.spec
-              AND job.signature = found.signature
-            ORDER BY finished_at DESC, id DESC
-            LIMIT 1
-        ) AS latest
-        ORDER BY latest.finished_at DESC
+        ORDER BY finished_at DESC
         LIMIT %(limit)s + 1
     )
     SELECT
-        chosen.spec,
-        chosen.signature,
+        spec,
+        signature,
         counted.count,
-        earliest.finished_at,
-        chosen.finished_at,
-        chosen.last_error,
-        chosen.id,
-        (SELECT max(number) FROM kind)
-    FROM chosen
-    CROSS JOIN LATERAL (
-        SELECT finished_at
-        FROM pgembed_job AS job
-        WHERE status = 'failed'
-          AND settled_at IS NULL
-          AND job.spec = chosen.spec
-          AND job.signature = chosen.signature
-        -- Backwards along the same index.
-        ORDER BY finished_at, id
-        LIMIT 1
-    ) AS earliest
+        (
+            SELECT finished_at
+            FROM pgembed_job AS job
+            WHERE status = 'failed'
+              AND settled_at IS NULL
+              AND job.spec = kind.spec
+              AND job.signature = kind.signature
+            -- Backwards along the same index.
+            ORDER BY finished_at, id
+            LIMIT 1
+        ),
+        finished_at,
+        last_error,
+        id,
+        (SELECT count(*) < %(recent)s FROM recent)
+    FROM kind
     CROSS JOIN LATERAL (
         SELECT count(*)
         FROM (
@@ -219,16 +173,15 @@ OF_EACH_KIND = """,
             FROM pgembed_job AS job
             WHERE status = 'failed'
               AND settled_at IS NULL
-              AND job.spec = chosen.spec
-              AND job.signature = chosen.signature
+              AND job.spec = kind.spec
+              AND job.signature = kind.signature
             -- Ordered as in the index: else the planner reads the whole table if failures are many.
             ORDER BY finished_at DESC, id DESC
             LIMIT %(max_count)s
         ) AS counted
     ) AS counted
-    ORDER BY counted.count DESC, chosen.finished_at DESC
+    ORDER BY counted.count DESC, kind.finished_at DESC
 """
-KINDS = "WITH RECURSIVE" + FAILING + OF_EACH_KIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,10 +303,9 @@ def failure_kinds(
     limit: int = 20,
     max_count: int = MAX_COUNT,
 ) -> FailureKinds:
-    """Return the most recent kinds of open failures, the largest first, in one query.
+    """Return the kinds of the ``RECENT`` latest open failures, the largest first, in one query.
 
-    ``limit`` bounds the number of kinds. Counting each of them, up to ``max_count``, takes most of
-    the time.
+    ``limit`` bounds the number of kinds, ``max_count`` how far each is counted.
     """
     rows = database.rows(
         using,
@@ -361,14 +313,13 @@ def failure_kinds(
         specs=None if specs is None else list(specs),
         limit=limit,
         max_count=max_count,
-        max_kinds=MAX_KINDS,
         recent=RECENT,
     )
     kinds = [
         FailureKind(spec, signature, Count(number, number >= max_count), *others)
         for spec, signature, number, *others, _ in rows
     ]
-    is_whole = len(rows) <= limit and not any(row[-1] >= MAX_KINDS for row in rows[:1])
+    is_whole = len(rows) <= limit and all(row[-1] for row in rows)
     if len(kinds) > limit:
         kinds.remove(min(kinds, key=lambda kind: kind.last_at))
     return FailureKinds(tuple(kinds), is_whole)

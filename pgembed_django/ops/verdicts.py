@@ -131,7 +131,7 @@ def judge(facts: Facts) -> Verdict:
 
 def _blocked(facts: Facts) -> Iterator[tuple[State, str]]:
     """Yield the first of the reasons for which nothing moves. It stalls a spec that has work."""
-    spec, provider, waiting = facts.spec, facts.provider, _jobs(facts.spec.waiting)
+    spec, provider = facts.spec, facts.provider
     if not facts.has_tables:
         yield "stalled", "Its tables do not exist. Run manage.py makemigrations and migrate."
         return
@@ -139,29 +139,20 @@ def _blocked(facts: Facts) -> Iterator[tuple[State, str]]:
         yield "stalled", f"Nothing has been embedded yet. {WORKER}"
         return
     has_work = bool(spec.waiting) or _is_short(spec)
-    if not spec.waiting:
-        waiting = f"a search finds {spec.active.coverage}"
+    waiting = _jobs(spec.waiting) if spec.waiting else f"a search finds {spec.active.coverage}"
     exchanged = _exchanged(spec.active, spec.building)
+    paused_by = provider.paused_by if provider else ""
+    down = provider.reason if provider and provider.is_down and not exchanged else ""
     unreachable = len(provider.out_of_reach_of) if provider else 0
-    for applies, cause, remedy in (
+    aside = facts.aside[0] if facts.aside else ""
+    causes = (
         (spec.paused_by, f"Paused by {spec.paused_by}", ""),
-        (
-            provider and provider.paused_by,
-            f"The provider is paused by {provider and provider.paused_by}",
-            "",
-        ),
+        (paused_by, f"The provider is paused by {paused_by}", ""),
         (not spec.workers, "No worker is running", WORKER),
-        (
-            len(facts.aside) == spec.workers,
-            f"Set aside by every worker, {DRIFT}",
-            "".join(facts.aside[:1]),
-        ),
-        (
-            provider and provider.is_down and not exchanged,
-            "The provider is down",
-            provider.reason if provider else "",
-        ),
-    ):
+        (len(facts.aside) == spec.workers, f"Set aside by every worker, {DRIFT}", aside),
+        (down, "The provider is down", down),
+    )
+    for applies, cause, remedy in causes:
         if applies:
             what = f": {waiting}." if has_work else ". Nothing is waiting yet."
             yield "stalled" if has_work else "degraded", f"{cause}{what} {remedy}".rstrip()
