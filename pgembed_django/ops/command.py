@@ -177,7 +177,7 @@ class EmbedCommand(StoppableCommand):
         """Raise if a table is missing, or if row-level security hides rows, which look like gaps.
 
         A worker sets ``row_security = off``, so that its statements fail instead. A command does
-        not, as the setting would stay in its caller's session.
+        not, as the setting would stay in its caller's session, or in the pooler's.
         """
         self.require_tables(chosen, using=using)
         models = [model for spec in chosen for model in (spec.model, spec.embedding_model)]

@@ -252,18 +252,17 @@ def _spec(spec: Spec, read: Read) -> SpecStatus:
         workers=len(workers),
         paused_by=paused_by,
     )
-    facts = verdicts.Facts(
-        spec=status,
+    verdict = verdicts.judge(
+        status,
+        read.tables[key],
         provider=provider,
         next_provider=next_provider,
         is_undeclared=building is not None and not _is_declared(spec, building),
-        database=read.using,
-        has_tables=read.tables[key].is_there,
-        silent_triggers=read.tables[key].silent_triggers,
         aside=aside,
         completed=recent.completed,
+        using=read.using,
     )
-    return replace(status, verdict=verdicts.judge(facts))
+    return replace(status, verdict=verdict)
 
 
 def _is_declared(spec: Spec, space: Space) -> bool:

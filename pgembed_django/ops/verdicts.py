@@ -5,8 +5,7 @@ The reasons are not translated, not even in the admin, so that they match `embed
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, get_args
@@ -17,6 +16,7 @@ from pgembed_django.ops.queue import NONE, Backlog, Count
 from pgembed_django.spaces import Coverage, are_few
 
 if TYPE_CHECKING:
+    from pgembed_django.ops.coverage import Table
     from pgembed_django.ops.status import ProviderStatus
 
 State = Literal["fresh", "indexing", "degraded", "stalled"]
@@ -97,171 +97,137 @@ class SpecStatus:
         return sum((one.waiting for one in self.backlog if one.kind in CHANGES), NONE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that a verdict depends on."""
+def judge(
+    spec: SpecStatus,
+    table: Table,
+    *,
+    provider: ProviderStatus | None,
+    next_provider: ProviderStatus | None,
+    is_undeclared: bool,
+    aside: Sequence[str],
+    completed: int,
+    using: str,
+) -> Verdict:
+    """Return the worst state that applies to a spec, with all reasons for it.
 
-    spec: SpecStatus
-    """The spec's status, not judged yet."""
-    provider: ProviderStatus | None
-    """The provider of the active space. None: nothing has been embedded yet."""
-    next_provider: ProviderStatus | None
-    """The provider of the space that is being built."""
-    is_undeclared: bool
-    """Whether the settings declare another space than the one that is being built."""
-    database: str
-    """The alias of the spec's database."""
-    has_tables: bool
-    silent_triggers: int
-    """How many of the spec's triggers are missing or disabled."""
-    aside: Sequence[str]
-    """The reasons of the workers that have set the spec aside, one each."""
-    completed: int
-    """How many units were completed in the last minutes."""
+    ``next_provider`` is that of the space that is being built, and ``is_undeclared`` says that the
+    settings declare another space. ``aside``: the reasons of the workers that have set the spec
+    aside. ``completed``: how many units were completed in the last minutes.
+    """
+    reasons: dict[State, list[str]] = {state: [] for state in STATES}
+    indexing, degraded, stalled = reasons["indexing"], reasons["degraded"], reasons["stalled"]
+    active, building = spec.active, spec.building
+    coverage = active.coverage if active else None
+    is_short = coverage is not None and coverage.missing > spec.dismissed.value
+    has_work = bool(spec.waiting) or is_short
+    waiting = _jobs(spec.waiting) if spec.waiting else f"a search finds {coverage}"
+    oldest_seconds = spec.oldest_change_seconds or 0.0
 
-
-def judge(facts: Facts) -> Verdict:
-    """Return the worst state that applies, with all reasons for it."""
-    reasons: dict[State, list[str]] = defaultdict(list)
-    for state, reason in (*_blocked(facts), *_flawed(facts), *_filling(facts), _fresh(facts.spec)):
-        reasons[state].append(reason)
-    worst = max(reasons, key=STATES.index)
-    return Verdict(worst, " ".join(reasons[worst]))
-
-
-def _blocked(facts: Facts) -> Iterator[tuple[State, str]]:
-    """Yield the first of the reasons for which nothing moves. It stalls a spec that has work."""
-    spec, provider = facts.spec, facts.provider
-    if not facts.has_tables:
-        yield "stalled", "Its tables do not exist. Run manage.py makemigrations and migrate."
-        return
-    if spec.active is None:
-        yield "stalled", f"Nothing has been embedded yet. {WORKER}"
-        return
-    has_work = bool(spec.waiting) or _is_short(spec)
-    waiting = _jobs(spec.waiting) if spec.waiting else f"a search finds {spec.active.coverage}"
-    exchanged = _exchanged(spec.active, spec.building)
+    # Why nothing moves: the first that applies. It stalls a spec that has work.
+    exchanged = _exchanged(spec)
     paused_by = provider.paused_by if provider else ""
     down = provider.reason if provider and provider.is_down and not exchanged else ""
     unreachable = len(provider.out_of_reach_of) if provider else 0
-    aside = facts.aside[0] if facts.aside else ""
+    is_filling = next_provider is not None and not next_provider.is_away
+    some_aside = aside[0] if aside else ""
     causes = (
         (spec.paused_by, f"Paused by {spec.paused_by}", ""),
         (paused_by, f"The provider is paused by {paused_by}", ""),
         (not spec.workers, "No worker is running", WORKER),
-        (len(facts.aside) == spec.workers, f"Set aside by every worker, {DRIFT}", aside),
+        (len(aside) == spec.workers, f"Set aside by every worker, {DRIFT}", some_aside),
         (down, "The provider is down", down),
     )
-    for applies, cause, remedy in causes:
-        if applies:
-            what = f": {waiting}." if has_work else ". Nothing is waiting yet."
-            yield "stalled" if has_work else "degraded", f"{cause}{what} {remedy}".rstrip()
-            return
-    is_filling = facts.next_provider is not None and not facts.next_provider.is_away
-    if exchanged and has_work and not is_filling:
-        yield "stalled", f"{waiting}. {exchanged}"
+    if not table.is_there:
+        stalled.append("Its tables do not exist. Run manage.py makemigrations and migrate.")
+    elif active is None:
+        stalled.append(f"Nothing has been embedded yet. {WORKER}")
+    elif found := [(cause, remedy) for applies, cause, remedy in causes if applies]:
+        [(cause, remedy), *_] = found
+        what = f": {waiting}." if has_work else ". Nothing is waiting yet."
+        (stalled if has_work else degraded).append(f"{cause}{what} {remedy}".rstrip())
+    elif exchanged and has_work and not is_filling:
+        stalled.append(f"{waiting}. {exchanged}")
     elif exchanged:
-        yield "degraded", exchanged
-    elif (spec.oldest_change_seconds or 0.0) >= STUCK_SECONDS and not facts.completed:
-        yield "stalled", f"Nothing has been completed for minutes: {_changes(spec)}."
+        degraded.append(exchanged)
+    elif oldest_seconds >= STUCK_SECONDS and not completed:
+        stalled.append(f"Nothing has been completed for minutes: {_changes(spec)}.")
     elif unreachable:
-        yield "degraded", f"{unreachable} of {spec.workers} workers cannot reach the provider."
+        degraded.append(f"{unreachable} of {spec.workers} workers cannot reach the provider.")
 
-
-def _flawed(facts: Facts) -> Iterator[tuple[State, str]]:
-    """Yield why some rows are not found with their current text."""
-    spec = facts.spec
-    if facts.silent_triggers:
-        yield (
-            "degraded",
-            f"{facts.silent_triggers} of its triggers "
-            f"{'is' if facts.silent_triggers == 1 else 'are'} missing or disabled, so changes are "
-            f"found late. Run manage.py check --database {facts.database}.",
+    # Why some rows are not found with their current text.
+    if silent := table.silent_triggers:
+        degraded.append(
+            f"{silent} of its triggers {'is' if silent == 1 else 'are'} missing or disabled, so "
+            f"changes are found late. Run manage.py check --database {using}."
         )
-    if 0 < len(facts.aside) < spec.workers:
-        some = f"{len(facts.aside)} of {spec.workers} workers"
-        yield "degraded", f"Set aside by {some}, {DRIFT}. {facts.aside[0]}"
+    if 0 < len(aside) < spec.workers:
+        degraded.append(f"Set aside by {len(aside)} of {spec.workers} workers, {DRIFT}. {aside[0]}")
     if spec.open_failures:
         has, its = ("row has", "its") if spec.open_failures == Count(1) else ("rows have", "their")
-        yield (
-            "degraded",
-            f"{spec.open_failures} {has} failed and may not be found with {its} current text.",
+        degraded.append(
+            f"{spec.open_failures} {has} failed and may not be found with {its} current text."
         )
-        built = spec.building.coverage if spec.building else None
+        built = building.coverage if building else None
         if built and not (spec.waiting or spec.running or are_few(built.missing, of=built.rows)):
-            yield "degraded", "The new space is not searched until they are fixed or dismissed."
-    if (coverage := _coverage(spec)) and coverage.is_of_other_language:
-        yield (
-            "degraded",
+            degraded.append("The new space is not searched until they are fixed or dismissed.")
+    if coverage and coverage.is_of_other_language:
+        degraded.append(
             "Texts are stored with another full-text configuration than "
-            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them.",
+            "PGEMBED_TEXT_SEARCH_CONFIG, so full-text search may miss them."
         )
-    if (spec.oldest_change_seconds or 0.0) >= LATE_SECONDS:
-        yield "degraded", f"Changes are late: {_changes(spec)}{_eta(spec)}."
+    if oldest_seconds >= LATE_SECONDS:
+        degraded.append(f"Changes are late: {_changes(spec)}{_eta(spec)}.")
 
-
-def _filling(facts: Facts) -> Iterator[tuple[State, str]]:
-    """Yield what is being embedded behind the changes."""
-    spec, building = facts.spec, facts.spec.building
+    # What is embedded behind the changes.
     if spec.waiting.value > spec.changes.value:
-        yield "indexing", f"{_jobs(spec.waiting)}{_eta(spec)}. Changes go first."
-    elif _is_short(spec) and spec.oldest_change_seconds is None:
+        indexing.append(f"{_jobs(spec.waiting)}{_eta(spec)}. Changes go first.")
+    elif is_short and spec.oldest_change_seconds is None:
         # Not if there are changes: the rows may be missing only because of these.
-        yield (
-            "indexing",
-            f"Searches find {_coverage(spec)}. The reconciler checks the rest every few minutes.",
+        indexing.append(
+            f"Searches find {coverage}. The reconciler checks the rest every few minutes."
         )
     if building:
         covered = f": {building.coverage}" if building.coverage else ""
-        yield (
-            "indexing",
-            f"A new space is being built{covered}. Search uses the old one until it is full.",
+        indexing.append(
+            f"A new space is being built{covered}. Search uses the old one until it is full."
         )
-        if facts.next_provider and facts.next_provider.is_down:
-            yield "indexing", f"The new one's provider is down: {facts.next_provider.reason}"
-        if facts.is_undeclared:
-            yield (
-                "indexing",
+        if next_provider and next_provider.is_down:
+            indexing.append(f"The new one's provider is down: {next_provider.reason}")
+        if is_undeclared:
+            indexing.append(
                 f"The settings declare another model than {building.model} "
                 f"({building.dimensions}). If no newer code runs, stop building it: "
-                f"manage.py embed_spaces cancel {building.id}.",
+                f"manage.py embed_spaces cancel {building.id}."
             )
 
+    reasons["fresh"].append(_fresh(spec))
+    worst = max((state for state in STATES if reasons[state]), key=STATES.index)
+    return Verdict(worst, " ".join(reasons[worst]))
 
-def _fresh(spec: SpecStatus) -> tuple[State, str]:
+
+def _fresh(spec: SpecStatus) -> str:
     but = ", except perhaps some that were dismissed" if spec.dismissed.is_capped else ""
     if spec.dismissed:
         were = "was" if spec.dismissed == Count(1) else "were"
         but = f", except {spec.dismissed} that {were} dismissed"
     if spec.oldest_change_seconds is not None:
-        changes = _changes(spec)
-        return "fresh", f"Every other row is found with its current text{but}: {changes}."
-    if _coverage(spec) is None:
-        return "fresh", "Nothing is waiting."
-    return "fresh", f"Every row is found with its current text{but}."
+        return f"Every other row is found with its current text{but}: {_changes(spec)}."
+    if spec.active is None or spec.active.coverage is None:
+        return "Nothing is waiting."
+    return f"Every row is found with its current text{but}."
 
 
-def _exchanged(active: SpaceStatus, building: SpaceStatus | None) -> str:
+def _exchanged(spec: SpecStatus) -> str:
     """Return what searches do because their model was exchanged. Empty: it was not."""
-    if not active.exchanged:
+    if spec.active is None or not spec.active.exchanged:
         return ""
-    if building is None:
-        return f"Searches use full text only. {active.exchanged}"
-    covered = f" ({building.coverage})" if building.coverage else ""
+    if (new := spec.building) is None:
+        return f"Searches use full text only. {spec.active.exchanged}"
+    covered = f" ({new.coverage})" if new.coverage else ""
     return (
-        f"Searches use full text only until the new space {building.id} is full{covered}: the "
-        f"server has another model than that of space {active.id}."
+        f"Searches use full text only until the new space {new.id} is full{covered}: the server "
+        f"has another model than that of space {spec.active.id}."
     )
-
-
-def _coverage(spec: SpecStatus) -> Coverage | None:
-    return spec.active.coverage if spec.active else None
-
-
-def _is_short(spec: SpecStatus) -> bool:
-    """Return whether a search misses more rows than have a dismissed failure."""
-    coverage = _coverage(spec)
-    return coverage is not None and coverage.missing > spec.dismissed.value
 
 
 def _changes(spec: SpecStatus) -> str:

@@ -356,17 +356,6 @@ def test_rows_are_chosen_by_their_keys():
     assert run("embed_dismiss", "--unit", "nobody", "--yes") == ("No open failure matches.\n")
 
 
-@pytest.mark.parametrize("value", ["caf\udce9", "caf\0"])
-@pytest.mark.parametrize("option", ["--unit", "--signature"])
-def test_what_no_failure_can_have_is_refused(option, value):
-    make_failures(1)
-
-    with pytest.raises(CommandError, match=f"No failure can have such a .*{option}") as caught:
-        run("embed_retry", option, value, "--yes")
-
-    assert caught.value.returncode == 2
-
-
 def test_an_option_that_is_given_again_adds_to_it():
     make_failures(3)
     [first, second, _] = Job.objects.order_by("pk")
@@ -699,7 +688,7 @@ def test_force_tells_which_rows_it_could_not_have_embedded_anew(written):
 
     assert raised.value.returncode == 1
     assert "1 row locked by an open transaction" in str(raised.value)
-    assert f"queued yet: {articles[1].pk}. Run the same command again" in str(raised.value)
+    assert "not queued yet. Run the same command again" in str(raised.value)
     assert outdated() == {articles[0].pk, articles[2].pk}
 
     other.rollback()
@@ -715,14 +704,13 @@ def test_stopped_it_tells_them_too(written, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    articles, _ = written
     patience(monkeypatch, "embed_backfill", interrupt)
     out = io.StringIO()
 
     with pytest.raises(CommandError):
         call_command("embed_backfill", KEY, "--force", stdout=out, stderr=out)
 
-    assert f"queued yet: {articles[1].pk}. Run the same command again" in out.getvalue()
+    assert "1 row locked by an open transaction and not queued yet. Run the" in out.getvalue()
 
 
 BULK = 400
@@ -748,7 +736,6 @@ def test_force_asks_a_bulk_write_for_many_rows_at_once(bulk):
         run("embed_backfill", KEY, "--no-wait", "--force")
 
     assert f"{BULK:,} rows locked by an open transaction" in str(raised.value)
-    assert "and so on" in str(raised.value)
     waits = [one for one in asked if "INSERT INTO pgembed_job" in one["sql"]]
     assert len(waits) <= 21 * MAX_BUSY
 
@@ -771,7 +758,6 @@ def test_force_walks_on_only_while_few_rows_are_left_behind(bulk, spec, monkeypa
         run("embed_backfill", KEY, "--no-wait", "--force")
 
     assert "50 rows locked by an open transaction" in str(raised.value)
-    assert f"{BULK - 50} rows after them are not checked yet" in str(raised.value)
     bulk.rollback()
     told = run("embed_backfill", KEY, "--no-wait", "--force")
     assert f"checked {BULK - 50} rows, {BULK} queued" in told

@@ -21,7 +21,6 @@ from pgembed_django.ops.formatting import above_zero, progress, rows_text
 from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
-SHOWN_KEYS = 20
 TRUTHS = {"1": True, "true": True, "0": False, "false": False}
 
 UNUSABLE = (FieldError, ValidationError, ValueError, OverflowError, DataError, ProgrammingError)
@@ -99,10 +98,10 @@ class Command(EmbedCommand):
             for backfill in backfills:
                 self._fill(backfill, options)
         except (KeyboardInterrupt, DatabaseError):
-            if locked := _locked(backfills, counts_rest=False):
+            if locked := _locked(backfills):
                 self.stderr.write(locked)
             raise
-        if locked := _locked(backfills, counts_rest=True):
+        if locked := _locked(backfills):
             raise CommandError(locked)
 
     def _backfill(self, spec: Spec, options: dict[str, Any]) -> Backfill:
@@ -186,16 +185,11 @@ def lookup(value: str) -> tuple[str, Any]:
     return name, text.split(",") if name.endswith(("__in", "__range")) else text
 
 
-def _locked(backfills: list[Backfill], *, counts_rest: bool) -> str:
-    """Return in words which rows were locked and not queued, and how to go on. Empty: none."""
-    lines = []
-    for one in backfills:
-        if one.left:
-            keys = ", ".join(one.left[:SHOWN_KEYS]) + " and so on" * (len(one.left) > SHOWN_KEYS)
-            rows = one.keys_left.count() if counts_rest else 0
-            after = f"{rows:,} rows after them are not checked yet. " * bool(rows)
-            lines.append(
-                f"{one.spec.key}: {rows_text(len(one.left))} locked by an open transaction and not "
-                f"queued yet: {keys}. {after}Run the same command again to continue."
-            )
-    return "\n".join(lines)
+def _locked(backfills: list[Backfill]) -> str:
+    """Return in words how many rows were locked and not queued. Empty: none."""
+    return "\n".join(
+        f"{one.spec.key}: {rows_text(len(one.left))} locked by an open transaction and not queued "
+        "yet. Run the same command again to continue with them."
+        for one in backfills
+        if one.left
+    )

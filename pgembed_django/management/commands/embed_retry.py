@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DataError
 
-from pgembed_django import faults, specs
+from pgembed_django import specs
 from pgembed_django.models import Job
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.ops import status
@@ -69,13 +68,7 @@ class Command(EmbedCommand):
             unknown = status.overview(specs=[], using=using).unknown
             declared = [key for key in options["specs"] if key not in unknown]
             self.chosen_specs(declared, using=using)
-        try:
-            ids = failures(options, using=using)
-        # A NUL, or bytes of the shell that are not valid text.
-        except (DataError, ValueError) as error:
-            raise cannot_start(
-                f"No failure can have such a --unit or --signature: {faults.said(error)}"
-            ) from error
+        ids = failures(options, using=using)
         text = f"{len(ids):,} open failure{'s' * (len(ids) != 1)}"
         if options["dry_run"] or not ids:
             self.stdout.write(f"{text}." if ids else "No open failure matches.")
