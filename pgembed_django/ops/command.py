@@ -157,7 +157,7 @@ class EmbedCommand(StoppableCommand):
         return chosen
 
     def require_tables(self, chosen: Iterable[specs.Spec], *, using: str) -> dict[specs.Spec, str]:
-        """Raise if a spec has no table because nobody has migrated yet.
+        """Raise if a spec has no table because its migration has not run yet.
 
         Returns the specs whose table newer code has renamed or dropped, each with its migration.
         """

@@ -117,7 +117,7 @@ class ProviderStatus:
     retries_at: datetime | None
     """When the first of these workers tries it again."""
     paused_by: str
-    """Who has paused it by hand. Empty: nobody."""
+    """Who has paused it by hand. Empty: it is not paused."""
 
     @property
     def is_away(self) -> bool:

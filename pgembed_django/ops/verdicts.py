@@ -84,7 +84,7 @@ class SpecStatus:
     workers: int
     """How many live workers work on it."""
     paused_by: str
-    """Who has paused it by hand. Empty: nobody."""
+    """Who has paused it by hand. Empty: it is not paused."""
 
     @property
     def waiting(self) -> Count:

@@ -224,7 +224,7 @@ def _failures(count: status.Count) -> str:
 
 
 def percentage(value: str) -> float:
-    """Parse a percentage. A share such as 0.99 is refused: nobody means less than one percent."""
+    """Parse a percentage. A share such as 0.99 is refused: one percent is never meant."""
     try:
         parsed = float(value)
     except ValueError:
