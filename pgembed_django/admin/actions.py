@@ -73,7 +73,8 @@ class Action:
 
 
 def _retry(job_id: int, using: str) -> str:
-    return _result(jobs.retry_failed([job_id], using=using, priorities=specs.priorities()))
+    priorities = specs.priorities()
+    return _result(jobs.retry_failed([job_id], using=using, priorities=priorities, wakes=False))
 
 
 def _dismiss(job_id: int, using: str) -> str:
@@ -184,11 +185,15 @@ def work_through(
     """
     ends_at = clock() + MAX_SECONDS
     counts: Counter[str] = Counter()
+    left: Sequence[int] = ()
     for done, job_id in enumerate(job_ids):
         if done and clock() >= ends_at:
-            return counts, job_ids[done:]
+            left = job_ids[done:]
+            break
         counts[action.run(job_id, using)] += 1
-    return counts, ()
+    if action.counted_as == "retried":
+        jobs.nudge(using=using)
+    return counts, left
 
 
 def summary(action: Action, counts: Counts) -> str:

@@ -13,6 +13,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from pgembed_django import spaces, specs
+from pgembed_django.admin import actions
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.queue.listener import KEYS, Listener
@@ -64,6 +65,13 @@ def retry_it(article: Article) -> None:
     assert jobs.retry_failed([held.id], using="default")["retried"]
 
 
+def retry_it_in_the_admin(article: Article) -> None:
+    [held] = claim()
+    jobs.fail(held, "no", using="default")
+    counts, _ = actions.work_through(actions.ACTIONS["retry"], [held.id], using="default")
+    assert counts["retried"]
+
+
 def backfill_it(article: Article) -> None:
     Job.objects.all().delete()
     call_command("embed_backfill", SPEC, no_wait=True, verbosity=0)
@@ -82,7 +90,16 @@ def resume_it(article: Article) -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [reembed_it, release_it, retry_it, backfill_it, reconcile_it, resume_it]
+    "ask",
+    [
+        reembed_it,
+        release_it,
+        retry_it,
+        retry_it_in_the_admin,
+        backfill_it,
+        reconcile_it,
+        resume_it,
+    ],
 )
 def test_what_a_person_asks_for_wakes_who_sleeps(article: Article, is_woken: Any, ask: Any) -> None:
     ask(article)

@@ -51,12 +51,17 @@ HELD = """
 
 
 def retry_failed(
-    job_ids: Iterable[int], *, using: str, priorities: Mapping[str, int] | None = None
+    job_ids: Iterable[int],
+    *,
+    using: str,
+    priorities: Mapping[str, int] | None = None,
+    wakes: bool = True,
 ) -> Counter[str]:
     """Retry failed and dismissed units from the start, and make jobs in backoff due now.
 
     Returns how many were ``retried``, ``superseded``, brought ``forward``, ``gone`` and ``busy``.
-    ``priorities``: those of the specs that have one, by key.
+    ``priorities``: those of the specs that have one, by key. Without ``wakes`` the caller nudges
+    the workers, once for several calls.
     """
 
     def retry(job_id: int) -> str:
@@ -68,7 +73,8 @@ def retry_failed(
         return "forward" if is_forward else "gone"
 
     counts = _each(job_ids, retry, using=using)
-    nudge(using=using)
+    if wakes:
+        nudge(using=using)
     return counts
 
 
