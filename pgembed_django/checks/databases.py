@@ -156,8 +156,7 @@ def _server(alias: str) -> Iterator[CheckMessage]:
         yield Warning(
             f"The database {alias!r} is encoded in {encoding}. Texts with a character that it "
             "does not have cannot be embedded, nor words with one be searched for.",
-            hint="Django expects UTF-8 as well. Restore a dump of it into one that was created "
-            "with TEMPLATE template0 ENCODING 'UTF8'.",
+            hint="Restore a dump into one made with TEMPLATE template0 ENCODING 'UTF8'.",
             id="pgembed.W009",
         )
 
@@ -167,8 +166,7 @@ def _extension(alias: str) -> Iterator[CheckMessage]:
     if not found:
         yield Error(
             f"The extension vector is not available on the server of database {alias!r}.",
-            hint="Install pgvector on the server (packages are called postgresql-17-pgvector or "
-            "the like), then run CREATE EXTENSION vector.",
+            hint="Install pgvector on the server, then run CREATE EXTENSION vector.",
             id="pgembed.E013",
         )
         return
@@ -219,8 +217,8 @@ def _conditions(alias: str) -> Iterator[CheckMessage]:
 def _job_table(alias: str) -> Iterator[CheckMessage]:
     if database.rows(alias, IS_UNLOGGED):
         yield Warning(
-            "The table pgembed_job is unlogged: a crash of the server empties it, and what was "
-            "written shortly before is embedded only when the reconciler finds it.",
+            "The table pgembed_job is unlogged: a crash of the server empties it, and the "
+            "reconciler has to find what was written shortly before.",
             hint="Run ALTER TABLE pgembed_job SET LOGGED.",
             id="pgembed.W001",
         )

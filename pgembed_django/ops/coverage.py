@@ -97,8 +97,8 @@ class Table(NamedTuple):
     silent_triggers: int
 
 
-Counts = QuerySet[Any, dict[str, Any]]
-"""A query that counts one spec's rows. It returns one row, with a column per space."""
+COLUMNS = ("pgembed_first", "pgembed_second")
+"""One column for the active space, and one for the space that is being built."""
 
 
 def read_tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[str, Table]]:
@@ -168,16 +168,21 @@ def read_coverage(
     return found
 
 
-COLUMNS = ("pgembed_first", "pgembed_second")
-"""One column for the active space, and one for the space that is being built."""
+def _query(
+    spec: Spec, spaces: Sequence[Space], share: float, *, using: str
+) -> QuerySet[Any, dict[str, Any]]:
+    """Return a query that counts one spec's rows: one row, with a column per space.
 
-
-def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> Counts:
+    It reads only a sample of the table's pages, if ``share`` is less than 1.
+    """
     rows = spec.model._base_manager.using(using).order_by()
     if type(spec.model._base_manager) is not Manager:  # its joins would count rows twice
         rows = QuerySet(spec.model, using=using).filter(pk__in=rows.values("pk")).order_by()
     if share < 1:
-        rows = rows.filter(pk__in=_sample(spec, share))
+        meta: Any = spec.model._meta
+        key, table = sql.Identifier(meta.pk.column), sql.SQL(postgres.quoted_table(spec.model))
+        sample = sql.SQL(SAMPLE).format(key=key, table=table).as_string(None)
+        rows = rows.filter(pk__in=RawSQL(sample, [100 * share]))  # noqa: S611 - quoted, bound
     when = spec.when or Q()
     counts: dict[str, Any] = {
         column: Count("pk", filter=when & is_found(spec, space))
@@ -185,7 +190,9 @@ def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> 
     }
     for column in COLUMNS[len(spaces) :]:
         counts[column] = Value(0)
-    counted: Counts = rows.values(pgembed_spec=Value(spec.key, TextField())).annotate(
+    counted: QuerySet[Any, dict[str, Any]] = rows.values(
+        pgembed_spec=Value(spec.key, TextField())
+    ).annotate(
         pgembed_all=Count("*"),
         pgembed_rows=Count("pk", filter=when & ~is_empty(spec, spaces)),
         # Those of a space that is being built are no news: its rows are written now.
@@ -193,13 +200,3 @@ def _query(spec: Spec, spaces: Sequence[Space], share: float, *, using: str) -> 
         **counts,
     )
     return counted
-
-
-def _sample(spec: Spec, share: float) -> RawSQL:
-    """Return a subquery of the keys on a sample of the table's pages, ``share`` of them."""
-    meta: Any = spec.model._meta
-    statement = sql.SQL(SAMPLE).format(
-        key=sql.Identifier(meta.pk.column),
-        table=sql.SQL(postgres.quoted_table(spec.model)),
-    )
-    return RawSQL(statement.as_string(None), [100 * share])  # noqa: S611 - quoted, bound
