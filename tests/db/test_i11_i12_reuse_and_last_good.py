@@ -357,7 +357,7 @@ def test_search_hides_what_is_stale_also_once_it_has_failed_again(provider, extr
     run_jobs()
 
     [job] = Job.objects.filter(spec="app.PageExtraEmbedding", status="failed", settled_at=None)
-    assert job.kind == "write"
+    assert job.is_awaited
     assert list(search(PageExtra, "good", mode=mode)) == []
 
 

@@ -317,7 +317,7 @@ def test_retry_says_exactly_what_happened(make_article):
     Job.objects.create(spec=superseded.spec, source_pk=superseded.source_pk)
 
     def settled_meanwhile(execute: Any, statement: str, *rest: Any) -> Any:
-        if "'manual_retry'" in statement:
+        if "WITH failure" in statement:
             Job.objects.filter(pk=gone).update(settled_at="2026-01-01T00:00Z")
         return execute(statement, *rest)
 

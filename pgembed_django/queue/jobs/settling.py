@@ -183,7 +183,6 @@ END = """
 MAX_ERROR_CHARACTERS = 2000
 PARKING_SECONDS = 3600
 MAX_PARKING_SECONDS = 7 * 86400
-WORKER_LOST = "worker lost"
 
 
 def retry(
@@ -256,7 +255,7 @@ def reap(
 
 def reap_one(
     claim: Claim,
-    error: str = WORKER_LOST,
+    error: str = "worker lost",
     *,
     max_crashes: int,
     using: str,
