@@ -194,8 +194,6 @@ class Embedder:
         while queue and len(wanted) < pool.provider.batch_size:
             one = queue[0]
             if one.unit in self.holding and one.part in one.unit.parts and one.part not in failed:
-                if wanted and not outcomes.go_together(wanted[0], one):
-                    break
                 if tokens is not None:
                     tokens -= pool.provider.weigh_document(one.chunk.text)
                     if wanted and tokens < 0:

@@ -6,15 +6,10 @@ from collections.abc import Collection, Sequence
 
 from pgembed_django import events, faults, spaces
 from pgembed_django.embedding.pool import outage_of
-from pgembed_django.embedding.units import Batch, Failure, Part, Unit, Units, Wanted
+from pgembed_django.embedding.units import Batch, Failure, Part, Unit, Units
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Embedded
-
-
-def go_together(one: Wanted, other: Wanted) -> bool:
-    """Return whether they may share a batch. A doubtful unit shares with none."""
-    return one.unit is other.unit or not (one.unit.is_doubtful or other.unit.is_doubtful)
 
 
 def of(batch: Batch) -> list[Embedded | ProviderError]:
