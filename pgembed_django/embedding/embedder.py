@@ -1,21 +1,16 @@
-"""Fill batches across units, keep requests in flight, hand the outcomes to their units.
-
-Also keep to the providers' quotas: reserve before a batch is sent, settle when it is back.
-"""
+"""Fill batches across units, keep requests in flight, hand the outcomes to their units."""
 
 from __future__ import annotations
 
-import random
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from pgembed_django import quotas, spaces
+from pgembed_django import spaces
 from pgembed_django.embedding import outcomes
-from pgembed_django.embedding.live import Live
-from pgembed_django.embedding.outcomes import Failures
 from pgembed_django.embedding.pool import Pool, Sight
-from pgembed_django.embedding.units import Batch, Failure, Unit, Units, Wanted
+from pgembed_django.embedding.rate_limits import RateLimiter
+from pgembed_django.embedding.units import Batch, Failure, Live, Part, Unit, Units, Wanted
+from pgembed_django.embedding.writer import Writer
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers import NotInstalled
@@ -27,27 +22,29 @@ RECOGNIZED_SECONDS = 30.0
 
 
 class Embedder:
-    """A queue of chunks and a pool of threads for each provider.
+    """Sends what is queued in the pools of providers.
 
-    The threads never touch the database: quotas are reserved here, in the loop's own.
+    Their threads never touch the database: quotas are reserved here, in the loop's own.
     """
 
     def __init__(
         self,
         *,
-        holding: Units,
+        units: Units,
+        writer: Writer,
         wake: Callable[[], None],
         inline: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.holding = holding
-        self.failures = Failures(holding=holding)
-        self._limiter = RateLimiter(using=holding.using)
+        self.units = units
+        self.writer = writer
+        self.pools: list[Pool] = []
+        """One for each provider that a live space needs."""
+        self._limiter = RateLimiter(using=units.using)
         self._wake = wake
         self._inline = inline
         self._clock = clock
-        self._pools: dict[int, Pool] = {}
-        self._queues: dict[Pool, deque[Wanted]] = {}
+        self._of_space: dict[int, Pool] = {}
         self._batches: list[Batch] = []
         self._known: dict[int, Known | None] = {}
         self._recognized_at: dict[int, float] = {}
@@ -55,82 +52,64 @@ class Embedder:
     @property
     def queued(self) -> int:
         """How many chunks wait for a batch."""
-        return sum(len(queue) for queue in self._queues.values())
-
-    @property
-    def pools(self) -> list[Pool]:
-        """One for each provider that a live space needs."""
-        return list(self._queues)
+        return sum(len(pool.queue) for pool in self.pools)
 
     @property
     def is_asking(self) -> bool:
         """Whether a request is in flight."""
-        return any(pool.in_flight for pool in self._queues)
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether an answer has come but is not handed out yet."""
-        return any(batch.future.done() for batch in self._batches)
+        return bool(self._batches)
 
     @property
     def wait_seconds(self) -> float:
         """The shortest time that queued chunks must wait for a quota or a provider."""
-        waits = [pool.paused_seconds for pool, queue in self._queues.items() if queue]
-        return min(waits, default=0.0)
+        return min((pool.paused_seconds for pool in self.pools if pool.queue), default=0.0)
 
     @property
     def in_flight(self) -> set[Unit]:
         """The units that are with a provider now."""
         return {one.unit for batch in self._batches for one in batch.wanted}
 
-    @property
-    def awaited(self) -> set[Unit]:
-        """Those in flight, and those queued for a provider that can be asked."""
-        failed = self.failures.parts
-        return self.in_flight | {
-            one.unit
-            for pool, queue in self._queues.items()
-            if not pool.is_waiting
-            for one in queue
-            if one.part not in failed
-        }
-
     def pool(self, space: Space) -> Pool:
         """Return the pool of a space's provider. Spaces of one provider share it."""
-        if space.pk not in self._pools:
-            self._pools[space.pk] = self._pool_for(spaces.provider_of_texts(space))
-        return self._pools[space.pk]
+        if space.pk not in self._of_space:
+            self._of_space[space.pk] = self._pool_for(spaces.provider_of_texts(space))
+        return self._of_space[space.pk]
 
     def follow(self, live: Live) -> None:
         """Keep the pools of the live spaces, and tell them who has paused their providers."""
-        kept = {space.pk: self.pool(space) for space in live}
         self._known = {space.pk: spaces.known_of(space) for space in live}
+        kept = {}
         for space in live:
-            provider = spaces.provider_of_texts(space)
-            if kept[space.pk].is_lost != isinstance(provider, NotInstalled):
-                kept[space.pk] = self._pool_for(provider)  # its weights are gone, or back again
-            kept[space.pk].paused_by = live.paused.providers.get(space.provider)
-        self._pools = kept
-        for pool in self._queues.keys() - self._pools.values():
-            if not (self._queues[pool] or pool.in_flight):
-                del self._queues[pool]
+            pool, provider = self.pool(space), spaces.provider_of_texts(space)
+            if pool.is_lost != isinstance(provider, NotInstalled):
+                pool = self._pool_for(provider)  # its weights are gone, or back again
+            pool.paused_by = live.paused.providers.get(space.provider)
+            kept[space.pk] = pool
+        self._of_space = kept
+        for pool in set(self.pools) - set(kept.values()):
+            if not (pool.queue or pool.in_flight):
+                self.pools.remove(pool)
                 pool.close()
 
-    def enqueue(self, space: Space, wanted: Iterable[Wanted]) -> None:
-        """Add chunks to be embedded in a space."""
-        self._queues[self.pool(space)].extend(wanted)
-
     def send(self) -> bool:
-        """Send as many batches as the providers take. Return whether there were any."""
+        """Send as many batches as the providers take. Return whether there were any.
+
+        What waits for a provider that is paused fails of that.
+        """
         before = len(self._batches)
-        for pool, queue in self._queues.items():
+        for pool in self.pools:
             if pool.is_to_be_probed:
-                self._batches.append(Batch(pool, [], pool.probe(), self._clock()))
-            while queue and pool.free > 0:
-                wanted = self._fill(pool, queue)
+                self._batches.append(Batch(pool, [], pool.submit([]), self._clock()))
+            while pool.queue and pool.free > 0:
+                wanted = self._fill(pool)
                 if wanted and not self._send(pool, wanted):
-                    queue.extendleft(reversed(wanted))
+                    pool.queue.extendleft(reversed(wanted))
                     break
+            if pool.queue and pool.is_waiting:
+                outage = Failure(pool, ProviderUnavailable(pool.reason))
+                for unit, part in dict.fromkeys((one.unit, one.part) for one in pool.queue):
+                    self._fail(unit, part, outage)
+                pool.queue.clear()
         return len(self._batches) > before
 
     def collect(self) -> bool:
@@ -140,100 +119,89 @@ class Embedder:
             self._learn(batch)  # before it is let go: this may lose the database
             self._batches.remove(batch)
             self._hand_out(batch)
-        if self.failures.parts:
-            self.failures.end(awaited=self.awaited)
         return bool(done)
 
     def look_at_quotas(self) -> None:
         """Find used-up quotas before anything is claimed for them."""
-        self._limiter.look([pool for pool, queue in self._queues.items() if not queue])
-
-    def stranded(self) -> list[Failure]:
-        """Return the parts that wait for paused providers, until ``failing`` gives each up.
-
-        Their text can be stored. If another provider is still embedding chunks of a unit, the
-        unit is kept until those are back.
-        """
-        waiting = [(pool, queue) for pool, queue in self._queues.items() if pool.is_waiting]
-        if any(queue for _, queue in waiting):
-            awaited = self.awaited
-            for pool, queue in waiting:
-                outage = ProviderUnavailable(pool.reason)
-                for unit, part in {(one.unit, one.part) for one in queue}:
-                    failure = Failure(unit, part, pool, outage)
-                    if unit in awaited:
-                        self.failures.add(failure)
-                    elif unit in self.holding:
-                        self.failures.strand(failure)
-                queue.clear()
-        return self.failures.stranded
+        self._limiter.look([pool for pool in self.pools if not pool.queue])
 
     def close(self) -> None:
         """Let the pool threads end."""
-        for pool in self._queues:
+        for pool in self.pools:
             pool.close()
 
     def _pool_for(self, provider: Provider) -> Pool:
-        for pool in self._queues:
+        for pool in self.pools:
             if pool.provider is provider:
                 return pool
         pool = Pool(
             provider,
-            concurrency=self.holding.settings.concurrency,
+            concurrency=self.units.settings.concurrency,
             wake=self._wake,
             inline=self._inline,
             clock=self._clock,
         )
-        self._queues[pool] = deque()
+        self.pools.append(pool)
         return pool
 
-    def _fill(self, pool: Pool, queue: deque[Wanted]) -> list[Wanted]:
+    def _fill(self, pool: Pool) -> list[Wanted]:
+        """Take the chunks of a batch from a pool's queue."""
         wanted: list[Wanted] = []
-        failed = self.failures.parts
         tokens = self._limiter.tokens_at_once(pool)
-        while queue and len(wanted) < pool.provider.batch_size:
-            one = queue[0]
-            if one.unit in self.holding and one.part in one.unit.parts and one.part not in failed:
+        while pool.queue and len(wanted) < pool.provider.batch_size:
+            unit, part, chunk = one = pool.queue[0]
+            if unit in self.units and part in unit.parts and part.failure is None:
                 if tokens is not None:
-                    tokens -= pool.provider.weigh_document(one.chunk.text)
+                    tokens -= pool.provider.weigh_document(chunk.text)
                     if wanted and tokens < 0:
                         break
                 wanted.append(one)
-            queue.popleft()
+            pool.queue.popleft()
         return wanted
 
     def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
         """Send a batch. Return whether that was possible."""
-        is_doubtful = wanted[0].unit.is_doubtful
-        if (is_doubtful and pool.in_flight) or not self._limiter.allows(pool, wanted):
+        is_suspect = wanted[0].unit.is_outage_suspect
+        if (is_suspect and pool.in_flight) or not self._limiter.allows(pool, wanted):
             return False
         sight = None
-        if seconds := self.holding.settings.canary_seconds:
-            sight = Sight([self._known.get(one.part.space.pk) for one in wanted], seconds)
+        if seconds := self.units.settings.canary_seconds:
+            sight = Sight([self._known.get(one.part.space_id) for one in wanted], seconds)
         texts = [one.chunk.text for one in wanted]
-        future = pool.submit(texts, sight=sight, exclusively=is_doubtful)
+        future = pool.submit(texts, sight=sight, exclusively=is_suspect)
         self._batches.append(Batch(pool, wanted, future, self._clock(), sight))
+        for one in wanted:
+            one.part.in_flight += 1
         return True
 
     def _hand_out(self, batch: Batch) -> None:
         has_paused = batch.pool.ended(batch.future)
-        for one, outcome in zip(batch.wanted, outcomes.of(batch), strict=True):
-            unit, part = one.unit, one.part
-            if unit not in self.holding or part not in unit.parts:
-                continue  # lost, or ended because of another of its chunks
+        found = list(zip(batch.wanted, outcomes.of(batch), strict=True))
+        for one, outcome in found:
+            part = one.part
+            part.in_flight -= 1
             if isinstance(outcome, Embedded):
                 part.vectors[one.chunk.digest] = outcome
                 part.waiting.discard(one.chunk.digest)
-                if part.waiting:
-                    self.holding.to_stage.append((unit, part))
-                else:
-                    self.holding.look_at(unit)
-            else:
-                self.failures.add(Failure(unit, part, batch.pool, outcome))
-        outcomes.tell(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
+        for (unit, part, _), outcome in found:
+            if unit not in self.units or part not in unit.parts:
+                continue  # lost, or ended because of another of its chunks
+            if not isinstance(outcome, Embedded):
+                self._fail(unit, part, Failure(batch.pool, outcome))
+                continue
+            if part.waiting:
+                self.writer.to_stage.append((unit, part))
+            self.units.look_at(unit)
+        outcomes.emit(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: these may lose the database, and by now the answers are handed out.
         self._note_models(batch)
         self._limiter.pay_up(batch.pool)
+
+    def _fail(self, unit: Unit, part: Part, failure: Failure) -> None:
+        """Send no more of a part."""
+        if part.failure is None or outcomes.severity(failure) < outcomes.severity(part.failure):
+            part.failure = failure
+        self.units.look_at(unit)
 
     def _learn(self, batch: Batch) -> None:
         """Let spaces know their models. What another model has made meanwhile is asked again."""
@@ -247,7 +215,7 @@ class Embedder:
             if self._known.get(space.pk) is None:
                 facts = batch.pool.provider.canary.facts
                 self._known[space.pk] = spaces.learn(
-                    space, vectors, facts=facts, using=self.holding.using
+                    space, vectors, facts=facts, using=self.units.using
                 )
             known = self._known[space.pk]
             if known is not None and not is_alike(known, vectors):
@@ -257,7 +225,7 @@ class Embedder:
         """Note for all processes whether the spaces of a batch have met their models."""
         if batch.sight is None:
             return
-        using, provider = self.holding.using, batch.pool.provider
+        using, provider = self.units.using, batch.pool.provider
         seen = {
             one.part.space: outcome
             for one, outcome in zip(batch.wanted, outcomes.of(batch), strict=True)
@@ -266,67 +234,10 @@ class Embedder:
         for space, outcome in seen.items():
             if isinstance(outcome, AnotherModel):
                 spaces.note_exchange(space, outcome, using=using)
-                self._pools[space.pk] = self._pool_for(spaces.provider_of_texts(space))
+                self._of_space[space.pk] = self._pool_for(spaces.provider_of_texts(space))
                 continue
             at = provider.canary.recognized_at
             if at - self._recognized_at.get(space.pk, float("-inf")) >= RECOGNIZED_SECONDS:
                 self._recognized_at[space.pk] = at
                 seconds = provider.clock() - at
                 spaces.note_recognized(space, seconds_ago=seconds, using=using)
-
-
-SPREAD_SECONDS = 0.5
-"""How far apart workers that wait for the same quota wake up."""
-
-
-class RateLimiter:
-    """Called by the loop's own thread only: the quotas are in the database."""
-
-    def __init__(self, *, using: str) -> None:
-        self._using = using
-        self._paid: dict[Pool, Counter[str]] = {}
-
-    def tokens_at_once(self, pool: Pool) -> int | None:
-        """Return how many tokens a batch should hold at most."""
-        limits = quotas.limits(pool.provider.alias)
-        return limits.tokens_at_once if limits else None
-
-    def allows(self, pool: Pool, wanted: list[Wanted]) -> bool:
-        """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
-        alias = pool.provider.alias
-        limits = quotas.limits(alias)
-        if limits is None:
-            return True
-        tokens = sum(pool.provider.weigh_document(one.chunk.text) for one in wanted)
-        wait = quotas.take(alias, limits, tokens=tokens, using=self._using)
-        if wait:
-            self._await(pool, wait)
-            return False
-        pool.provider.is_metered = True
-        paid = self._paid.setdefault(pool, Counter(pool.provider.sent))
-        paid.update(requests=1, tokens=tokens)
-        return True
-
-    def look(self, pools: list[Pool]) -> None:
-        """Let pools with a used-up quota wait, so that nothing is claimed for them."""
-        for pool in pools:
-            if not pool.paused_seconds and quotas.limits(pool.provider.alias):
-                self._await(pool, quotas.wait_seconds(pool.provider.alias, using=self._using))
-
-    def pay_up(self, pool: Pool) -> None:
-        """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
-        alias = pool.provider.alias
-        limits = quotas.limits(alias)
-        paid = self._paid.get(pool)
-        if limits is None or paid is None:
-            return
-        owed = Counter(pool.provider.sent) - paid
-        if owed:
-            paid.update(owed)
-            quotas.owe(
-                alias, limits, requests=owed["requests"], tokens=owed["tokens"], using=self._using
-            )
-
-    def _await(self, pool: Pool, seconds: float) -> None:
-        if seconds:
-            pool.await_quota(seconds + random.uniform(0, SPREAD_SECONDS * (seconds > 1)))

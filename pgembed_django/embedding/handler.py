@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, events, faults, spaces, specs, store
-from pgembed_django.embedding import writer
+from pgembed_django.embedding import outcomes, writer
 from pgembed_django.embedding.embedder import Embedder
-from pgembed_django.embedding.live import Live
 from pgembed_django.embedding.planner import Planner
 from pgembed_django.embedding.pool import Pool
-from pgembed_django.embedding.units import Quarantine, Stored, Unit, Units
-from pgembed_django.embedding.writer import EarlyText, Staging
+from pgembed_django.embedding.units import Live, State, Stored, Unit, Units
+from pgembed_django.embedding.writer import Writer
 from pgembed_django.maintenance import numbering, recognizing, renaming
 from pgembed_django.maintenance.upkeep import Upkeep
 from pgembed_django.providers import NotInstalled
@@ -28,12 +27,6 @@ from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
 from pgembed_django.specs import Spec
 from pgembed_django.triggers import installed
-
-CLAIM_AHEAD_SECONDS = 0.4
-"""How much work to claim ahead: enough for the provider, leaving the rest to other workers.
-
-Less than ``early_text.MAX_LATE_SECONDS``, or claimed units would have to be written twice.
-"""
 
 ROUNDS_BEHIND = 3
 """How many rounds of batches may wait: the loop goes on claiming while a round is stored."""
@@ -80,31 +73,25 @@ class EmbeddingHandler(Handler):
         super().begin(setting)
         using, clock = setting.using, setting.clock
         self.settings = setting.settings
-        self._clock = clock
         self.live = Live(self.worked_on, using=using, clock=clock)
         self.units = Units(setting.held, using=using, settings=setting.settings)
+        self.writer = Writer(units=self.units, clock=clock)
         self.embedder = Embedder(
-            holding=self.units, wake=setting.wake, inline=setting.inline, clock=clock
+            units=self.units,
+            writer=self.writer,
+            wake=setting.wake,
+            inline=setting.inline,
+            clock=clock,
         )
-        self.quarantine = Quarantine(holding=self.units)
-        self.staging = Staging(holding=self.units, quarantine=self.quarantine, clock=clock)
-        self.early_text = EarlyText(holding=self.units, staging=self.staging, clock=clock)
         self.planner = Planner(
-            holding=self.units, quarantine=self.quarantine, live=self.live, embedder=self.embedder
+            units=self.units, live=self.live, embedder=self.embedder, writer=self.writer
         )
-        self._answered = False
-        self._measured_at = clock()
-        self._measured_from = 0
-        self._units_per_second = 0.0
 
     # Which jobs it wants
 
     @property
     def room(self) -> int:
-        """How many units to claim now. Zero until the last ones are planned.
-
-        ``CLAIM_AHEAD_SECONDS`` of work, or two rounds of requests if that is more.
-        """
+        """How many units to claim now: two rounds of requests. Zero until the last are planned."""
         settings = self.settings
         round_of_batches = settings.batch_size * settings.concurrency
         is_full = self.embedder.queued >= round_of_batches
@@ -113,12 +100,10 @@ class EmbeddingHandler(Handler):
             return 0
         if any(pool.is_down and not pool.is_lost for pool in self.embedder.pools):
             return settings.batch_size  # enough for the first one after an outage
-        ahead = int(self._units_per_second * CLAIM_AHEAD_SECONDS)
-        return min(settings.claim_limit, max(2 * round_of_batches, ahead))
+        return min(settings.claim_limit, 2 * round_of_batches)
 
     def refresh(self) -> None:
         """Read the live spaces again after a while, and find quotas that are used up."""
-        self._measure()
         if self.live.read_if_old():
             self.embedder.follow(self.live)
             self.planner.look_again()
@@ -134,7 +119,7 @@ class EmbeddingHandler(Handler):
         up: list[str] = []
         down: list[str] = []
         for key, spec in self.worked_on.items():
-            if key in self.live.paused.specs or spec in self.quarantine:
+            if key in self.live.paused.specs or spec in self.units.quarantined:
                 continue
             pools = [self.embedder.pool(space) for space in self.live.of(spec)]
             is_down = bool(pools) and all(pool.is_waiting for pool in pools)
@@ -143,37 +128,28 @@ class EmbeddingHandler(Handler):
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in claimed units. They are read in ``advance``."""
-        now = self._clock()
-        units = [Unit(claim, self.worked_on[claim.spec], now) for claim in claims]
-        self.units.add(units)
-        self.planner.add(units)
+        self.planner.add(Unit(claim, self.worked_on[claim.spec]) for claim in claims)
 
     # One round of the loop
 
     def collect(self) -> bool:
         """Hand answers to their units, and send the next batches."""
-        self._answered = self.embedder.collect()
-        if self._answered:
+        answered = self.embedder.collect()
+        if answered:
             self.embedder.send()  # the provider goes on while the database is written to
-        return self._answered
+        outcomes.end_failed(self.units, self.writer)
+        return answered
 
     def save_progress(self) -> None:
         """Stage what batches brought for units that wait for more of them."""
-        self.staging.stage()
+        self.writer.save_progress()
 
     def advance(self, *, may_begin: bool) -> bool:
-        """Plan and send. Store the text of late units, and give stranded ones back."""
+        """Plan and send. Store the text of late units."""
         moved = may_begin and self.planner.step()
         moved |= self.embedder.send()
-        # This round may have taken a while: do not blame the provider for it.
-        if self._answered or self.embedder.is_answered:
-            self.early_text.answered()
-        self.early_text.step()
-        stranded = self.embedder.stranded()
-        if stranded:
-            self.staging.store_text({one.unit for one in stranded})
-            for one in stranded:
-                self.embedder.failures.give_up(one)
+        outcomes.end_failed(self.units, self.writer)
+        self.writer.store_late_texts()
         return moved
 
     # How finished jobs end
@@ -194,10 +170,9 @@ class EmbeddingHandler(Handler):
         stored = Stored([job.result for job in done.completed], done.waited)
         embedded = reused = 0
         for unit in stored.units:
-            unit.is_stored = True
-            asked, had = unit.embedded, unit.reused
-            embedded += asked
-            reused += had
+            unit.state = State.STORED
+            embedded += unit.embedded
+            reused += unit.reused
             waited = done.waited.get(unit.claim.id)
             self.held.tally.completed(unit.spec.key, waited=waited)
         events.tell(
@@ -212,31 +187,33 @@ class EmbeddingHandler(Handler):
     def given_back(self, jobs: Sequence[HeldJob]) -> None:
         """Read the live spaces again: one was opened after these units were planned."""
         for job in jobs:
-            job.result.is_stored = True
+            job.result.state = State.STORED
         self.live.outdate()
 
     def refused(self, job: HeldJob, error: Exception, *, can_write: bool) -> None:
         """Set the spec aside if its tables are not as declared, or else blame the unit."""
         unit: Unit = job.result
         if not can_write:
-            self.quarantine.add(unit.spec, error)
-            self.quarantine.give_back([unit])
+            self.units.quarantine(unit.spec, error)
+            self.writer.set_aside(unit)
+            self.units.give_back([unit])
             return
         if faults.is_nobodys(error):
-            self.units.stage_vectors(unit)  # it is put off, and goes on from there
+            self.writer.set_aside(unit)  # it is put off, and goes on from there
         super().refused(job, error, can_write=can_write)
 
     # What is lost or given back
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget units that have ended, or are another worker's now."""
-        self.units.drop(job_ids)
+        dropped = [job_id for job_id in job_ids if self.units.by_id.pop(job_id, None)]
+        self.writer.drop(dropped)
 
     def leave(self, job_ids: Iterable[int]) -> None:
         """Keep the whole parts of units that are about to be given back."""
         for job_id in job_ids:
             if unit := self.units.by_id.get(job_id):
-                self.embedder.failures.keep_whole(unit)
+                self.writer.keep_whole(unit)
 
     def awaited(self) -> Collection[int]:
         """Return the ids of units that are with a provider now."""
@@ -248,10 +225,7 @@ class EmbeddingHandler(Handler):
     def wait_seconds(self) -> float:
         """The seconds until a provider may be asked again, or a text is late."""
         waits = [pool.paused_seconds for pool in self.embedder.pools if pool.paused_seconds]
-        text_due = self.early_text.due_seconds()
-        if text_due is not None:
-            waits.append(text_due)
-        return min(waits, default=float("inf"))
+        return min([*waits, self.writer.text_due_seconds()])
 
     @property
     def is_waiting(self) -> bool:
@@ -300,7 +274,7 @@ class EmbeddingHandler(Handler):
         return Hindrances(
             by_hand | down,
             {named: pool.paused_seconds for named, pool in pools if pool.is_down},
-            {spec.key: why for spec, why in list(self.quarantine.reasons.items())},
+            {spec.key: why for spec, why in list(self.units.quarantined.items())},
         )
 
     def close(self) -> None:
@@ -322,13 +296,6 @@ class EmbeddingHandler(Handler):
                 yield conf.lost_name(named, pool.provider.space_id), pool
             else:
                 yield named, pool
-
-    def _measure(self) -> None:
-        """Measure how fast units are completed, to know how far to claim ahead."""
-        elapsed = self._clock() - self._measured_at
-        if elapsed >= 1.0:
-            self._units_per_second = (self.held.completed - self._measured_from) / elapsed
-            self._measured_at, self._measured_from = self._clock(), self.held.completed
 
     def _outdate(self) -> int:
         """Read the live spaces again: what a retired one's provider lacks is of no interest."""

@@ -1,12 +1,13 @@
-"""The outcomes of a batch: what is logged, and what becomes of units whose chunks failed."""
+"""The outcomes of batches: what is logged, and how units end whose chunks have failed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from typing import Any
 
 from pgembed_django import events, faults, spaces
 from pgembed_django.embedding.pool import outage_of
 from pgembed_django.embedding.units import Batch, Failure, Part, Unit, Units
+from pgembed_django.embedding.writer import Writer
 from pgembed_django.exceptions import InputRefused, ProviderError, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Embedded
@@ -22,192 +23,100 @@ def of(batch: Batch) -> list[Embedded | ProviderError]:
     return [error] * len(batch.wanted)
 
 
-def tell(batch: Batch, *, has_paused: bool, seconds: float) -> None:
+def emit(batch: Batch, *, has_paused: bool, seconds: float) -> None:
     """Log the outcome of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
-    found = of(batch)
-    if not batch.wanted and not batch.pool.paused_seconds:
-        events.tell(events.PROVIDER_BACK, provider=batch.pool.provider.alias)
-    elif outage_of(batch.future):
+    pool, provider = batch.pool, batch.pool.provider
+    milliseconds = seconds * 1000
+    if not batch.wanted and not pool.paused_seconds:
+        events.tell(events.PROVIDER_BACK, provider=provider.alias)
+        return
+    if outage_of(batch.future):
         events.tell(
             events.PROVIDER_PAUSED,
             about=batch,
             is_logged=has_paused,
-            provider=batch.pool.provider.alias,
-            seconds=batch.pool.paused_seconds,
-            error=batch.pool.reason,
-            milliseconds=seconds * 1000,
-        )
-    else:
-        _tell_of_chunks(batch, found, seconds=seconds)
-    _tell_of_cuts(batch, found)
-
-
-def _tell_of_chunks(
-    batch: Batch, found: Sequence[Embedded | ProviderError], *, seconds: float
-) -> None:
-    """Log how many chunks were embedded and how many were refused."""
-    provider = batch.pool.provider
-    refused = sum(not isinstance(outcome, Embedded) for outcome in found)
-    rows = len({one.unit for one in batch.wanted})
-    if len(found) > refused:
-        events.tell(
-            events.BATCH_EMBEDDED,
-            about=batch,
             provider=provider.alias,
-            model=str(provider),
-            chunks=len(found) - refused,
-            rows=rows,
-            tokens=sum(provider.weigh_document(one.chunk.text) for one in batch.wanted),
-            milliseconds=seconds * 1000,
+            seconds=pool.paused_seconds,
+            error=pool.reason,
+            milliseconds=milliseconds,
         )
-    if refused:
+    found = of(batch)
+    embedded = [
+        (one, outcome)
+        for one, outcome in zip(batch.wanted, found, strict=True)
+        if isinstance(outcome, Embedded)
+    ]
+    named: dict[str, Any] = {"provider": provider.alias, "model": str(provider)}
+    of_batch = named | {
+        "rows": len({one.unit for one in batch.wanted}),
+        "milliseconds": milliseconds,
+    }
+    if embedded and not outage_of(batch.future):
+        tokens = sum(provider.weigh_document(one.chunk.text) for one in batch.wanted)
         events.tell(
-            events.BATCH_FAILED,
-            about=batch,
-            provider=provider.alias,
-            model=str(provider),
-            chunks=len(found),
-            rows=rows,
-            refused=refused,
-            milliseconds=seconds * 1000,
+            events.BATCH_EMBEDDED, about=batch, chunks=len(embedded), tokens=tokens, **of_batch
         )
-
-
-def _tell_of_cuts(batch: Batch, found: Sequence[Embedded | ProviderError]) -> None:
-    """Log how many rows have texts that were cut to fit, and name one of them."""
+    if len(embedded) < len(found) and not outage_of(batch.future):
+        refused = len(found) - len(embedded)
+        events.tell(
+            events.BATCH_FAILED, about=batch, chunks=len(found), refused=refused, **of_batch
+        )
     cut = {
         (one.unit.claim.spec, one.unit.claim.source_pk)
-        for one, outcome in zip(batch.wanted, found, strict=True)
-        if isinstance(outcome, Embedded) and outcome.was_cut
+        for one, outcome in embedded
+        if outcome.was_cut
     }
     if cut:
         spec, source_pk = min(cut)
-        events.tell(
-            events.TEXTS_CUT,
-            provider=batch.pool.provider.alias,
-            model=str(batch.pool.provider),
-            rows=len(cut),
-            spec=spec,
-            source_pk=source_pk,
-        )
+        events.tell(events.TEXTS_CUT, rows=len(cut), spec=spec, source_pk=source_pk, **named)
 
 
-class Failures:
-    """Failures, kept until nothing of their units is awaited, and stranded parts."""
+def end_failed(units: Units, writer: Writer) -> None:
+    """End the units with failed parts, once nothing else of them is awaited.
 
-    def __init__(self, *, holding: Units) -> None:
-        self.holding = holding
-        self._failures: list[Failure] = []
-        # In the order they came. A unit may be stranded with two providers at once.
-        self._stranded: dict[Part, Failure] = {}
-
-    @property
-    def parts(self) -> set[Part]:
-        """The parts with a failed chunk: no more of their chunks are sent."""
-        return {failure.part for failure in self._failures}
-
-    @property
-    def stranded(self) -> list[Failure]:
-        """The parts that wait for paused providers, until ``give_up`` lets each go."""
-        return list(self._stranded.values())
-
-    def add(self, failure: Failure) -> None:
-        """Note the failure that a unit will end with."""
-        self._failures.append(failure)
-
-    def strand(self, failure: Failure) -> None:
-        """Let a unit wait for a paused provider."""
-        if isinstance(failure.outcome, ProviderLost):
-            self._stranded[failure.part] = failure
-        else:
-            self._stranded.setdefault(failure.part, failure)
-
-    def end(self, *, awaited: Collection[Unit]) -> None:
-        """End the units with failed chunks, each once nothing of it is awaited.
-
-        Its other chunks, of this batch or a later one, are staged: a retry would pay for them
-        again.
-        """
-        # First, while all are still noted: this may lose the database.
-        specs = {failure.unit.spec for failure in self._failures}
-        live = spaces.ask_live_states(specs, using=self.holding.using)()
-        failures, self._failures = self._failures, []
-        # If a provider went down with a text, its other chunks never had their turn.
-        failures.sort(key=lambda failure: not isinstance(failure.outcome, ProviderLost))
-        for failure in failures:
-            unit, outcome = failure.unit, failure.outcome
-            if unit not in self.holding or failure.part not in unit.parts:
-                continue  # lost, or ended because of another of its chunks
-            if unit in awaited:
-                self._failures.append(failure)
-            elif failure.part.space.pk not in live[unit.spec.key]:
-                self._drop(unit, failure.part)  # another space is searched by now
-            elif isinstance(outcome, ProviderLost):
-                self._lose(failure)
-            elif isinstance(outcome, ProviderUnavailable):
-                self.strand(failure)
-            elif _delays_active(unit, failure.part):
-                self._drop(unit, failure.part)
+    Their other chunks are staged: a retry would pay for them again.
+    """
+    if not units.failed:
+        return
+    failed = [unit for unit in units.failed.values() if unit in units]
+    # First, while all are still noted: these may lose the database.
+    live = spaces.ask_live_states({unit.spec for unit in failed}, using=units.using)()
+    writer.store_text([unit for unit in failed if _is_unavailable(unit)])
+    units.failed = {}
+    for unit in failed:
+        for part, failure in sorted(_failures(unit), key=lambda one: severity(one[1])):
+            if _is_spared(unit, part, failure) or part.space_id not in live[unit.spec.key]:
+                unit.drop(part)
             else:
-                self.keep_whole(unit)
-                if isinstance(outcome, InputRefused):
-                    self.holding.fail(unit, str(outcome))
-                else:
-                    self.holding.retry(unit, str(outcome))
+                writer.keep_whole(unit)
+                _end(units, unit, part, failure)
+                break
+        else:
+            units.look_at(unit)
 
-    def give_up(self, stranded: Failure) -> None:
-        """Let go of a unit that waits for a paused provider.
 
-        A space that is being built never delays the active one: only its part is dropped,
-        and the reconciler brings it back. But if its provider went down with the text, the
-        job must remember that. The active space does not keep it from being filled either.
-        """
-        unit, part, pool, outcome = stranded
-        self._stranded.pop(part, None)
-        if part not in unit.parts:
-            return
-        is_lost = isinstance(outcome, ProviderLost)
-        is_delaying = _delays_active(unit, part)
-        if is_delaying and not is_lost:
-            self._drop(unit, part)
-            return
-        self.keep_whole(unit)
-        self.holding.release(
-            unit,
-            delay_seconds=0 if is_delaying else pool.paused_seconds,
-            reason=pool.reason,
-            outages=int(is_lost),
-        )
+def _failures(unit: Unit) -> list[tuple[Part, Failure]]:
+    return [(part, part.failure) for part in unit.parts if part.failure is not None]
 
-    def keep_whole(self, unit: Unit) -> None:
-        """Stage the whole parts of a unit, before its job fails or is given back.
 
-        Fresh ones have nothing to store, but those of a former text in other spaces are marked.
-        """
-        has_former = any(part.waiting and not part.plan.is_new for part in unit.parts)
-        self.holding.to_stage += [
-            (unit, part)
-            for part in unit.parts
-            if not part.waiting and (has_former or not part.plan.is_fresh)
-        ]
+def _is_unavailable(unit: Unit) -> bool:
+    return any(isinstance(one.error, ProviderUnavailable) for _, one in _failures(unit))
 
-    def _lose(self, failure: Failure) -> None:
-        unit, _, pool, outage = failure
-        times = unit.claim.outages
-        if times < self.holding.settings.max_crashes:
-            self.strand(failure)
-            return
-        # The first time it had company. Since then it was sent alone each time, just after
-        # the provider had answered a plain word.
-        self.keep_whole(unit)
-        self.holding.fail(
-            unit, f"{pool.provider} went down {times} times at this text alone: {outage}"
-        )
 
-    def _drop(self, unit: Unit, part: Part) -> None:
-        unit.parts.remove(part)
-        unit.dropped_spaces.add(part.space.pk)
-        self.holding.look_at(unit)
+def severity(failure: Failure) -> int:
+    """Return what a unit ends with. If it brought its provider down, that must be remembered."""
+    if isinstance(failure.error, ProviderLost):
+        return 0
+    return 2 if isinstance(failure.error, ProviderUnavailable) else 1
+
+
+def _is_spared(unit: Unit, part: Part, failure: Failure) -> bool:
+    """Return whether the unit goes on without a part.
+
+    A space that is being built never delays the active one. The reconciler brings the part back.
+    But if its provider went down with the text, the job must remember that.
+    """
+    return _delays_active(unit, part) and not isinstance(failure.error, ProviderLost)
 
 
 def _delays_active(unit: Unit, part: Part) -> bool:
@@ -215,3 +124,24 @@ def _delays_active(unit: Unit, part: Part) -> bool:
     return part.space.state == Space.State.BUILDING and any(
         other.space.state == Space.State.ACTIVE and not other.plan.is_fresh for other in unit.parts
     )
+
+
+def _end(units: Units, unit: Unit, part: Part, failure: Failure) -> None:
+    pool, error = failure
+    outages = unit.claim.outages
+    is_lost = isinstance(error, ProviderLost)
+    if is_lost and outages >= units.settings.max_crashes:
+        # The first failure shared a batch. Each later one sent this text alone, after a successful
+        # health check, so the text is at fault.
+        what = f"{pool.provider} went down {outages} times at this text alone: {error}"
+        units.held.fail(unit.claim, what)
+    elif isinstance(error, ProviderUnavailable):
+        # The active space does not keep the other from being filled.
+        delay = 0.0 if _delays_active(unit, part) else pool.paused_seconds
+        units.held.release(
+            unit.claim, delay_seconds=delay, reason=pool.reason, outages=int(is_lost)
+        )
+    elif isinstance(error, InputRefused):
+        units.held.fail(unit.claim, str(error))
+    else:
+        units.held.retry(unit.claim, str(error))

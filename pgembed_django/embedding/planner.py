@@ -1,98 +1,157 @@
-"""Read claimed units, cut them into chunks, and compare those with the stored ones."""
+"""Compare claimed units with what is stored, and queue the chunks that are new."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import database, faults, lengths, plan, sources, store
+from pgembed_django import database, faults, sources, store
 from pgembed_django.chunking import Chunk
 from pgembed_django.embedding import reader
 from pgembed_django.embedding.embedder import Embedder
-from pgembed_django.embedding.live import Live
-from pgembed_django.embedding.reader import Fitting
-from pgembed_django.embedding.units import RELEASED_SECONDS, Part, Quarantine, Unit, Units, Wanted
+from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted
+from pgembed_django.embedding.writer import Writer
 from pgembed_django.faults import Fault
+from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Space
 from pgembed_django.queue.completing import Portion
 from pgembed_django.specs import Spec
+from pgembed_django.store import Stored, StoredChunk
+from pgembed_django.text import digest
 
-HELD_CHARACTERS = 2 * lengths.READ_BYTES
+HELD_CHARACTERS = 2 * sources.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""
+
+UNASKED = 4
+"""Up to this many rows are read without asking how long they are."""
+
+EMPTY = Chunk(position=0, start=0, end=0, text="", digest=digest(""))
+"""The chunk of an empty text. It is stored without a vector, so that the row is not a gap."""
+
+
+class Plan(NamedTuple):
+    """The changes to one unit's stored chunks in one space.
+
+    ``embed`` has the chunks to send to the provider, one per new digest. ``insert`` has the chunks
+    that need a row. Their vectors come from the provider, or from a row or a staged vector with
+    the same digest. ``drop`` has the ids of the rows to delete.
+    """
+
+    text_digest: bytes
+    embed: tuple[Chunk, ...]
+    insert: tuple[Chunk, ...]
+    drop: tuple[int, ...]
+    is_new: bool
+    """The unit has no rows in this space yet: its text can be stored before its vectors."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the stored chunks already match the text."""
+        return not (self.insert or self.drop)
+
+
+def make_plan(
+    chunks: Sequence[Chunk],
+    text_digest: bytes,
+    *,
+    stored: Iterable[StoredChunk],
+    staged: Collection[bytes] = (),
+) -> Plan:
+    """Compare the chunks of a text with those stored in one space. Pure.
+
+    ``staged`` has the digests of chunks whose vectors an earlier run has staged.
+    """
+    rows = {row.position: row for row in stored}
+    reusable = {row.digest for row in rows.values() if row.has_vector} | set(staged)
+    insert, embed, kept = [], {}, set()
+    for chunk in chunks or (EMPTY,):
+        row = rows.get(chunk.position)
+        if (
+            row is not None
+            and row.is_done
+            and (row.digest, row.start, row.end) == (chunk.digest, chunk.start, chunk.end)
+            and row.text_digest == text_digest
+        ):
+            kept.add(row.id)
+            continue
+        insert.append(chunk)
+        if chunk.end > chunk.start and chunk.digest not in reusable:
+            embed[chunk.digest] = chunk
+    return Plan(
+        text_digest=text_digest,
+        embed=tuple(embed.values()),
+        insert=tuple(insert),
+        drop=tuple(row.id for row in rows.values() if row.id not in kept),
+        is_new=not rows,
+    )
 
 
 class Planner:
     """Plans what claimed units need, and queues new chunks to be embedded."""
 
-    def __init__(
-        self, *, holding: Units, quarantine: Quarantine, live: Live, embedder: Embedder
-    ) -> None:
-        self.holding = holding
-        self.quarantine = quarantine
+    def __init__(self, *, units: Units, live: Live, embedder: Embedder, writer: Writer) -> None:
+        self.units = units
         self.live = live
         self.embedder = embedder
-        self._units: deque[Unit] = deque()
-        self._fitting = Fitting(holding=holding, quarantine=quarantine)
+        self.writer = writer
+        self._unread: deque[Unit] = deque()
+        self._readings: dict[Spec, reader.Reading] = {}
         # Answers of providers are looked at after each portion, however long the texts are.
         self._portion = Portion()
-        self._canceled: Unit | None = None
-        """The last unit that could not be read in time alone."""
+        self._room = 0.0
+        """How many bytes of text this step may still read."""
+        self._asked: Sequence[Unit] = ()
+        """The units that were read last."""
 
     @property
     def has_more(self) -> bool:
         """Whether some claimed units are not read yet."""
-        return bool(self._units)
+        return bool(self._unread)
 
     def add(self, units: Iterable[Unit]) -> None:
         """Take in claimed units."""
-        self._units.extend(units)
+        for unit in units:
+            self.units.by_id[unit.claim.id] = unit
+            self._unread.append(unit)
 
     def step(self) -> bool:
         """Plan the next few units, at least a batch. Return whether there were any.
 
         Fewer if their texts are long, and none while enough text is held.
         """
-        if not self._units or self._held() >= HELD_CHARACTERS:
+        held = sum(unit.characters for unit in self.units.by_id.values())
+        if not self._unread or held >= HELD_CHARACTERS:
             return False
         batch_sizes = [pool.provider.batch_size for pool in self.embedder.pools]
-        few = list(islice(self._units, self._portion.wanted(max(batch_sizes, default=1))))
+        few = list(islice(self._unread, self._portion.wanted(max(batch_sizes, default=1))))
         started = time.perf_counter()
-        try:
-            few, room = self._fitting.choose(few)
-            self._plan_by_spec(few, room=room)
-        except sources.TooMuch:
-            self._fitting.was_too_much()
-            return self.step()
-        except DatabaseError as error:
-            if faults.of(error) is not Fault.TOO_SLOW:
-                raise
-            if len(few) > 1:
-                self._portion.halve(len(few))
-                raise
-            if few[0] is not self._canceled:
-                self._canceled = few[0]  # perhaps by a person: it is not yet to blame
-                return self.step()
-            self.holding.retry(few[0], f"{type(error).__name__}: {faults.said(error)}")
+        self._room = sources.READ_BYTES
+        for spec, of_spec in self.units.unread(few).items():
+            if spec in self.units.quarantined:
+                self.units.give_back(of_spec)
+            else:
+                isolate(partial(self._attempt, spec, asks_length=len(few) > UNASKED), of_spec)
         for _ in few:  # only now: the database may have been lost before
-            self._units.popleft()
-        # Those whose texts there was no time to make.
-        left = [unit for unit in few if unit in self.holding and not unit.is_planned]
-        self._units.extendleft(reversed(left))
+            self._unread.popleft()
+        # Those whose texts there was no time or room to make.
+        left = [unit for unit in few if unit in self.units and unit.state is State.UNREAD]
+        self._unread.extendleft(reversed(left))
         self._portion.adapt(len(few) - len(left), seconds=time.perf_counter() - started)
         return bool(few)
 
     def look_again(self) -> None:
         """Take up specs whose tables are as declared now."""
-        for spec in self.quarantine:
+        for spec in list(self.units.quarantined):
             if not self.live.of(spec):
                 continue
             try:
-                self._ask(spec, [])
+                self._ask(spec, [], asks_length=False)
             except database.Busy:
                 continue
             except DatabaseError as error:
@@ -100,92 +159,80 @@ class Planner:
                     raise
                 continue
             # Vectors that cannot be stored would be paid for again and again.
-            if store.is_fit(spec, using=self.holding.using):
-                self.quarantine.release(spec)
+            if store.is_fit(spec, using=self.units.using):
+                self.units.resume(spec)
 
-    def _held(self) -> int:
-        return _characters(self.holding.by_id.values())
-
-    def _plan_by_spec(self, units: Sequence[Unit], *, room: float) -> None:
-        """Plan units whose texts fit into ``room`` together.
-
-        Raises:
-            sources.TooMuch: they did not fit. Some units may be planned.
-        """
-        for spec, of_spec in self.holding.unplanned(units).items():
-            self._plan_or_release(spec, of_spec, room=room)
-            room -= _characters(of_spec)
-
-    def _plan_or_release(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
-        """Plan units, except those that the database does not let us read."""
-        if spec in self.quarantine:
-            self.quarantine.give_back(units)
-            return
+    def _attempt(
+        self, spec: Spec, units: Sequence[Unit], *, asks_length: bool
+    ) -> list[Sequence[Unit]]:
+        """Plan units. Returns the groups to plan instead, if the database does not let us."""
+        self._asked = units
         try:
-            self._plan(spec, units, room=room)
+            self._plan(spec, units, asks_length=asks_length)
+        except database.Busy:
+            self.units.give_back(self._asked)
         except DatabaseError as error:
             match faults.of(error):
-                case Fault.TOO_SLOW | Fault.OUTAGE | Fault.OURS:
+                case Fault.OUTAGE | Fault.OURS:
+                    raise
+                case Fault.TOO_SLOW if len(self._asked) > 1:
+                    self._portion.halve(len(self._asked))
                     raise
                 case Fault.SCHEMA | Fault.PASSING:
-                    self.quarantine.add(spec, error)
-                    self.quarantine.give_back(units)
-                case _ if len(units) == 1:
+                    self.units.quarantine(spec, error)
+                    self.units.give_back(units)
+                case _ if len(self._asked) > 1:
                     # A key of another type or a damaged value must not fail the others.
-                    self.holding.retry(units[0], f"{type(error).__name__}: {faults.said(error)}")
+                    return halves(self._asked)
                 case _:
-                    first, others = units[: len(units) // 2], units[len(units) // 2 :]
-                    self._plan_or_release(spec, first, room=room)
-                    self._plan_or_release(spec, others, room=room - _characters(first))
+                    self.units.retry(self._asked[0], error)
+        return []
 
-    def _release(self, units: Iterable[Unit]) -> None:
-        for unit in units:
-            self.holding.release(unit, delay_seconds=RELEASED_SECONDS)
-
-    def _plan(self, spec: Spec, units: Sequence[Unit], *, room: float) -> None:
+    def _plan(self, spec: Spec, units: Sequence[Unit], *, asks_length: bool) -> None:
         live = self.live.of(spec)
         if not live:
-            self._release(units)
+            self.units.give_back(units)
             return
-        try:
-            source_pks = [unit.claim.source_pk for unit in units]
-            loaded, stored = self._ask(spec, source_pks, room=room)
-        except database.Busy:
-            self._release(units)
-            return
-        self._fitting.note_made(spec, loaded.texts.values())
-        chunks, errors = reader.split_each(spec, loaded.texts, using=self.holding.using)
+        loaded, stored = self._ask(spec, units, asks_length=asks_length)
+        chunks, errors = reader.split_each(spec, loaded.texts, using=self.units.using)
         errors |= loaded.errors
-        for unit in units:
+        for unit in self._asked:
             source_pk = unit.claim.source_pk
             if source_pk in loaded.left:
                 continue
-            unit.is_planned = True
             if source_pk in loaded.hindered:
-                self.holding.put_off(unit, errors[source_pk])
+                self.units.held.put_off(unit.claim, errors[source_pk])
             elif source_pk in errors:
-                self.holding.retry(unit, errors[source_pk])
+                self.units.held.retry(unit.claim, errors[source_pk])
             elif source_pk not in chunks:
-                unit.is_gone = True
-                self.holding.look_at(unit)
+                unit.state = State.GONE
+                self.units.look_at(unit)
             else:
-                text_digest = spec.text_digest(loaded.texts[source_pk])
-                unit.characters = len(loaded.texts[source_pk])
-                self._plan_unit(unit, chunks[source_pk], text_digest, live, stored)
+                text = loaded.texts[source_pk]
+                unit.characters = len(text)
+                self._room -= len(text)
+                self._plan_unit(unit, chunks[source_pk], spec.text_digest(text), live, stored)
 
     def _ask(
-        self, spec: Spec, source_pks: Sequence[str], *, room: float = math.inf
-    ) -> tuple[sources.Loaded, store.Stored]:
-        using = self.holding.using
-        room -= len(source_pks) * self._fitting.made_length(spec)
-        if room < 0:
-            raise sources.TooMuch
-        space_ids = [space.pk for space in self.live.of(spec)]
+        self, spec: Spec, units: Sequence[Unit], *, asks_length: bool
+    ) -> tuple[sources.Loaded, Stored]:
+        """Read the first units whose texts there is room for, and their stored chunks."""
+        using = self.units.using
+        if spec not in self._readings:
+            self._readings[spec] = reader.Reading(spec, using=using)
+        reading = self._readings[spec]
+        source_pks: Sequence[str] = [unit.claim.source_pk for unit in units]
         with database.giving_way(using, pipelined=True):
-            read_texts = self._fitting.reading(spec).ask(source_pks, room=room)
+            if asks_length:
+                is_first = self._room == sources.READ_BYTES
+                fitting = reading.fitting(source_pks, room=self._room)
+                source_pks = fitting or source_pks[: int(is_first)]
+                self._asked = units[: len(source_pks)]
+            read_texts = reading.ask(source_pks)
             # After the user's own query, which is planned as they would expect. The stored
             # chunks may be read later than the text: the job is ours.
             database.keep_plans(using)
+            space_ids = [space.pk for space in self.live.of(spec)]
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
 
@@ -195,22 +242,23 @@ class Planner:
         chunks: Sequence[Chunk],
         text_digest: bytes,
         live: Sequence[Space],
-        stored: store.Stored,
+        stored: Stored,
     ) -> None:
+        unit.state = State.PLANNED
         unit.chunks = len(chunks)
-        unit.plan_for(live)
+        unit.planned_spaces = {(space.pk, space.retired_at) for space in live}
         for space in live:
             where = (unit.claim.source_pk, space.pk)
             staged = stored.staged.get(where, ())
-            made = plan.make(
+            unit.has_staged |= bool(staged)
+            plan = make_plan(
                 chunks, text_digest, stored=stored.chunks.get(where, ()), staged=staged
             )
-            part = Part(space, made, waiting={chunk.digest for chunk in made.embed})
+            waiting = {chunk.digest for chunk in plan.embed}
+            part = Part(unit.claim.source_pk, space, plan, waiting)
             unit.parts.append(part)
-            unit.has_staged |= bool(staged)
-            self.embedder.enqueue(space, (Wanted(unit, part, chunk) for chunk in made.embed))
-        self.holding.look_at(unit)
-
-
-def _characters(units: Iterable[Unit]) -> int:
-    return sum(unit.characters for unit in units)
+            if plan.embed:
+                pool = self.embedder.pool(space)
+                pool.queue.extend(Wanted(unit, part, chunk) for chunk in plan.embed)
+        self.writer.watch(unit)
+        self.units.look_at(unit)

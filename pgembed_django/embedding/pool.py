@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import NotInstalled
@@ -19,6 +21,9 @@ from pgembed_django.providers.http import MAX_WAIT_SECONDS
 from pgembed_django.providers.recognition import Known
 from pgembed_django.text import clean
 from pgembed_django.threads import Inline, Threads
+
+if TYPE_CHECKING:
+    from pgembed_django.embedding.units import Wanted
 
 Outcomes = list[Embedded | ProviderError]
 
@@ -54,7 +59,7 @@ def outage_of(request: Future[Outcomes]) -> ProviderUnavailable | None:
 class Pool:
     """Sends up to ``concurrency`` requests to one provider at once.
 
-    An outage pauses the pool. After the pause it sends a plain word, and once that is answered,
+    An outage pauses the pool. After the pause it sends a health check, and once that is answered,
     one request at a time until the first succeeds. ``wake`` is called from a pool thread when a
     request has ended.
     """
@@ -70,6 +75,7 @@ class Pool:
     ) -> None:
         self.provider = provider
         self.concurrency = concurrency
+        self.queue: deque[Wanted] = deque()
         self.in_flight = 0
         self.reason = ""
         self.paused_by: str | None = None
@@ -97,7 +103,7 @@ class Pool:
 
     @property
     def is_to_be_probed(self) -> bool:
-        """Whether the pause is over, and the next request must be a plain word."""
+        """Whether the pause is over, and the next request must be a health check."""
         return self.is_down and not (self._has_answered or self.in_flight or self.paused_seconds)
 
     @property
@@ -125,8 +131,8 @@ class Pool:
     def _suspected(self) -> Suspected:
         """The kind of outage that a text may have caused, if the next request meets it.
 
-        If a plain word was answered, a refused key is due to a text: a wrong key is refused for
-        any. But a server that is busy or above its limit may accept a plain word and still refuse
+        If a health check was answered, a refused key is due to a text: a wrong key is refused for
+        any. But a server that is busy or above its limit may accept a health check and still refuse
         a batch. Only after the longest pause is that ruled out.
         """
         if not self._has_answered:
@@ -135,22 +141,21 @@ class Pool:
         return ProviderUnavailable if is_rested else ProviderMisconfigured
 
     def submit(
-        self,
-        texts: Sequence[str],
-        *,
-        sight: Sight | None = None,
-        exclusively: bool = False,
+        self, texts: Sequence[str], *, sight: Sight | None = None, exclusively: bool = False
     ) -> Future[Outcomes]:
-        """Start one request. ``exclusively``: after a plain word, with no other in flight.
+        """Start one request. ``exclusively``: after a health check, with no other in flight.
 
         ``sight``: compare the model that answers with those of the texts' spaces. The outcome of
-        a text whose space has another one is ``AnotherModel``.
+        a text whose space has another one is ``AnotherModel``. Without texts it is a health check.
         """
-        return self._start(texts, sight, ask_first=exclusively, is_exclusive=exclusively)
-
-    def probe(self) -> Future[Outcomes]:
-        """Start a request for only a plain word."""
-        return self._start([], None, ask_first=True, is_exclusive=False)
+        self.in_flight += 1
+        self._is_exclusive = exclusively
+        ask_first = exclusively or not texts
+        future = self._executor.submit(
+            self._embed, texts, sight, ask_first=ask_first, suspected=self._suspected
+        )
+        future.add_done_callback(lambda _: self._wake())
+        return future
 
     def ended(self, future: Future[Outcomes]) -> bool:
         """Note a request's end. An outage pauses the provider. Any other result ends its outage.
@@ -167,7 +172,7 @@ class Pool:
             return False  # sent before the pause: it says nothing about the server now
         self._has_answered = True
         if future.exception() or future.result():
-            # A plain word is not enough to end an outage: it is within any limit.
+            # A health check is not enough to end an outage: it is within any limit.
             self._pause_seconds = 0.0
             self.reason = ""
         return False
@@ -179,22 +184,6 @@ class Pool:
     def close(self) -> None:
         """End the threads, without waiting for requests in flight."""
         self._executor.shutdown(wait=False)
-
-    def _start(
-        self,
-        texts: Sequence[str],
-        sight: Sight | None,
-        *,
-        ask_first: bool,
-        is_exclusive: bool,
-    ) -> Future[Outcomes]:
-        self.in_flight += 1
-        self._is_exclusive = is_exclusive
-        future = self._executor.submit(
-            self._embed, texts, sight, ask_first=ask_first, suspected=self._suspected
-        )
-        future.add_done_callback(lambda _: self._wake())
-        return future
 
     def _embed(
         self,

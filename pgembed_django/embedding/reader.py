@@ -1,99 +1,137 @@
-"""Choose how many units to read at once, and cut their texts into chunks.
+"""Read the texts of claimed units, with queries that are compiled only once, and cut them.
 
-Nothing is taken on trust from a user's own chunker.
+Django takes longer to compile such a query than Postgres takes to answer it: 0.7 ms of each claim.
+So each is compiled once per spec, with placeholders among its parameters. Its rows are converted
+to instances here, as a plain queryset would do.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, Final
 
-from django.db import DatabaseError
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models
+from django.db.models.functions import Cast
 
-from pgembed_django import database, faults, lengths, sources
+from pgembed_django import database, faults, sources
 from pgembed_django.chunking import Chunk, Chunker
-from pgembed_django.embedding.units import Quarantine, Unit, Units
-from pgembed_django.faults import Fault
 from pgembed_django.providers.errors import without_texts
+from pgembed_django.sources import Loaded, Row
 from pgembed_django.specs import Spec
 from pgembed_django.text import digest
 from pgembed_django.user_code import Failed, UserCode
 
-UNASKED = 4
-"""Up to this many rows are read without asking how long they are."""
+MADE_SECONDS = 5.0
+"""How long texts are made of at once: meanwhile the worker renews no leases."""
+
+UNITS: Final[list[str]] = []
+"""Placeholder for the keys of the units."""
 
 
-class Fitting:
-    """Chooses units whose texts can be read together.
+class Compiled:
+    """A query that is compiled once."""
 
-    Lengths are asked for only if the last texts were too long to be read at once.
-    """
+    def __init__(self, rows: models.QuerySet[Any], *, using: str) -> None:
+        self._rows = rows
+        self._using = using
+        self._compiler: Any = rows.query.get_compiler(using)
+        self._statement, self._parameters = self._compiler.as_sql()
 
-    def __init__(self, *, holding: Units, quarantine: Quarantine) -> None:
-        self.holding = holding
-        self.quarantine = quarantine
-        self._asks_lengths = False
-        self._readings: dict[Spec, sources.Reading] = {}
-        self._made_lengths: dict[Spec, float] = {}
-        """The mean length of the last texts a text method made: rows do not tell it."""
+    @property
+    def takes_units(self) -> bool:
+        """Whether ``UNITS`` is still among the compiled parameters."""
+        return any(one is UNITS for one in self._parameters)
 
-    def reading(self, spec: Spec) -> sources.Reading:
-        """Return the reading of a spec's units."""
-        if spec not in self._readings:
-            self._readings[spec] = sources.Reading(spec, using=self.holding.using)
-        return self._readings[spec]
+    def execute(self, source_pks: Sequence[str]) -> Any:
+        """Send the query for these units, and return its cursor."""
+        units = list(source_pks)
+        cursor = connections[self._using].cursor()
+        parameters = [units if one is UNITS else one for one in self._parameters]
+        cursor.execute(self._statement, parameters)
+        return cursor
 
-    def choose(self, units: list[Unit]) -> tuple[list[Unit], float]:
-        """Return the first of them, at least one, and how much room their texts have."""
-        if not self._asks_lengths:
-            return units, lengths.READ_BYTES if len(units) > UNASKED else math.inf
-        fitting = self._known_to_fit(units)
-        self._asks_lengths = len(fitting) < len(units)
-        return fitting, math.inf
+    def rows(self, spec: Spec, found: list[tuple[Any, ...]]) -> Iterator[Row]:
+        """Yield the rows that the queryset would have made, each with its source_pk."""
+        made = self._compiler.results_iter([found])
+        if not spec.needs_instances:
+            yield from (sources.as_row(spec, values) for values in made)
+            return
+        columns = self._compiler.klass_info["select_fields"]
+        names = [self._compiler.select[column][0].target.attname for column in columns]
+        source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
+        for row in made:
+            values = [row[column] for column in columns]
+            yield row[source_pk], self._rows.model.from_db(self._using, names, values)
 
-    def was_too_much(self) -> None:
-        """Ask for lengths from now on: the last texts were too long."""
-        self._asks_lengths = True
 
-    def made_length(self, spec: Spec) -> float:
-        """Return the approximate length of texts made by the spec's method. Zero: no method."""
-        return self._made_lengths.get(spec, lengths.READ_BYTES / 16) if spec.text else 0
+class Reading:
+    """Reads units of one spec, over one connection."""
 
-    def note_made(self, spec: Spec, texts: Collection[str]) -> None:
-        """Learn from the last texts how long the next may be."""
-        if spec.text and texts:
-            self._made_lengths[spec] = sum(map(len, texts)) / len(texts)
+    def __init__(self, spec: Spec, *, using: str) -> None:
+        self.spec = spec
+        self.using = using
+        plain: models.QuerySet[Any] = models.QuerySet(spec.model, using=using)
+        among = plain.filter(sources.is_among(spec, UNITS, using=using)).order_by()
+        sized = among.values_list(Cast("pk", models.TextField()), sources.length_of(spec))
+        self._lengths = Compiled(sized, using=using)
+        self._texts: Compiled | None = None
+        """None: a queryset must do it."""
+        # A custom base manager may join, prefetch, or make other instances. And if no row can
+        # match the condition, there is no statement.
+        if type(spec.model._base_manager) is models.Manager:
+            with suppress(EmptyResultSet):
+                compiled = Compiled(sources.of_units(spec, UNITS, using=using), using=using)
+                if compiled.takes_units:
+                    self._texts = compiled
 
-    def _known_to_fit(self, units: list[Unit]) -> list[Unit]:
-        """Return the first of them whose texts can be read at once: at least one."""
-        by_unit: dict[Unit, float] = {}
-        for spec, of_spec in self.holding.unplanned(units).items():
-            stored = self._stored_lengths(spec, [unit.claim.source_pk for unit in of_spec])
-            made = self.made_length(spec)
-            for unit in of_spec:
-                by_unit[unit] = max(stored.get(unit.claim.source_pk, 0), made)
-        total = 0.0
-        for number, unit in enumerate(units):
-            total += by_unit.get(unit, unit.characters)
-            if total > lengths.READ_BYTES:
-                return units[: max(number, 1)]
-        return units
+    def fitting(self, source_pks: Sequence[str], *, room: float) -> Sequence[str]:
+        """Return the first of these units whose rows have ``room`` bytes in total."""
+        with self._lengths.execute(source_pks) as cursor:
+            lengths = dict(cursor.fetchall())
+        for number, source_pk in enumerate(source_pks):
+            room -= lengths.get(source_pk, 0)
+            if room < 0:
+                return source_pks[:number]
+        return source_pks
 
-    def _stored_lengths(self, spec: Spec, source_pks: Sequence[str]) -> Mapping[str, int]:
-        if spec in self.quarantine:
-            return {}
-        try:
-            with database.giving_way(self.holding.using, pipelined=True):
-                return self.reading(spec).lengths(source_pks)
-        except database.Busy:
-            return {}
-        except DatabaseError as error:
-            if faults.of(error) is Fault.TOO_SLOW or faults.is_lost_connection(error):
-                raise
-            return {}  # reading them will find what is wrong
+    def ask(self, source_pks: Sequence[str]) -> database.Read[Loaded]:
+        """Send the query for units, and return a function that reads their texts.
+
+        See ``database.send``. Call it after the claim has committed, and in
+        ``database.giving_way``: if the whole table is locked (TRUNCATE, ALTER TABLE), the
+        returned function raises ``Busy``.
+        """
+        compiled = self._texts
+        if compiled is None:
+            return lambda: self._ask_queryset(source_pks)
+        cursor = compiled.execute(source_pks)
+
+        def texts() -> Loaded:
+            code = UserCode(using=self.using, only_values=not self.spec.needs_instances)
+            try:
+                with code.reading(), cursor:
+                    found = list(compiled.rows(self.spec, cursor.fetchall()))
+            except faults.Unreadable:
+                return self._ask_queryset(source_pks)
+            return self._made(found, {})
+
+        return texts
+
+    def _ask_queryset(self, source_pks: Sequence[str]) -> Loaded:
+        with database.giving_way(self.using):
+            rows = sources.of_units(self.spec, list(source_pks), using=self.using)
+            found = sources.fetch(self.spec, rows)
+        return self._made(*found)
+
+    def _made(self, found: list[Row], errors: Mapping[str, str]) -> Loaded:
+        room = sources.READ_BYTES
+        return sources.made(
+            self.spec, found, errors, using=self.using, seconds=MADE_SECONDS, room=room
+        )
 
 
 def split_each(
@@ -126,16 +164,17 @@ def split(chunker: Chunker, text: str) -> list[Chunk]:
 def _proven(chunks: Iterable[Any], chunker: Chunker, text: str) -> list[Chunk]:
     proven = []
     for position, chunk in enumerate(chunks):
+        wrong = ""
         if not isinstance(chunk, Chunk):
-            raise _wrong(chunker, f"{type(chunk).__name__} at {position}, which is no Chunk")
+            wrong = f"{type(chunk).__name__} at {position}, which is no Chunk"
+        elif not 0 <= index(chunk.start) < index(chunk.end) <= len(text) or (
+            chunk.text != text[chunk.start : chunk.end]
+        ):
+            wrong = f"a chunk at {position} that is not the text from start to end"
+        elif position >= len(text):
+            wrong = "more chunks than the text has characters"
+        if wrong:
+            raise ValueError(f"{type(chunker).__name__}.split() returned {wrong}.")
         start, end = index(chunk.start), index(chunk.end)
-        if not 0 <= start < end <= len(text) or chunk.text != text[start:end]:
-            raise _wrong(chunker, f"a chunk at {position} that is not the text from start to end")
-        if position >= len(text):
-            raise _wrong(chunker, "more chunks than the text has characters")
         proven.append(Chunk(position, start, end, text[start:end], digest(text[start:end])))
     return proven
-
-
-def _wrong(chunker: Chunker, what: str) -> ValueError:
-    return ValueError(f"{type(chunker).__name__}.split() returned {what}.")

@@ -1,39 +1,91 @@
-"""The units in progress: what is known of each, and what is to be saved of them."""
+"""The units in progress: how far each has come, and what it needs in each space."""
 
 from __future__ import annotations
 
+import enum
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
-from pgembed_django import conf, events, faults
+from pgembed_django import conf, events, faults, spaces
 from pgembed_django.chunking import Chunk
-from pgembed_django.embedding.pool import Outcomes, Pool, Sight
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
-from pgembed_django.plan import Plan
 from pgembed_django.providers.base import Embedded
+from pgembed_django.queue import jobs
 from pgembed_django.queue.in_flight import InFlight
-from pgembed_django.queue.jobs import Claim
+from pgembed_django.queue.jobs import Claim, Paused
 from pgembed_django.spaces import LiveState
 from pgembed_django.specs import Spec
-from pgembed_django.store import Change
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from pgembed_django.embedding.planner import Plan
+    from pgembed_django.embedding.pool import Outcomes, Pool, Sight
+
+READ_SECONDS = 5.0
+"""How long a worker may miss which spaces others have opened, and what they have paused."""
+
+RELEASED_SECONDS = 1.0
+"""How soon units that were given back unread are tried again."""
+
+
+class State(enum.Enum):
+    """How far a unit has come."""
+
+    UNREAD = enum.auto()
+    PLANNED = enum.auto()
+    """Some of its parts may still wait for vectors."""
+    GONE = enum.auto()
+    """The source row is gone, or no longer matches the condition: its stored chunks go too."""
+    SET_ASIDE = enum.auto()
+    """It is given back because it cannot be stored now: what it has is staged, even if whole."""
+    STORED = enum.auto()
+    """What it had is stored, whether its job is completed or given back."""
+
+
+class Failure(NamedTuple):
+    """Why a part does not get all of its vectors."""
+
+    pool: Pool
+    error: ProviderError
 
 
 @dataclass(slots=True, eq=False)
 class Part:
     """What one unit needs in one space. ``waiting`` holds the digests without a vector yet."""
 
+    source_pk: str
     space: Space
     plan: Plan
     waiting: set[bytes]
     vectors: dict[bytes, Embedded] = field(default_factory=dict)
+    in_flight: int = 0
+    """How many of its chunks are with the provider."""
+    failure: Failure | None = None
+    """No more of its chunks are sent. Its unit ends once nothing else of it is awaited."""
     has_waiting_text: bool = False
     """Its text is stored, its vectors are not yet."""
-    is_staged: bool = False
+
+    @property
+    def space_id(self) -> int:
+        """The id of its space."""
+        return int(self.space.pk)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for: it is whole, or has failed."""
+        return not self.waiting or (self.failure is not None and not self.in_flight)
+
+    @property
+    def lacks_text(self) -> bool:
+        """Whether nothing is stored yet, so that full-text search could have the text."""
+        return self.plan.is_new and bool(self.waiting) and not self.has_waiting_text
 
     def is_live(self, live: Mapping[int, LiveState]) -> bool:
         """Whether its space is still kept fresh, and was all the time.
@@ -41,22 +93,17 @@ class Part:
         A retired space may be pruned already. Chunks that the plan keeps may be gone from one that
         was reopened.
         """
-        now = live.get(self.space.pk)
+        now = live.get(self.space_id)
         return now is not None and now.retired_at == self.space.retired_at
-
-    @property
-    def lacks_text(self) -> bool:
-        """Whether nothing is stored yet, so that full-text search could have the text."""
-        return self.plan.is_new and bool(self.waiting) and not self.has_waiting_text
 
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """A claimed job in progress. ``started`` is when it was claimed, by the worker's clock."""
+    """A claimed job in progress."""
 
     claim: Claim
     spec: Spec
-    started: float
+    state: State = State.UNREAD
     parts: list[Part] = field(default_factory=list)
     planned_spaces: set[tuple[int, datetime | None]] = field(default_factory=set)
     """The spaces that were live then, each with the time at which it was last retired."""
@@ -66,28 +113,14 @@ class Unit:
     chunks: int = 0
     characters: int = 0
     """The length of its text, which is held until it is stored."""
-    is_planned: bool = False
-    is_gone: bool = False
-    """The source row is gone, or no longer matches the condition: its stored chunks go too."""
     has_staged: bool = False
-    is_stored: bool = False
-    """What it had is stored, whether its job is completed or given back."""
-    is_set_aside: bool = False
-    """It is given back because it cannot be stored now: what it has is staged, even if whole."""
-
-    def plan_for(self, live: Iterable[Space]) -> None:
-        """Note the spaces that it is planned for."""
-        self.planned_spaces = {(space.pk, space.retired_at) for space in live}
+    text_due: float = 0.0
+    """When to store its text without its vectors, by the worker's clock."""
 
     @property
-    def is_doubtful(self) -> bool:
+    def is_outage_suspect(self) -> bool:
         """Whether its provider went down while it had this text: it is sent alone."""
         return self.claim.outages > 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all its vectors have come."""
-        return self.is_planned and not any(part.waiting for part in self.parts)
 
     @property
     def lacks_text(self) -> bool:
@@ -109,11 +142,10 @@ class Unit:
         """How many chunks had vectors already."""
         return self.chunks * len(self.parts) - self.embedded
 
-    def change(self, part: Part) -> Change:
-        """Return what the store has to do for one part."""
-        return Change(
-            self.claim.source_pk, part.space.pk, part.plan, part.vectors, part.has_waiting_text
-        )
+    def drop(self, part: Part) -> None:
+        """Go on without a part: the reconciler brings it back."""
+        self.parts.remove(part)
+        self.dropped_spaces.add(part.space_id)
 
 
 class Stored(NamedTuple):
@@ -122,14 +154,6 @@ class Stored(NamedTuple):
     units: Sequence[Unit]
     waited: Mapping[int, float]
     """How long each write among them waited for its vectors, in seconds, by job id."""
-
-
-def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-    """Return units by spec, in the given order."""
-    found: defaultdict[Spec, list[Unit]] = defaultdict(list)
-    for unit in units:
-        found[unit.spec].append(unit)
-    return found
 
 
 class Wanted(NamedTuple):
@@ -142,7 +166,7 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Chunks of several units, sent to one provider together. Without chunks: a plain word."""
+    """Chunks of several units, sent to one provider together. Without chunks: a health check."""
 
     pool: Pool
     wanted: list[Wanted]
@@ -151,119 +175,102 @@ class Batch:
     sight: Sight | None = None
 
 
-class Failure(NamedTuple):
-    """A chunk that was not embedded, and the error that ends its unit."""
-
-    unit: Unit
-    part: Part
-    pool: Pool
-    outcome: ProviderError
+def by_spec(units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+    """Return units by spec, in the given order."""
+    found: defaultdict[Spec, list[Unit]] = defaultdict(list)
+    for unit in units:
+        found[unit.spec].append(unit)
+    return found
 
 
 class Units:
-    """A unit that is not here is no longer worked on."""
+    """The units in progress by job id, and the specs in quarantine.
+
+    A unit that is not here is no longer worked on. A quarantined spec's tables do not fit: a deploy
+    is under way, or has failed. The other specs go on.
+    """
 
     def __init__(self, held: InFlight, *, using: str, settings: conf.Settings) -> None:
         self.held = held
         self.using = using
         self.settings = settings
         self.by_id: dict[int, Unit] = {}
-        self.without_text: dict[int, Unit] = {}
-        """The units whose text could be stored before their vectors, the oldest first."""
-        self.to_stage: list[tuple[Unit, Part]] = []
-        """Parts with vectors of units that need more batches, or are about to be given back."""
+        self.failed: dict[int, Unit] = {}
+        """Units with failed parts that are to end now."""
+        self.quarantined: dict[Spec, str] = {}
+        """The reasons."""
 
     def __contains__(self, unit: Unit) -> bool:
         return self.by_id.get(unit.claim.id) is unit
 
-    def add(self, units: Iterable[Unit]) -> None:
-        """Take in newly claimed units, which are not planned yet."""
-        self.by_id |= {unit.claim.id: unit for unit in units}
-
-    def drop(self, job_ids: Iterable[int]) -> None:
-        """Forget units that have ended or are lost."""
-        for job_id in job_ids:
-            self.by_id.pop(job_id, None)
-            self.without_text.pop(job_id, None)
-
     def look_at(self, unit: Unit) -> None:
-        """Note whether a unit is whole now, and whether its text is stored."""
-        if unit not in self:
+        """Note if nothing of a unit is awaited any more."""
+        if unit not in self or not all(part.is_settled for part in unit.parts):
             return
-        if unit.is_whole:
-            self.held.finish(unit.claim, unit)
-        if unit.lacks_text:
-            self.without_text[unit.claim.id] = unit
+        if any(part.failure for part in unit.parts):
+            self.failed[unit.claim.id] = unit
         else:
-            self.without_text.pop(unit.claim.id, None)
+            self.held.finish(unit.claim, unit)
 
-    def unplanned(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
+    def unread(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
         """Return the units that are held but not planned yet, by spec."""
-        return by_spec(unit for unit in units if unit in self and not unit.is_planned)
+        return by_spec(unit for unit in units if unit in self and unit.state is State.UNREAD)
 
-    def fail(self, unit: Unit, error: str) -> None:
-        """Fail the unit's job without another attempt: its text cannot be embedded."""
-        self.held.fail(unit.claim, error)
-
-    def retry(self, unit: Unit, error: str) -> None:
-        """Spend an attempt of the unit's job: it is retried after a backoff, or fails."""
-        self.held.retry(unit.claim, error)
-
-    def put_off(self, unit: Unit, error: str) -> None:
-        """Give a unit back that could not be stored, which was not its fault. Its vectors are kept.
-
-        If that does not pass, attempts are spent in the end.
-        """
-        self.stage_vectors(unit)
-        self.held.put_off(unit.claim, error)
-
-    def release(
-        self, unit: Unit, *, delay_seconds: float = 0, reason: str = "", outages: int = 0
-    ) -> None:
-        """Give the unit's job back without spending an attempt."""
-        self.held.release(unit.claim, delay_seconds=delay_seconds, reason=reason, outages=outages)
-
-    def stage_vectors(self, unit: Unit) -> None:
-        """Stage the vectors that a unit has, before it is given back because of its table."""
-        unit.is_set_aside = True
-        self.to_stage += [(unit, part) for part in unit.parts if part.vectors]
-
-
-RELEASED_SECONDS = 1.0
-"""How soon units that were given back unread are tried again."""
-
-
-class Quarantine:
-    """The specs that are set aside, and why: a deploy is under way, or has failed.
-
-    The other specs go on. A spec is taken up again once its tables fit.
-    """
-
-    def __init__(self, *, holding: Units) -> None:
-        self.reasons: dict[Spec, str] = {}
-        self._holding = holding
-
-    def __contains__(self, spec: Spec) -> bool:
-        return spec in self.reasons
-
-    def __iter__(self) -> Iterator[Spec]:
-        return iter(list(self.reasons))
-
-    def add(self, spec: Spec, error: Exception) -> None:
-        """Set a spec aside."""
-        if spec not in self:
-            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
-        self.reasons[spec] = f"{type(error).__name__}: {faults.said(error)}"
+    def retry(self, unit: Unit, error: Exception) -> None:
+        """Spend an attempt of a unit that the database refuses."""
+        self.held.retry(unit.claim, f"{type(error).__name__}: {faults.said(error)}")
 
     def give_back(self, units: Iterable[Unit]) -> None:
-        """Give their units back without spending an attempt. Their vectors so far are staged."""
+        """Give units back for a while, without spending an attempt."""
         for unit in units:
-            self._holding.stage_vectors(unit)
-            self._holding.release(
-                unit, delay_seconds=RELEASED_SECONDS, reason=self.reasons[unit.spec]
-            )
+            reason = self.quarantined.get(unit.spec, "")
+            self.held.release(unit.claim, delay_seconds=RELEASED_SECONDS, reason=reason)
 
-    def release(self, spec: Spec) -> None:
-        """Resume a spec."""
-        del self.reasons[spec]
+    def quarantine(self, spec: Spec, error: Exception) -> None:
+        """Leave a spec alone until its tables fit."""
+        if spec not in self.quarantined:
+            events.tell(events.SPEC_SET_ASIDE, spec=spec.key, error=faults.said(error))
+        self.quarantined[spec] = f"{type(error).__name__}: {faults.said(error)}"
+
+    def resume(self, spec: Spec) -> None:
+        """Take a spec up again."""
+        del self.quarantined[spec]
         events.tell(events.SPEC_TAKEN_UP, spec=spec.key)
+
+
+class Live:
+    """The live spaces of each spec and what a person has paused, as last read."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, Spec],
+        *,
+        using: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.specs = specs
+        self.paused = Paused({}, {})
+        self._using = using
+        self._clock = clock
+        self._spaces: Mapping[str, Sequence[Space]] = {}
+        self._read_at = float("-inf")
+
+    def __iter__(self) -> Iterator[Space]:
+        return chain.from_iterable(self._spaces.values())
+
+    def of(self, spec: Spec) -> Sequence[Space]:
+        """Return the spaces to plan a spec's units for, the active one first."""
+        return self._spaces.get(spec.key, ())
+
+    def read_if_old(self) -> bool:
+        """Read again after a while. Return whether that was done."""
+        if self._clock() - self._read_at < READ_SECONDS:
+            return False
+        self._spaces = spaces.live_of(self.specs.values(), using=self._using)
+        self.paused = jobs.paused(using=self._using)
+        self._read_at = self._clock()
+        return True
+
+    def outdate(self) -> None:
+        """Read again next round: a space was opened after some units were planned."""
+        self._read_at = float("-inf")

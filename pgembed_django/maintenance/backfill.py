@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import database, lengths, providers, sources, spaces
+from pgembed_django import database, providers, sources, spaces
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
@@ -222,7 +222,7 @@ class Backfill:
 
     def _texts(self, space: Space | None) -> Iterator[sources.Loaded]:
         after = Q()
-        while page := lengths.fitting(self.spec, self.rows.filter(after), most=PAGE_ROWS):
+        while page := sources.fitting(self.spec, self.rows.filter(after), most=PAGE_ROWS):
             within = after & Q(pk__lte=page[-1])
             rows = self.rows.filter(within).annotate(pgembed_source_pk=Cast("pk", TextField()))
             if space and not self.force:

@@ -8,8 +8,8 @@ from typing import Any
 
 from django.db.models import Count
 
-from pgembed_django import spaces, specs, store
-from pgembed_django.maintenance import laps
+from pgembed_django import spaces, specs
+from pgembed_django.maintenance import laps, stored
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
 from pgembed_django.queue import jobs, rollups
 
@@ -43,7 +43,7 @@ def left(*, using: str) -> Mapping[str, Mapping[str, int]]:
 def forget(spec: str, *, using: str) -> None:
     """Delete a spec's rows in our tables. Its vectors are deleted with the generated table."""
     jobs.forget(spec, using=using)
-    store.unstage_all(spec, using=using)
+    stored.unstage_all(spec, using=using)
     laps.forget(spec, using=using)
     rollups.forget(spec, using=using)
     spaces.forget(spec, using=using)

@@ -12,7 +12,8 @@ from typing import Any
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import lengths, sources, store
+from pgembed_django import sources
+from pgembed_django.maintenance import stored
 from pgembed_django.models import Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces import LookedUp, covering_chunk, jobs_of_row
@@ -61,8 +62,8 @@ def stale(spec: Spec, spaces: Sequence[Space], page: Q, *, using: str) -> tuple[
     rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
     # Rows whose text method raises are left out: jobs fail of that when such rows are written.
     texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
-    stored = store.text_digests(spec, list(texts), [space.pk for space in spaces], using=using)
-    return sorted({key for key, digest in stored if digest != texts[key]}), end
+    found = stored.text_digests(spec, list(texts), [space.pk for space in spaces], using=using)
+    return sorted({key for key, digest in found if digest != texts[key]}), end
 
 
 def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
@@ -70,7 +71,7 @@ def text_page_end(spec: Spec, after: Any, *, size: int, using: str) -> Any:
     rows = spec.all_rows(using=using)
     if after is not None:
         rows = rows.filter(pk__gt=after)
-    keys = lengths.fitting(spec, rows, most=size)
+    keys = sources.fitting(spec, rows, most=size)
     is_cut = len(keys) == size or (keys and rows.filter(pk__gt=keys[-1]).exists())
     return keys[-1] if is_cut else None
 

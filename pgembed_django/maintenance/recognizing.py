@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pgembed_django import conf, spaces, store
+from pgembed_django import conf, spaces
+from pgembed_django.maintenance import stored
 from pgembed_django.models import Space
 from pgembed_django.specs import Spec
 
@@ -42,6 +43,6 @@ def take_back(spec: Spec, space: Space, *, using: str) -> bool:
     """
     if space.canary_at is None:
         return True
-    while store.take_back(spec, space.pk, since=space.canary_at, limit=CHUNKS, using=using):
+    while stored.take_back(spec, space.pk, since=space.canary_at, limit=CHUNKS, using=using):
         pass
-    return not store.is_to_be_taken_back(spec, space.pk, since=space.canary_at, using=using)
+    return not stored.is_to_be_taken_back(spec, space.pk, since=space.canary_at, using=using)

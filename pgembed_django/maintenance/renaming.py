@@ -6,8 +6,8 @@ from typing import Any
 
 from django.db import DatabaseError, connections
 
-from pgembed_django import database, events, faults, spaces, specs, store
-from pgembed_django.maintenance import laps
+from pgembed_django import database, events, faults, spaces, specs
+from pgembed_django.maintenance import laps, stored
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
 
@@ -56,6 +56,6 @@ def _follow(*, using: str) -> None:
             jobs.share(old, new, using=using)
         else:
             jobs.rename(old, new, using=using)
-            store.rename(old, new, using=using)
+            stored.rename(old, new, using=using)
             laps.rename(old, new, using=using)
         events.tell(events.SPEC_RENAMED, spec=new, former=old)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pgembed_django import events, spaces, store
+from pgembed_django import events, spaces
+from pgembed_django.maintenance import stored
 from pgembed_django.models import Space
 from pgembed_django.spaces import indexes
 from pgembed_django.specs import Spec
@@ -30,10 +31,10 @@ def prune(
         while last is not None:
             if is_stopping():
                 return False
-            last = store.prune(
+            last = stored.prune(
                 spec, space.pk, after=last, limit=CHUNKS, first_only=first_only, using=using
             )
-    while store.prune_staged(spec, space.pk, limit=CHUNKS, using=using):
+    while stored.prune_staged(space.pk, limit=CHUNKS, using=using):
         if is_stopping():
             return False
     is_pruned = spaces.mark_pruned(space, using=using)

@@ -11,8 +11,8 @@ from django.db.models.functions import Cast
 
 from pgembed_django import sources, spaces, specs, store
 from pgembed_django.models import Job
-from pgembed_django.plan import StoredChunk
 from pgembed_django.specs import Spec
+from pgembed_django.store import StoredChunk
 
 AT_WORK = (Job.Status.PENDING, Job.Status.RUNNING)
 
@@ -135,7 +135,7 @@ def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     unit = str(instance.pk) if source_pk is None else source_pk
     loaded = sources.load(spec, [] if source_pk is None else [unit], using=using)
     space = spaces.active(spec, using=using)
-    stored = store.stored(spec, [unit], [space.pk] if space else [], using=using)
+    stored = store.ask_stored(spec, [unit], [space.pk] if space else [], using=using)()
     jobs = Job.objects.using(using).filter(spec=spec.key, source_pk=unit, settled_at=None)
     return _Unit(
         spec=spec,

@@ -72,7 +72,7 @@ def test_a_doubtful_job_is_claimed_with_no_others(make_article, make_worker):
     worker.claim()
 
     [unit] = worker.handler.units.by_id.values()
-    assert unit.is_doubtful
+    assert unit.is_outage_suspect
 
 
 def test_a_doubtful_text_is_sent_right_after_a_plain_word(make_article, make_worker, provider):

@@ -168,7 +168,6 @@ def test_jobs_that_cannot_be_given_back_for_lack_of_room_are_held(
     provider.is_down = True
 
     worker.step()
-    worker.step()
     with full("pgembed_job", on="UPDATE", when="NEW.status = 'pending'"):
         assert_that_it_waits(worker.step)
         assert not worker.held.is_empty
@@ -340,7 +339,6 @@ def test_what_is_whole_after_an_outage_is_stored_before_more_is_claimed(
 
     def no_more_early_texts(**_: Any) -> None:
         monkeypatch.setattr(writer, "LATE_SECONDS", 60.0)
-        monkeypatch.setattr(writer, "MAX_LATE_SECONDS", 60.0)
 
     events.happened.connect(no_more_early_texts, sender=events.DATABASE_REFUSES, weak=False)
     outside = connect(autocommit=True)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pgembed_django import search, spaces, specs, store
+from pgembed_django import search, spaces, specs
 from pgembed_django.maintenance import reconcile, retired
+from pgembed_django.maintenance import stored as pruning
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
@@ -554,7 +555,7 @@ def test_a_row_that_fails_while_a_space_is_pruned_and_reopened_is_not_stored_the
 def prune_in_part_and_reopen(spec: specs.Spec, space: Space) -> None:
     spaces.cancel(spec.key, using="default")
     for first_only in (True, False):
-        store.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
+        pruning.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
     assert spaces.reopen(space, using="default") == space
 
 

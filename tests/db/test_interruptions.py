@@ -184,7 +184,6 @@ def test_what_is_raised_in_a_commit_ends_the_drain(
 ):
     # On a busy machine, text would be stored before its vectors.
     monkeypatch.setattr(writer, "LATE_SECONDS", 60.0)
-    monkeypatch.setattr(writer, "MAX_LATE_SECONDS", 60.0)
     other = connect(autocommit=True)
     other.execute(SLOW_COMMIT.format(event=event, table=table))
     time_is_up_in_sleep()

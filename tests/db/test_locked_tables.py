@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from django.db import connection
 
-from pgembed_django.embedding.writer import LOCKED_SECONDS
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
@@ -45,7 +43,7 @@ def slow(comments, make_worker: Callable[..., Work]) -> Work:
     worker = make_worker(concurrency=1, max_attempts=1)
     worker.step()
     for unit in worker.handler.units.by_id.values():
-        unit.started = -60.0
+        unit.text_due = -60.0
     return worker
 
 
@@ -85,7 +83,7 @@ def test_text_is_stored_early_later_where_its_table_is_locked(comments, slow, co
     assert len(slow.handler.units.by_id) == len(comments)
     assert Job.objects.filter(status="running").count() == len(comments)
     # Not with each step: each try is a wait.
-    due = slow.handler.early_text.due_seconds()
+    due = slow.handler.writer.text_due_seconds()
     assert due > 0
     other.rollback()
     slow.step(claim=False)
@@ -104,7 +102,7 @@ def test_a_locked_table_keeps_no_other_from_its_text(comments, make_article, mak
     worker.step()
     connect().execute(INDEX)
     for unit in worker.handler.units.by_id.values():
-        unit.started = -60.0
+        unit.text_due = -60.0
 
     worker.step(claim=False)
 
@@ -146,37 +144,6 @@ def test_vectors_are_staged_later_where_an_open_delete_has_locked_the_job(
     make_due()
     run_jobs()
     assert len(provider.embedded) == len(comments) * CHUNKS
-
-
-def test_vectors_that_come_due_while_others_are_staged_are_kept(
-    comments, make_article, make_worker, connect, clock
-):
-    Job.objects.filter(source_pk=str(comments[1].pk)).delete()
-    make_article(contents="One more word. " * 1000)
-    worker = make_worker(concurrency=1)
-    worker.step()
-    other = connect()
-    other.execute("LOCK TABLE pgembed_staging IN SHARE MODE")
-    worker.step(claim=False)
-    [(first, part)] = worker.handler.units.to_stage
-    other.rollback()
-    [second, *_] = [
-        one for one in worker.handler.units.by_id.values() if one.spec is not first.spec
-    ]
-    second.parts[0].vectors = {min(second.parts[0].waiting): next(iter(part.vectors.values()))}
-    worker.handler.units.to_stage.append((second, second.parts[0]))
-
-    def slow(execute, *rest):
-        clock.now += LOCKED_SECONDS / 2
-        return execute(*rest)
-
-    clock.now += 0.9 * LOCKED_SECONDS
-    with connection.execute_wrapper(slow):
-        worker.handler.staging.stage()
-    assert {one.spec for one in StagedVector.objects.all()} == {second.spec.key}
-    worker.handler.staging.stage()
-
-    assert {one.spec for one in StagedVector.objects.all()} == {first.spec.key, second.spec.key}
 
 
 def test_a_locked_table_keeps_no_others_vectors_from_being_stored(make_worker, connect):

@@ -12,9 +12,9 @@ import pytest
 from django.db import connection
 from django.db.models import Q
 
-from pgembed_django import lengths, spaces, specs
+from pgembed_django import sources, spaces, specs
 from pgembed_django.chunking import Chunker
-from pgembed_django.embedding import planner, reader
+from pgembed_django.embedding import planner
 from pgembed_django.maintenance import gaps, reconcile
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap
@@ -139,7 +139,7 @@ def test_texts_of_a_method_are_few_until_it_is_known_how_long_they_are(make_work
 
 
 def test_what_does_not_fit_at_once_is_planned_in_its_turn(make_worker, monkeypatch):
-    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
+    monkeypatch.setattr(sources, "READ_BYTES", 1000)
     monkeypatch.setattr(planner, "HELD_CHARACTERS", 2000)
     for number in range(40):
         Note.objects.create(body=f"{number} {'word ' * 60}")
@@ -155,7 +155,7 @@ def test_what_does_not_fit_at_once_is_planned_in_its_turn(make_worker, monkeypat
 
 
 def test_the_texts_of_two_specs_share_what_is_read_at_once(make_worker, monkeypatch):
-    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
+    monkeypatch.setattr(sources, "READ_BYTES", 1000)
     for number in range(3):
         Note.objects.create(body=f"{number} {'word ' * 60}")
         Page.objects.create(slug=f"{number}", body="word " * 60)
@@ -168,7 +168,7 @@ def test_the_texts_of_two_specs_share_what_is_read_at_once(make_worker, monkeypa
 
 
 def test_rows_that_are_gone_when_they_are_read_are_not_taken_for_long_ones(run_jobs):
-    Note.objects.bulk_create(Note(body=f"{number}") for number in range(reader.UNASKED + 2))
+    Note.objects.bulk_create(Note(body=f"{number}") for number in range(planner.UNASKED + 2))
     run_jobs()
     Note.objects.update(body="new")
     with connection.cursor() as cursor:

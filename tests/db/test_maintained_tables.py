@@ -241,7 +241,7 @@ def test_nor_where_its_text_is_stored_early(provider, refuse, make_worker, state
     worker.handler.planner.step()
     refuse(state, message, times)
 
-    worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
+    worker.handler.writer.store_text(list(worker.handler.units.by_id.values()))
     worker.release()
 
     assert set(Job.objects.values_list("status", "attempts")) == {("pending", 0)}

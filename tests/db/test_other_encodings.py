@@ -71,7 +71,7 @@ def test_a_worker_tells_as_much_of_why_a_spec_is_set_aside(encoded):
         settings=conf.current(),
         inline=True,
     )
-    pipeline.handler.quarantine.reasons[specs.get("app.ArticleEmbedding")] = "日本 is no café"
+    pipeline.handler.units.quarantined[specs.get("app.ArticleEmbedding")] = "日本 is no café"
     presence = WorkerRecord([], using=encoded)
 
     presence.report([pipeline])

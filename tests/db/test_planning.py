@@ -10,6 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from pgembed_django.embedding.units import State
 from pgembed_django.models import Job, Space
 from pgembed_django.queue import completing
 from pgembed_django.queue.work import Work
@@ -37,7 +38,9 @@ def sizes(
         worker.claim()
 
         def planned() -> int:
-            return sum(unit.is_planned for unit in worker.handler.units.by_id.values())
+            return sum(
+                (unit.state is not State.UNREAD) for unit in worker.handler.units.by_id.values()
+            )
 
         steps = takewhile(lambda _: worker.handler.planner.step(), range(9))
         totals = [0, *(planned() for _ in steps)]

@@ -14,7 +14,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
-from pgembed_django import conf, providers, quotas, spaces, specs
+from pgembed_django import conf, providers, spaces, specs
+from pgembed_django.embedding import rate_limits
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.embedding.pool import PATIENCE_SECONDS
 from pgembed_django.models import Job, Quota
@@ -39,8 +40,8 @@ def limit(settings: Any, provider: type[PlayedProvider]) -> Callable[..., None]:
     return set_limits
 
 
-def take(limits: quotas.QuotaLimits, *, tokens: int = 0) -> float:
-    return quotas.take("default", limits, tokens=tokens, using="default")
+def take(limits: rate_limits.QuotaLimits, *, tokens: int = 0) -> float:
+    return rate_limits.take("default", limits, tokens=tokens, using="default")
 
 
 class DatabaseClock:
@@ -79,7 +80,9 @@ def most_in_a_minute(taken: list[tuple[float, int]]) -> int:
     return max(sum(n for at, n in taken if begin <= at < begin + 60) for begin, _ in taken)
 
 
-def taken(clock: DatabaseClock, limits: quotas.QuotaLimits, *, tokens: int = 0) -> Iterator[float]:
+def taken(
+    clock: DatabaseClock, limits: rate_limits.QuotaLimits, *, tokens: int = 0
+) -> Iterator[float]:
     """Take whatever is given within 150 s, and yield when it was."""
     for half_seconds in range(300):
         while take(limits, tokens=tokens) == 0:
@@ -89,7 +92,7 @@ def taken(clock: DatabaseClock, limits: quotas.QuotaLimits, *, tokens: int = 0) 
 
 @pytest.mark.parametrize("limit", [1, 3, 60, 150])
 def test_no_minute_sees_more_requests_than_its_quota(database_clock: DatabaseClock, limit: int):
-    limits = quotas.QuotaLimits(requests=limit, tokens=None)
+    limits = rate_limits.QuotaLimits(requests=limit, tokens=None)
 
     requests = [(at, 1) for at in taken(database_clock, limits)]
 
@@ -100,7 +103,7 @@ def test_no_minute_sees_more_requests_than_its_quota(database_clock: DatabaseClo
 def test_no_minute_sees_more_tokens_than_its_quota(
     database_clock: DatabaseClock, requests: int | None, tokens: int
 ):
-    limits = quotas.QuotaLimits(requests=requests, tokens=tokens)
+    limits = rate_limits.QuotaLimits(requests=requests, tokens=tokens)
     at_once = limits.tokens_at_once
     assert at_once is not None
 
@@ -110,7 +113,7 @@ def test_no_minute_sees_more_tokens_than_its_quota(
 
 
 def test_a_batch_that_must_wait_is_told_how_long(database_clock: DatabaseClock):
-    limits = quotas.QuotaLimits(requests=6, tokens=None)
+    limits = rate_limits.QuotaLimits(requests=6, tokens=None)
     assert take(limits) == 0
 
     wait = take(limits)
@@ -120,35 +123,26 @@ def test_a_batch_that_must_wait_is_told_how_long(database_clock: DatabaseClock):
 
 
 def test_tokens_are_limited_as_well(database_clock: DatabaseClock):
-    limits = quotas.QuotaLimits(requests=None, tokens=6000)
+    limits = rate_limits.QuotaLimits(requests=None, tokens=6000)
     assert take(limits, tokens=600) == 0
 
     assert take(limits, tokens=1) == pytest.approx(61 / 9 - 1)
 
 
 def test_a_quota_that_was_too_small_is_not_felt_for_hours(database_clock: DatabaseClock):
-    too_small = quotas.QuotaLimits(requests=None, tokens=1)
+    too_small = rate_limits.QuotaLimits(requests=None, tokens=1)
     assert take(too_small, tokens=400) == 0
 
-    mended = quotas.QuotaLimits(requests=None, tokens=1_000_000)
+    mended = rate_limits.QuotaLimits(requests=None, tokens=1_000_000)
 
     assert take(mended, tokens=400) == 599
 
 
-def test_a_quota_is_not_used_up_by_a_clock_that_was_set_back(database_clock: DatabaseClock):
-    limits = quotas.QuotaLimits(requests=300, tokens=None)
-    take(limits)
-    database_clock.advance(-4800)
-
-    assert take(limits) == 0
-    assert quotas.wait_seconds("default", using="default") == 0
-
-
 def test_what_was_used_beyond_is_charged_afterwards(database_clock: DatabaseClock):
-    limits = quotas.QuotaLimits(requests=60, tokens=None)
+    limits = rate_limits.QuotaLimits(requests=60, tokens=None)
     take(limits)
 
-    quotas.owe("default", limits, requests=9, tokens=0, using="default")
+    rate_limits.charge("default", limits, requests=9, tokens=0, is_owed=True, using="default")
 
     assert take(limits) == pytest.approx(10 * 61 / 60 - 1)
 
@@ -157,7 +151,7 @@ def test_two_workers_together_take_no_more_than_there_is(
     transactional_db: None, database_clock: DatabaseClock
 ):
     """Two connections take as fast as they can, while no time passes."""
-    limits = quotas.QuotaLimits(requests=60_000, tokens=None)
+    limits = rate_limits.QuotaLimits(requests=60_000, tokens=None)
     both = threading.Barrier(2)
 
     def work() -> int:
@@ -178,7 +172,7 @@ def test_two_workers_together_take_no_more_than_there_is(
 def test_nobody_waits_for_a_lock_while_another_waits_for_its_quota(
     transactional_db: None, second_connection: psycopg.Connection
 ):
-    limits = quotas.QuotaLimits(requests=1, tokens=None)
+    limits = rate_limits.QuotaLimits(requests=1, tokens=None)
     take(limits)
     assert take(limits) > 0
 
@@ -226,7 +220,7 @@ def test_a_batch_holds_no_more_tokens_than_the_quota_gives_at_once(
     sent = providers.get().sent
     assert sent["requests"] == 1
     assert 1 < len(PlayedProvider.embedded) < 20
-    assert sent["tokens"] <= 60_000 / quotas.LARGEST_SHARE
+    assert sent["tokens"] <= 60_000 / rate_limits.LARGEST_SHARE
 
 
 def test_answers_are_kept_where_the_database_is_lost_while_their_quota_is_paid(
@@ -294,7 +288,14 @@ def test_a_provider_without_a_quota_is_not_delayed_by_one_with(settings, provide
     known["app.NoteEmbedding"] = dataclasses.replace(known["app.NoteEmbedding"], provider="free")
     for spec in known.values():
         spaces.ensure(spec, using="default")
-    quotas.owe("default", quotas.QuotaLimits(1, None), requests=2, tokens=0, using="default")
+    rate_limits.charge(
+        "default",
+        rate_limits.QuotaLimits(1, None),
+        requests=2,
+        tokens=0,
+        is_owed=True,
+        using="default",
+    )
     article = make_article()
     for number in range(20):
         Note.objects.create(body=f"Note {number}")

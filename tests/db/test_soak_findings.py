@@ -94,7 +94,7 @@ def test_text_that_is_stored_early_leaves_staged_vectors_for_the_completion(
     [unit] = worker.handler.units.by_id.values()
     worker.step()
     assert StagedVector.objects.exists()
-    worker.handler.staging.store_text([unit])
+    worker.handler.writer.store_text([unit])
     until_nothing_moves(worker)
 
     assert embedded_texts(provider) == Counter(CHUNKS)

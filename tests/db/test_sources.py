@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
-import math
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ from django.utils.timezone import localtime, now
 
 from pgembed_django import database, search, sources, specs
 from pgembed_django.chunking import Chunk, Chunker
+from pgembed_django.embedding import reader
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from tests.app.models import (
@@ -53,7 +53,7 @@ ROWS: list[tuple[type[models.Model], dict[str, Any]]] = [
 
 def texts(spec: specs.Spec, *rows: models.Model) -> dict[str, str]:
     """Return what the statement reads that is compiled once."""
-    return sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])().texts
+    return reader.Reading(spec, using="default").ask([str(row.pk) for row in rows])().texts
 
 
 @pytest.mark.parametrize(("model", "values"), ROWS, ids=[model.__name__ for model, _ in ROWS])
@@ -62,27 +62,22 @@ def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
     model._default_manager.exclude(pk=row.pk).delete()
 
     for spec in specs.of(model):
-        reading = sources.Reading(spec, using="default")
+        reading = reader.Reading(spec, using="default")
         found = [reading.ask(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
 
         by_queryset = {str(one.pk): spec.text_of(one) for one in spec.rows()}
         assert [each.texts for each in found] == [{}, by_queryset, by_queryset]
         assert len(by_queryset) == 1
-        # With room for so much, it would raise TooMuch where no statement is compiled.
-        assert reading.ask([str(row.pk)], room=10_000)().texts == by_queryset
-        with pytest.raises(sources.TooMuch):
-            reading.ask([str(row.pk)], room=0)()
+        assert reading.fitting([str(row.pk)], room=10_000) == [str(row.pk)]
+        assert reading.fitting([str(row.pk)], room=0) == []
 
 
-@pytest.mark.parametrize("room", [math.inf, 10_000], ids=["any", "fitting"])
-def test_the_order_of_a_model_joins_and_sorts_nothing(room):
+def test_the_order_of_a_model_joins_and_sorts_nothing():
     articles = [Article.objects.create(title=title, published_time=now()) for title in "abcdef"]
     [spec] = specs.of(Article)
 
     with CaptureQueriesContext(connection) as queries:
-        read = sources.Reading(spec, using="default").ask(
-            [str(one.pk) for one in articles], room=room
-        )
+        read = reader.Reading(spec, using="default").ask([str(one.pk) for one in articles])
 
     assert sorted(read().texts.values()) == ["a", "b", "c", "d", "e", "f"]
     [query] = [query["sql"] for query in queries if "app_article" in query["sql"]]
@@ -309,7 +304,7 @@ class TestAValueThatPythonCannotRead:
         """Nothing found would mean that the row is gone, and its vectors with it."""
         spoil(contacts[1])
         [spec] = specs.of(Contact)
-        read = sources.Reading(spec, using="default").ask([str(contacts[1].pk)])
+        read = reader.Reading(spec, using="default").ask([str(contacts[1].pk)])
         second_connection.execute("LOCK TABLE app_contact")
 
         with pytest.raises(database.Busy):

@@ -9,10 +9,10 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, locks, providers, spaces, specs, store
+from pgembed_django import conf, locks, providers, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
-from pgembed_django.embedding.live import READ_SECONDS
-from pgembed_django.maintenance import laps, reconcile
+from pgembed_django.embedding.units import READ_SECONDS
+from pgembed_django.maintenance import laps, reconcile, stored
 from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.ops import status
@@ -356,7 +356,7 @@ def test_a_space_that_was_reopened_while_it_was_pruned_is_not_taken_for_pruned_o
     spec, retired, monkeypatch
 ):
     """A pass over a space that is not retired ends at once, and finds nothing to delete."""
-    prune = store.prune
+    prune = stored.prune
 
     def reopened_meanwhile(*arguments, first_only, **options):
         if first_only:
@@ -366,7 +366,7 @@ def test_a_space_that_was_reopened_while_it_was_pruned_is_not_taken_for_pruned_o
             spaces.cancel(spec.key, using="default")
         return last
 
-    monkeypatch.setattr(store, "prune", reopened_meanwhile)
+    monkeypatch.setattr(stored, "prune", reopened_meanwhile)
     assert not pruning.prune(spec, retired, using="default")
     monkeypatch.undo()
 
@@ -381,7 +381,9 @@ def test_a_space_that_is_reopened_is_pruned_no_further(spec, retired):
     assert spaces.prunable(retired_for_seconds=0, using="default") == [retired]
     spaces.reopen(retired, using="default")
 
-    assert store.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
+    assert (
+        stored.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
+    )
     assert not spaces.mark_pruned(retired, using="default")
 
     assert ArticleEmbedding.objects.filter(space=retired).exists()
@@ -395,7 +397,9 @@ def test_a_batch_that_is_pruned_waits_for_who_reopens_its_space(spec, retired, w
     writer.connection.execute(reopening, [retired.pk])
     writer.start("COMMIT", once_waits=backend_pid())
 
-    assert store.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
+    assert (
+        stored.prune(spec, retired.pk, after=0, limit=9, first_only=True, using="default") is None
+    )
     writer.end()
 
     assert ArticleEmbedding.objects.filter(space=retired).exists()

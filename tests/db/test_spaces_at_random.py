@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import spaces, specs, store
+from pgembed_django import spaces, specs
 from pgembed_django.embedding import reader
 from pgembed_django.exceptions import (
     InputRefused,
@@ -27,7 +27,7 @@ from pgembed_django.exceptions import (
     ProviderLost,
     ProviderUnavailable,
 )
-from pgembed_django.maintenance import laps, reconcile
+from pgembed_django.maintenance import laps, reconcile, stored
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
@@ -237,7 +237,7 @@ class World:
         for first_only in (True, False):
             after: int | None = 0
             while after is not None:
-                after = store.prune(
+                after = stored.prune(
                     self.spec,
                     space.pk,
                     after=after,
@@ -246,7 +246,7 @@ class World:
                     using="default",
                 )
                 yield
-        store.prune_staged(self.spec, space.pk, limit=1000, using="default")
+        stored.prune_staged(space.pk, limit=1000, using="default")
         spaces.mark_pruned(space, using="default")
 
     def _reembed(self) -> None:
@@ -306,11 +306,11 @@ def expect_whole_rows(spec: Spec, after: Sequence[str]) -> None:
         found[chunk.source, chunk.space_id].append(chunk)
     undone = Job.objects.filter(spec=COMMENT, settled_at=None).exclude(status="succeeded")
     keys = set(undone.values_list("source_pk", flat=True))
-    for (row, space_id), stored in found.items():
-        first = stored[0]
+    for (row, space_id), chunks in found.items():
+        first = chunks[0]
         covers = first.position == 0 and first.text_digest == spec.text_digest(row.text)
         if covers and str(row.pk) not in keys:
-            assert passages(stored) == cut(spec, row.text), (space_id, row.pk, after)
+            assert passages(chunks) == cut(spec, row.text), (space_id, row.pk, after)
 
 
 def passages(chunks: Iterable[Any]) -> list[str]:

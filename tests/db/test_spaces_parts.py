@@ -150,7 +150,7 @@ def test_it_is_embedded_once_where_a_migration_sets_the_spec_aside(swap, make_wo
     rename = "ALTER TABLE app_noteembedding RENAME {} TO {}"
     database.execute("default", rename.format("was_cut", "was_clipped"))
     run(worker)
-    assert list(worker.handler.quarantine) == [specs.get(NOTE)]
+    assert list(worker.handler.units.quarantined) == [specs.get(NOTE)]
     database.execute("default", rename.format("was_clipped", "was_cut"))
 
     clock.now += 100
@@ -385,7 +385,8 @@ def test_a_unit_is_given_back_though_its_space_has_another_provider_by_now(swap,
     worker = make_worker(batch_size=1, concurrency=1)
     worker.step()
     worker.step()
-    assert worker.handler.embedder.failures.parts  # waits for what the next model has in hand
+    [unit] = worker.handler.units.by_id.values()
+    assert [part.failure is None for part in unit.parts] == [False, True]  # the next has more
 
     Space.objects.filter(model="old").update(backend="shop.Removed")
     worker.handler.live.outdate()

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from queue import Queue
 from typing import Any
 
@@ -17,7 +16,7 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import faults, lengths, spaces, specs
+from pgembed_django import faults, sources, spaces, specs
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
@@ -125,17 +124,19 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
     run(SLOWLY_STORED.replace("= 'slow'", "LIKE 'slow%'"))
     try:
         with pytest.raises(DatabaseError) as raised:
-            worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
+            worker.handler.writer.store_text(list(worker.handler.units.by_id.values()))
         assert faults.of(raised.value) is Fault.TOO_SLOW
         assert len(worker.handler.units.by_id) == 8  # none of them was tried alone
-        for _ in range(3):  # of four, of two, of one
-            with suppress(DatabaseError):
-                busy = worker.handler.staging.store_text(list(worker.handler.units.by_id.values()))
+        for _ in range(2):  # of four, of two
+            with pytest.raises(DatabaseError):
+                worker.handler.writer.store_text(list(worker.handler.units.by_id.values()))
+        # Of one: the rest is left alone for a while.
+        worker.handler.writer.store_text(list(worker.handler.units.by_id.values()))
     finally:
         run("DROP FUNCTION take_long() CASCADE")
 
-    assert len(worker.handler.units.by_id) == 7
-    assert {spec.key for spec in busy} == {"app.NoteEmbedding"}
+    assert len(worker.handler.units.by_id) == 8
+    assert worker.handler.writer.text_due_seconds() > 0
 
 
 def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, time_out):
@@ -153,7 +154,7 @@ def test_a_long_row_that_cannot_be_read_in_time_costs_one_time_out(
     make_worker, time_out, monkeypatch
 ):
     """It was to be read alone: the others that wait are none of its company."""
-    monkeypatch.setattr(lengths, "READ_BYTES", 1000)
+    monkeypatch.setattr(sources, "READ_BYTES", 1000)
     for body in ("slow " * 1000, "one", "two", "three", "four"):
         Note.objects.create(body=body)
     worker = make_worker(max_attempts=1)

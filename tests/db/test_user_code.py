@@ -19,8 +19,10 @@ from django.db.models.signals import post_init
 from django.utils import timezone, translation
 from psycopg import sql
 
-from pgembed_django import faults, sources, specs
+from pgembed_django import faults, specs
 from pgembed_django.chunking import Chunk, Chunker
+from pgembed_django.embedding import reader
+from pgembed_django.embedding.units import State
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.queue import maintenance
@@ -304,7 +306,7 @@ def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_w
     planned = []
     while worker.step():
         of_spec = [one for one in worker.handler.units.by_id.values() if one.spec.text]
-        planned.append(sum(unit.is_planned for unit in of_spec))
+        planned.append(sum((unit.state is not State.UNREAD) for unit in of_spec))
 
     assert planned[0] == 1
     assert ProductEmbedding.objects.filter(embedding__isnull=False).count() == 4
@@ -395,7 +397,7 @@ def test_a_base_manager_that_raises_sets_its_spec_aside(make_worker, monkeypatch
 
     found = Job.objects.values_list("source_pk", "status", "attempts").distinct()
     assert set(found) == {(str(product.pk), "pending", 0), (str(note.pk), "succeeded", 0)}
-    [told] = {*worker.handler.quarantine.reasons.values()}
+    [told] = {*worker.handler.units.quarantined.values()}
     assert told == (
         "ManagerFailed: The base manager of Product raised RuntimeError: No tenant is active."
     )
@@ -443,7 +445,7 @@ def test_what_runs_while_an_instance_is_made():
     faulty |= {name: SESSION_CHANGED[name] for name in ("set", "table")}
     rows = [Product.objects.create(title=title) for title in [*faulty, "good"]]
     [spec] = specs.of(Product, name="ProductEmbedding")
-    reading = sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])
+    reading = reader.Reading(spec, using="default").ask([str(row.pk) for row in rows])
     before = session()
 
     def receive(instance: Product, **_: object) -> None:

@@ -235,7 +235,7 @@ MUTANTS = [
         "I8",
         "outage-is-charged",
         "embedding/outcomes.py",
-        "elif isinstance(outcome, ProviderUnavailable):",
+        "elif isinstance(error, ProviderUnavailable):",
         "elif False:",
         "db/test_i8_faults.py::test_no_job_is_lost_and_no_innocent_one_is_charged",
     ),
@@ -293,7 +293,7 @@ MUTANTS = [
     Mutant(
         "I11",
         "no-reuse-by-digest",
-        "plan.py",
+        "embedding/planner.py",
         "if chunk.end > chunk.start and chunk.digest not in reusable:",
         "if chunk.end > chunk.start:",
         "db/test_i11_i12_reuse_and_last_good.py::test_chunks_that_move_take_their_vectors_along",
@@ -302,7 +302,7 @@ MUTANTS = [
         "I11",
         "nothing-is-staged",
         "embedding/embedder.py",
-        "self.holding.to_stage.append((unit, part))",
+        "self.writer.to_stage.append((unit, part))",
         "pass",
         "db/test_i11_i12_reuse_and_last_good.py::"
         "test_progress_is_kept_when_a_job_dies_at_its_fifth_batch",
@@ -320,7 +320,7 @@ MUTANTS = [
     Mutant(
         "I12",
         "vectors-deleted-early",
-        "store/statements.py",
+        "store.py",
         "SET chunk_digest = ''\n",
         "SET chunk_digest = '', embedding = NULL\n",
         "db/test_i11_i12_reuse_and_last_good.py::"

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import plan
 from pgembed_django.chunking import Chunk
-from pgembed_django.plan import StoredChunk
+from pgembed_django.embedding.planner import EMPTY, make_plan
+from pgembed_django.store import StoredChunk
 from pgembed_django.text import digest
 
 NEW, OLD = b"digest of the new text", b"digest of the old text"
@@ -41,77 +41,76 @@ def texts(chunks: tuple[Chunk, ...]) -> list[str]:
 
 
 def test_a_new_text_is_embedded_and_inserted_whole():
-    made = plan.make(cut("a", "b"), NEW, stored=[])
+    made = make_plan(cut("a", "b"), NEW, stored=[])
 
     assert (texts(made.embed), texts(made.insert)) == (["a", "b"], ["a", "b"])
-    assert (made.keep, made.drop, made.is_new, made.is_fresh) == ({}, (), True, False)
+    assert (made.drop, made.is_new, made.is_fresh) == ((), True, False)
 
 
 def test_a_text_that_is_stored_already_needs_nothing():
-    made = plan.make(cut("a", "b"), NEW, stored=kept("a", "b", text_digest=NEW))
+    made = make_plan(cut("a", "b"), NEW, stored=kept("a", "b", text_digest=NEW))
 
     assert made.is_fresh
     assert not made.is_new
 
 
-def test_a_changed_recipe_with_the_same_chunks_only_marks_the_rows():
-    made = plan.make(cut("a", "b"), NEW, stored=kept("a", "b"))
+def test_a_changed_recipe_with_the_same_chunks_embeds_none():
+    made = make_plan(cut("a", "b"), NEW, stored=kept("a", "b"))
 
-    assert (made.embed, made.insert, made.drop) == ((), (), ())
-    assert texts(tuple(made.keep.values())) == ["a", "b"]
+    assert (made.embed, texts(made.insert), made.drop) == ((), ["a", "b"], (100, 101))
 
 
 def test_one_changed_chunk_is_embedded_alone():
-    made = plan.make(cut("a", "x", "c"), NEW, stored=kept("a", "b", "c"))
+    made = make_plan(cut("a", "x", "c"), NEW, stored=kept("a", "b", "c"))
 
-    assert (texts(made.embed), texts(made.insert)) == (["x"], ["x"])
-    assert (sorted(made.keep), made.drop) == ([100, 102], (101,))
+    assert (texts(made.embed), texts(made.insert)) == (["x"], ["a", "x", "c"])
+    assert made.drop == (100, 101, 102)
 
 
 def test_chunks_that_moved_are_inserted_with_the_vectors_they_had():
-    made = plan.make(cut("x", "a", "b"), NEW, stored=kept("a", "b"))
+    made = make_plan(cut("x", "a", "b"), NEW, stored=kept("a", "b"))
 
     assert (texts(made.embed), texts(made.insert)) == (["x"], ["x", "a", "b"])
     assert made.drop == (100, 101)
 
 
 def test_a_chunk_that_is_there_twice_is_embedded_once():
-    made = plan.make(cut("a", "b", "a"), NEW, stored=[])
+    made = make_plan(cut("a", "b", "a"), NEW, stored=[])
 
     assert (texts(made.embed), texts(made.insert)) == (["a", "b"], ["a", "b", "a"])
 
 
 def test_what_an_earlier_run_staged_is_not_embedded_again():
-    made = plan.make(cut("a", "b"), NEW, stored=[], staged={digest("a")})
+    made = make_plan(cut("a", "b"), NEW, stored=[], staged={digest("a")})
 
     assert (texts(made.embed), texts(made.insert)) == (["b"], ["a", "b"])
 
 
 def test_a_row_of_text_alone_is_no_vector():
-    made = plan.make(cut("a"), NEW, stored=kept("a", has_vector=False))
+    made = make_plan(cut("a"), NEW, stored=kept("a", has_vector=False))
 
     assert (texts(made.embed), texts(made.insert), made.drop) == (["a"], ["a"], (100,))
     assert not made.is_new
 
 
 def test_a_shorter_text_drops_the_rest():
-    made = plan.make(cut("a"), NEW, stored=kept("a", "b", "c"))
+    made = make_plan(cut("a"), NEW, stored=kept("a", "b", "c"))
 
-    assert (made.embed, made.drop) == ((), (101, 102))
+    assert (made.embed, made.drop) == ((), (100, 101, 102))
 
 
 def test_an_empty_text_is_one_row_without_a_vector():
-    made = plan.make([], NEW, stored=[])
-    assert (made.embed, made.insert) == ((), (plan.EMPTY,))
+    made = make_plan([], NEW, stored=[])
+    assert (made.embed, made.insert) == ((), (EMPTY,))
 
-    again = plan.make([], NEW, stored=kept("", text_digest=NEW))
+    again = make_plan([], NEW, stored=kept("", text_digest=NEW))
     assert again.is_fresh
 
 
 def test_a_text_that_became_empty_drops_its_vectors():
-    made = plan.make([], NEW, stored=kept("a", "b"))
+    made = make_plan([], NEW, stored=kept("a", "b"))
 
-    assert (made.embed, made.insert, made.drop) == ((), (plan.EMPTY,), (100, 101))
+    assert (made.embed, made.insert, made.drop) == ((), (EMPTY,), (100, 101))
 
 
 words = st.lists(st.sampled_from("abcde"), max_size=6)
@@ -128,18 +127,14 @@ def test_what_a_plan_leaves_is_the_text_and_every_vector_comes_from_somewhere(
     ]
     staged_digests = {digest(word) for word in staged}
 
-    made = plan.make(cut(*after), NEW, stored=stored, staged=staged_digests)
+    made = make_plan(cut(*after), NEW, stored=stored, staged=staged_digests)
 
-    rows = {row.id: row for row in stored}
-    fresh = {
-        row.position: (row.digest, row.text_digest)
-        for row in stored
-        if row.id not in made.drop and row.id not in made.keep
+    left = {
+        row.position: (row.digest, row.text_digest) for row in stored if row.id not in made.drop
     }
-    left = fresh | {rows[i].position: (c.digest, NEW) for i, c in made.keep.items()}
     assert not set(left) & {chunk.position for chunk in made.insert}
     left |= {chunk.position: (chunk.digest, NEW) for chunk in made.insert}
-    assert left == {c.position: (c.digest, NEW) for c in cut(*after) or [plan.EMPTY]}
+    assert left == {c.position: (c.digest, NEW) for c in cut(*after) or [EMPTY]}
     available = {row.digest for row in stored} | staged_digests
     embedded = {chunk.digest for chunk in made.embed}
     needed = {chunk.digest for chunk in made.insert if chunk.text}

@@ -51,7 +51,7 @@ def pool(clock: Clock) -> Pool:
 def fail(pool: Pool, error: ProviderError = DOWN) -> None:
     """Let a request, or the probe, meet this error."""
     pool.provider.script = [error]
-    pool.ended(pool.probe() if pool.is_to_be_probed else pool.submit(["a text"]))
+    pool.ended(pool.submit([] if pool.is_to_be_probed else ["a text"]))
 
 
 def wait(pool: Pool, clock: Clock) -> None:
@@ -107,7 +107,7 @@ def test_a_request_that_gave_up_on_a_living_server_does_not_double_the_pause(
         fail(pool, ProviderUnavailable("too many failures", retry_after_seconds=0))
         assert pool.paused_seconds <= 1.25 * FIRST_PAUSE_SECONDS
         wait(pool, clock)
-        pool.ended(pool.probe())
+        pool.ended(pool.submit([]))
 
 
 def test_the_requests_of_one_outage_count_once(pool: Pool):
@@ -118,7 +118,7 @@ def test_the_requests_of_one_outage_count_once(pool: Pool):
     assert pool.paused_seconds <= 1.25 * FIRST_PAUSE_SECONDS
 
 
-def test_after_the_pause_it_is_asked_for_a_plain_word_with_nobodys_text(pool: Pool, clock: Clock):
+def test_after_the_pause_it_is_asked_for_a_health_check_with_nobodys_text(pool: Pool, clock: Clock):
     fail(pool)
     assert not pool.is_to_be_probed
 
@@ -126,16 +126,16 @@ def test_after_the_pause_it_is_asked_for_a_plain_word_with_nobodys_text(pool: Po
     assert pool.is_to_be_probed
     assert pool.free == 0
 
-    future = pool.probe()
+    future = pool.submit([])
     assert not pool.is_to_be_probed, "one probe at a time"
     pool.ended(future)
     assert pool.provider.asked[-1] == [pool.provider.health_check_text]
 
 
-def test_after_the_plain_word_one_request_goes_first_and_then_all(pool: Pool, clock: Clock):
+def test_after_the_health_check_one_request_goes_first_and_then_all(pool: Pool, clock: Clock):
     fail(pool)
     wait(pool, clock)
-    pool.ended(pool.probe())
+    pool.ended(pool.submit([]))
     assert pool.is_down
     assert pool.free == 1
     assert not pool.is_waiting
@@ -149,10 +149,10 @@ def test_after_the_plain_word_one_request_goes_first_and_then_all(pool: Pool, cl
     assert pool.free == 3
 
 
-def test_a_plain_word_alone_does_not_forget_how_long_the_pause_was(pool: Pool, clock: Clock):
+def test_a_health_check_alone_does_not_forget_how_long_the_pause_was(pool: Pool, clock: Clock):
     fail(pool)
     wait(pool, clock)
-    pool.ended(pool.probe())
+    pool.ended(pool.submit([]))
 
     fail(pool)
 
@@ -163,7 +163,7 @@ def test_after_a_recovery_pauses_begin_anew(pool: Pool, clock: Clock):
     for _ in range(6):
         fail(pool)
         wait(pool, clock)
-    pool.ended(pool.probe())
+    pool.ended(pool.submit([]))
     pool.ended(in_flight(pool))
 
     fail(pool)
@@ -178,7 +178,7 @@ def test_a_failure_that_is_no_outage_is_an_answer(pool: Pool, clock: Clock):
     assert not pool.is_down
 
 
-def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
+def test_a_text_sent_alone_follows_a_health_check_and_has_no_company(pool: Pool):
     alone = pool.submit(["a doubtful text"], exclusively=True)
 
     assert pool.free == 0
@@ -187,7 +187,7 @@ def test_a_text_sent_alone_follows_a_plain_word_and_has_no_company(pool: Pool):
     assert pool.free == 3
 
 
-def test_a_text_is_not_sent_alone_where_the_plain_word_fails(pool: Pool):
+def test_a_text_is_not_sent_alone_where_the_health_check_fails(pool: Pool):
     pool.provider.script = [ProviderLost("bad gateway")]
 
     future = pool.submit(["a doubtful text"], exclusively=True)

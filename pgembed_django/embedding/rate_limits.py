@@ -7,9 +7,16 @@ locked for one statement only.
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pgembed_django import conf, database
+
+if TYPE_CHECKING:
+    from pgembed_django.embedding.pool import Pool
+    from pgembed_django.embedding.units import Wanted
 
 SAVED_SECONDS = 1.0
 """How many seconds of unused quota may be saved up and then used at once."""
@@ -19,13 +26,16 @@ MINUTE_SECONDS = 60 + SAVED_SECONDS
 
 SHORTEST_WAIT_SECONDS = 0.001
 
+SPREAD_SECONDS = 0.5
+"""How far apart workers that wait for the same quota wake up."""
+
 LONGEST_SECONDS = 600.0
 """The longest wait that one batch may cause, in case a quota was set far too low."""
 
 LARGEST_SHARE = 10
 """One batch has at most a tenth of a minute's tokens, or a single text."""
 
-TAKE = """
+CHARGE = """
     INSERT INTO pgembed_quota AS quota (provider, requests_free_at, tokens_free_at)
     VALUES (
         %(provider)s,
@@ -34,26 +44,13 @@ TAKE = """
     )
     ON CONFLICT (provider) DO UPDATE SET
         requests_free_at = %(requests)s * interval '1 second' + GREATEST(
-            CASE
-                WHEN quota.requests_free_at
-                    < statement_timestamp() + %(longest)s * interval '1 second'
-                THEN quota.requests_free_at
-            END,
-            statement_timestamp() - %(saved)s * interval '1 second'
+            quota.requests_free_at, statement_timestamp() - %(saved)s * interval '1 second'
         ),
         tokens_free_at = %(tokens)s * interval '1 second' + GREATEST(
-            CASE
-                WHEN quota.tokens_free_at
-                    < statement_timestamp() + %(longest)s * interval '1 second'
-                THEN quota.tokens_free_at
-            END,
-            statement_timestamp() - %(saved)s * interval '1 second'
+            quota.tokens_free_at, statement_timestamp() - %(saved)s * interval '1 second'
         )
     WHERE %(is_owed)s
        OR GREATEST(quota.requests_free_at, quota.tokens_free_at) <= statement_timestamp()
-       -- No batch can have caused that: the clock was set back.
-       OR GREATEST(quota.requests_free_at, quota.tokens_free_at)
-           >= statement_timestamp() + %(longest)s * interval '1 second'
     RETURNING provider
 """
 
@@ -93,7 +90,7 @@ class QuotaLimits:
         return tokens * MINUTE_SECONDS / (self.tokens - self.tokens_at_once or 1)
 
 
-def limits(provider: str) -> QuotaLimits | None:
+def limits_of(provider: str) -> QuotaLimits | None:
     """Return the limits of the provider with this alias, or None if it has none."""
     config = conf.current().declared.get(provider, {})
     requests, tokens = config.get("REQUESTS_PER_MINUTE"), config.get("TOKENS_PER_MINUTE")
@@ -102,37 +99,90 @@ def limits(provider: str) -> QuotaLimits | None:
 
 def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> float:
     """Reserve one request of this many tokens. Return zero, or the seconds until the next try."""
-    if _pay(provider, limits, requests=1, tokens=tokens, is_owed=False, using=using):
+    if charge(provider, limits, tokens=tokens, using=using):
         return 0.0
     # The quota may have become free between the two statements.
     return max(SHORTEST_WAIT_SECONDS, wait_seconds(provider, using=using))
 
 
-def owe(provider: str, limits: QuotaLimits, *, requests: int, tokens: int, using: str) -> None:
-    """Charge what was used beyond the reservation: the next batch waits that much longer."""
-    _pay(provider, limits, requests=requests, tokens=tokens, is_owed=True, using=using)
-
-
 def wait_seconds(provider: str, *, using: str) -> float:
     """Return the seconds until a request can be reserved. Zero: at once."""
     found = database.rows(using, WAIT, provider=provider)
-    seconds = found[0][0] if found else 0.0
-    # No batches can have caused more: the clock was set back.
-    return max(0.0, seconds) if seconds < 2 * LONGEST_SECONDS else 0.0
+    return max(0.0, found[0][0]) if found else 0.0
 
 
-def _pay(
-    provider: str, limits: QuotaLimits, *, requests: int, tokens: int, is_owed: bool, using: str
+def charge(
+    provider: str,
+    limits: QuotaLimits,
+    *,
+    requests: int = 1,
+    tokens: int,
+    is_owed: bool = False,
+    using: str,
 ) -> bool:
-    """Charge a provider's quota. Return whether that was done: without ``is_owed`` only if free."""
-    paid = database.rows(
+    """Charge a provider's quota if it is free, and return whether it was.
+
+    ``is_owed``: in any case, as it was used already. The next batch waits that much longer.
+    """
+    charged = database.rows(
         using,
-        TAKE,
+        CHARGE,
         provider=provider,
         requests=min(limits.request_seconds(requests), LONGEST_SECONDS),
         tokens=min(limits.token_seconds(tokens), LONGEST_SECONDS),
         saved=SAVED_SECONDS,
-        longest=2 * LONGEST_SECONDS,
         is_owed=is_owed,
     )
-    return bool(paid)
+    return bool(charged)
+
+
+class RateLimiter:
+    """Called by the loop's own thread only: the quotas are in the database."""
+
+    def __init__(self, *, using: str) -> None:
+        self._using = using
+        self._paid: dict[Pool, Counter[str]] = {}
+
+    def tokens_at_once(self, pool: Pool) -> int | None:
+        """Return how many tokens a batch should hold at most."""
+        limits = limits_of(pool.provider.alias)
+        return limits.tokens_at_once if limits else None
+
+    def allows(self, pool: Pool, wanted: list[Wanted]) -> bool:
+        """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
+        alias = pool.provider.alias
+        limits = limits_of(alias)
+        if limits is None:
+            return True
+        tokens = sum(pool.provider.weigh_document(one.chunk.text) for one in wanted)
+        wait = take(alias, limits, tokens=tokens, using=self._using)
+        if wait:
+            self._await(pool, wait)
+            return False
+        pool.provider.is_metered = True
+        paid = self._paid.setdefault(pool, Counter(pool.provider.sent))
+        paid.update(requests=1, tokens=tokens)
+        return True
+
+    def look(self, pools: list[Pool]) -> None:
+        """Let pools with a used-up quota wait, so that nothing is claimed for them."""
+        for pool in pools:
+            if not pool.paused_seconds and limits_of(pool.provider.alias):
+                self._await(pool, wait_seconds(pool.provider.alias, using=self._using))
+
+    def pay_up(self, pool: Pool) -> None:
+        """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
+        alias = pool.provider.alias
+        limits = limits_of(alias)
+        paid = self._paid.get(pool)
+        if limits is None or paid is None:
+            return
+        owed = Counter(pool.provider.sent) - paid
+        if owed:
+            paid.update(owed)
+            requests, tokens = owed["requests"], owed["tokens"]
+            charge(alias, limits, requests=requests, tokens=tokens, is_owed=True, using=self._using)
+
+    def _await(self, pool: Pool, seconds: float) -> None:
+        if seconds:
+            pool.await_quota(seconds + random.uniform(0, SPREAD_SECONDS * (seconds > 1)))
