@@ -9,12 +9,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def isolate(attempt: Callable[[Sequence[T]], Iterable[Sequence[T]]], items: Sequence[T]) -> None:
-    """Attempt all items at once, and then what each attempt returns instead: see ``halves``.
+def isolate(attempt: Callable[[Sequence[T]], Iterable[Sequence[T]]], *items: Sequence[T]) -> None:
+    """Attempt groups of items, and then the groups that each attempt returns: see ``halves``.
 
-    What is returned comes after all others, so that one bad item delays the rest only once.
+    These come after all others, so that what is held up by one bad item is the least possible.
     """
-    groups = deque([items] if items else [])
+    groups = deque(group for group in items if group)
     while groups:
         groups.extend(attempt(groups.popleft()))
 

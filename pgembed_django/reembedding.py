@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pgembed_django import database, store
+from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec
@@ -26,11 +26,7 @@ class Reembedded(NamedTuple):
 
 
 def reembed(
-    spec: Spec,
-    source_pks: Iterable[str],
-    *,
-    using: str,
-    wait: str = database.SHORTLY,
+    spec: Spec, source_pks: Iterable[str], *, using: str, wait: str = database.SHORTLY
 ) -> Reembedded:
     """Enqueue units to be embedded again. Until then, searches find their old vectors.
 
@@ -38,21 +34,22 @@ def reembed(
     If that happens often, some units that are not locked are also returned as ``busy``.
     """
     wanted = list(dict.fromkeys(source_pks))
-    pieces = deque(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE))
-    enqueued, waits = 0, 0
+    waits = 0
     busy: list[str] = []
-    # First all pieces, then the halves of the busy ones.
-    while pieces:
-        piece = pieces.popleft()
-        if waits < MAX_BUSY and _reembed(spec, piece, using=using, wait=wait):
-            enqueued += len(piece)
-            continue
+
+    def attempt(some: Sequence[str]) -> list[Sequence[str]]:
+        nonlocal waits
+        if waits < MAX_BUSY and _reembed(spec, some, using=using, wait=wait):
+            return []
         waits += 1
-        middle = len(piece) // 2
-        if middle and waits < MAX_BUSY:
-            pieces += [piece[:middle], piece[middle:]]
-        else:
-            busy += piece
+        if waits < MAX_BUSY and (apart := halves(some)):
+            return apart
+        busy.extend(some)
+        return []
+
+    # First all pieces, then the halves of the busy ones.
+    isolate(attempt, *(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE)))
+    enqueued = len(wanted) - len(busy)
     if enqueued:
         jobs.nudge(using=using)
     return Reembedded(enqueued, busy)
@@ -65,14 +62,9 @@ def _reembed(spec: Spec, source_pks: Sequence[str], *, using: str, wait: str) ->
             # Enqueue first, in the order of a delete: it locks the pending jobs, so that no worker
             # starts one meanwhile.
             # As a gap: nobody has written the rows, so stale="hide" must not hide them meanwhile.
-            jobs.enqueue_again(
-                spec.key,
-                source_pks,
-                kind=Job.Kind.BACKFILL,
-                priority=spec.priority,
-                using=using,
-            )
-            # Who is at work on a unit counts on the vectors that are there.
+            kind, priority = Job.Kind.BACKFILL, spec.priority
+            jobs.enqueue_again(spec.key, source_pks, kind=kind, priority=priority, using=using)
+            # Cancel running jobs: their plans reuse vectors that are invalidated below.
             jobs.supersede_running(spec.key, source_pks, using=using)
             store.outdate(spec, source_pks, using=using)
     except database.Busy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pgembed_django import spaces
 from pgembed_django.embedding import outcomes
@@ -74,6 +74,10 @@ class Embedder:
         if space.pk not in self._of_space:
             self._of_space[space.pk] = self._pool_for(spaces.provider_of_texts(space))
         return self._of_space[space.pk]
+
+    def pools_of(self, live: Iterable[Space]) -> set[Pool]:
+        """Return the pools of the providers of spaces."""
+        return {self.pool(space) for space in live}
 
     def follow(self, live: Live) -> None:
         """Keep the pools of the live spaces, and tell them who has paused their providers."""

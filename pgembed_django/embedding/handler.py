@@ -47,7 +47,6 @@ class EmbeddingHandler(Handler):
         self.worked_on = worked_on
         self.using = using
         self.specs = {key: spec.priority for key, spec in worked_on.items()}
-        self.live = Live(worked_on, using=using)
         self.upkeep = Upkeep(worked_on, using=using, settings=settings or conf.current())
 
     def prepare(self) -> None:
@@ -107,8 +106,7 @@ class EmbeddingHandler(Handler):
         if self.live.read_if_old():
             self.embedder.follow(self.live)
             self.planner.look_again()
-        if self.room:
-            self.embedder.look_at_quotas()
+        self.embedder.look_at_quotas()
 
     def ready(self) -> Ready:
         """Return the specs with a provider that can be asked now.
@@ -116,15 +114,14 @@ class EmbeddingHandler(Handler):
         Of the others, the text of new rows can be stored for full-text search. Specs that a person
         has paused, or that were set aside, are in neither.
         """
-        up: list[str] = []
-        down: list[str] = []
-        for key, spec in self.worked_on.items():
-            if key in self.live.paused.specs or spec in self.units.quarantined:
-                continue
-            pools = [self.embedder.pool(space) for space in self.live.of(spec)]
-            is_down = bool(pools) and all(pool.is_waiting for pool in pools)
-            (down if is_down else up).append(key)
-        return Ready(up, down)
+        left_alone = {spec.key for spec in self.units.quarantined} | self.live.paused.specs.keys()
+        specs = [key for key in self.worked_on if key not in left_alone]
+        waiting = {pool for pool in self.embedder.pools if pool.is_waiting}
+        if not waiting:
+            return Ready(specs)
+        pools = {key: self.embedder.pools_of(self.live.of(key)) for key in specs}
+        down = [key for key in specs if pools[key] and pools[key] <= waiting]
+        return Ready([key for key in specs if key not in down], down)
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in claimed units. They are read in ``advance``."""

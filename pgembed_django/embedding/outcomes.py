@@ -27,10 +27,11 @@ def emit(batch: Batch, *, has_paused: bool, seconds: float) -> None:
     """Log the outcome of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
     pool, provider = batch.pool, batch.pool.provider
     milliseconds = seconds * 1000
+    is_outage = outage_of(batch.future) is not None
     if not batch.wanted and not pool.paused_seconds:
         events.tell(events.PROVIDER_BACK, provider=provider.alias)
         return
-    if outage_of(batch.future):
+    if is_outage:
         events.tell(
             events.PROVIDER_PAUSED,
             about=batch,
@@ -51,12 +52,12 @@ def emit(batch: Batch, *, has_paused: bool, seconds: float) -> None:
         "rows": len({one.unit for one in batch.wanted}),
         "milliseconds": milliseconds,
     }
-    if embedded and not outage_of(batch.future):
+    if embedded and not is_outage:
         tokens = sum(provider.weigh_document(one.chunk.text) for one in batch.wanted)
         events.tell(
             events.BATCH_EMBEDDED, about=batch, chunks=len(embedded), tokens=tokens, **of_batch
         )
-    if len(embedded) < len(found) and not outage_of(batch.future):
+    if len(embedded) < len(found) and not is_outage:
         refused = len(found) - len(embedded)
         events.tell(
             events.BATCH_FAILED, about=batch, chunks=len(found), refused=refused, **of_batch

@@ -148,7 +148,7 @@ class Planner:
     def look_again(self) -> None:
         """Take up specs whose tables are as declared now."""
         for spec in list(self.units.quarantined):
-            if not self.live.of(spec):
+            if not self.live.of(spec.key):
                 continue
             try:
                 self._ask(spec, [], asks_length=False)
@@ -189,7 +189,7 @@ class Planner:
         return []
 
     def _plan(self, spec: Spec, units: Sequence[Unit], *, asks_length: bool) -> None:
-        live = self.live.of(spec)
+        live = self.live.of(spec.key)
         if not live:
             self.units.give_back(units)
             return
@@ -232,7 +232,7 @@ class Planner:
             # After the user's own query, which is planned as they would expect. The stored
             # chunks may be read later than the text: the job is ours.
             database.keep_plans(using)
-            space_ids = [space.pk for space in self.live.of(spec)]
+            space_ids = [space.pk for space in self.live.of(spec.key)]
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
 

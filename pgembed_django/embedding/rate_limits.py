@@ -167,7 +167,7 @@ class RateLimiter:
     def look(self, pools: list[Pool]) -> None:
         """Let pools with a used-up quota wait, so that nothing is claimed for them."""
         for pool in pools:
-            if not pool.paused_seconds and limits_of(pool.provider.alias):
+            if limits_of(pool.provider.alias) and not pool.paused_seconds:
                 self._await(pool, wait_seconds(pool.provider.alias, using=self._using))
 
     def pay_up(self, pool: Pool) -> None:

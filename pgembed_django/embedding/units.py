@@ -258,9 +258,9 @@ class Live:
     def __iter__(self) -> Iterator[Space]:
         return chain.from_iterable(self._spaces.values())
 
-    def of(self, spec: Spec) -> Sequence[Space]:
+    def of(self, spec: str) -> Sequence[Space]:
         """Return the spaces to plan a spec's units for, the active one first."""
-        return self._spaces.get(spec.key, ())
+        return self._spaces.get(spec, ())
 
     def read_if_old(self) -> bool:
         """Read again after a while. Return whether that was done."""

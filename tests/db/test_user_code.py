@@ -26,7 +26,6 @@ from pgembed_django.embedding.units import State
 from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.queue import maintenance
-from pgembed_django.sources import asking
 from pgembed_django.user_code import progress_of
 from tests.app.models import Note, Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
@@ -298,7 +297,7 @@ def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatc
 
 @pytest.mark.django_db
 def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_worker, monkeypatch):
-    monkeypatch.setattr(asking, "MADE_SECONDS", 0)
+    monkeypatch.setattr(reader, "MADE_SECONDS", 0)
     for title in "abcd":
         Product.objects.create(title=title)
     worker = make_worker()
