@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import add
@@ -34,8 +34,6 @@ STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 Row = tuple[str, models.Model | Sequence[Any]]
 """A source_pk, and its instance or the values of its fields: see ``Spec.needs_instances``."""
 
-Digests = dict[str, bytes]
-
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -44,7 +42,7 @@ class Loaded:
     Units in none of them have no row that matches the condition.
     """
 
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, Any] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     hindered: set[str] = field(default_factory=set)
@@ -66,7 +64,9 @@ def read(spec: Spec, rows: models.QuerySet[Any]) -> Loaded:
     return made(spec, *fetch(spec, with_source_pk(spec, rows)), using=rows.db)
 
 
-def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[Digests, Any]:
+def digests(
+    spec: Spec, rows: models.QuerySet[Any], *, seconds: float
+) -> tuple[dict[str, bytes], Any]:
     """Return the digests of rows' texts by source_pk. Stops after ``seconds``.
 
     The second value is the key of the last row if this stopped early, else None. Rows whose text
@@ -74,15 +74,10 @@ def digests(spec: Spec, rows: models.QuerySet[Any], *, seconds: float) -> tuple[
     short rows.
     """
     found, _ = fetch(spec, with_source_pk(spec, rows).order_by("pk"))
-    until = time.monotonic() + seconds
-    digests = {}
-    for source_pk, text, error in _each(spec, found, using=rows.db):
-        if not error:
-            digests[source_pk] = spec.text_digest(text)
-        has_more = bool(found)  # _each takes out the rows that it has yielded
-        if has_more and time.monotonic() >= until:
-            return digests, spec.parse_pk(source_pk)
-    return digests, None
+    keys = [source_pk for source_pk, _ in found]
+    loaded = made(spec, found, {}, using=rows.db, seconds=seconds, keep=spec.text_digest)
+    last = spec.parse_pk(keys[-len(loaded.left) - 1]) if loaded.left else None
+    return loaded.texts, last
 
 
 def fitting(spec: Spec, rows: models.QuerySet[Any], *, most: int) -> list[Any]:
@@ -191,6 +186,7 @@ def made(
     using: str,
     seconds: float = math.inf,
     room: float = math.inf,
+    keep: Callable[[str], Any] = str,
 ) -> Loaded:
     """Return the texts of the rows in ``found``, and the given errors of rows that are not in it.
 
@@ -199,22 +195,6 @@ def made(
     """
     until = time.monotonic() + seconds
     loaded = Loaded(errors=dict(errors))
-    for source_pk, text, error in _each(spec, found, using=using):
-        if error:
-            loaded.errors[source_pk] = str(error)
-            if error.may_pass:
-                loaded.hindered.add(source_pk)
-        else:
-            loaded.texts[source_pk] = text
-            room -= len(text) if spec.text else 0
-        if room <= 0 or time.monotonic() >= until:
-            break
-    loaded.left.update(source_pk for source_pk, _ in found)
-    return loaded
-
-
-def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, str, Failed | None]]:
-    """Empty a list of rows, and yield each one's source_pk, text and error."""
     code = UserCode(using=using, only_values=not spec.needs_instances)
     found.reverse()
     with code.watching():
@@ -225,6 +205,13 @@ def _each(spec: Spec, found: list[Row], *, using: str) -> Iterator[tuple[str, st
             try:
                 text = code.call(partial(of_row, row), spec=spec.key, source_pk=source_pk)
             except Failed as error:
-                yield source_pk, "", error
+                loaded.errors[source_pk] = str(error)
+                if error.may_pass:
+                    loaded.hindered.add(source_pk)
             else:
-                yield source_pk, text, None
+                loaded.texts[source_pk] = keep(text)
+                room -= len(text) if spec.text else 0
+            if room <= 0 or time.monotonic() >= until:
+                break
+    loaded.left.update(source_pk for source_pk, _ in found)
+    return loaded

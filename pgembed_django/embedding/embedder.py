@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pgembed_django import spaces
 from pgembed_django.embedding import outcomes
 from pgembed_django.embedding.pool import Pool, Sight
-from pgembed_django.embedding.rate_limits import RateLimiter
+from pgembed_django.embedding.rate_limits import QuotaLimits, RateLimiter, limits_of
 from pgembed_django.embedding.units import Batch, Failure, Live, Part, Unit, Units, Wanted
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.exceptions import ProviderUnavailable
@@ -104,9 +104,10 @@ class Embedder:
         for pool in self.pools:
             if pool.is_to_be_probed:
                 self._batches.append(Batch(pool, [], pool.submit([]), self._clock()))
+            limits = limits_of(pool.provider.alias) if pool.queue else None
             while pool.queue and pool.free > 0:
-                wanted = self._fill(pool)
-                if wanted and not self._send(pool, wanted):
+                wanted = self._fill(pool, limits.tokens_at_once if limits else None)
+                if wanted and not self._send(pool, wanted, limits):
                     pool.queue.extendleft(reversed(wanted))
                     break
             if pool.queue and pool.is_waiting:
@@ -148,10 +149,9 @@ class Embedder:
         self.pools.append(pool)
         return pool
 
-    def _fill(self, pool: Pool) -> list[Wanted]:
-        """Take the chunks of a batch from a pool's queue."""
+    def _fill(self, pool: Pool, tokens: int | None) -> list[Wanted]:
+        """Take the chunks of a batch from a pool's queue. ``tokens``: as many at most, or one."""
         wanted: list[Wanted] = []
-        tokens = self._limiter.tokens_at_once(pool)
         while pool.queue and len(wanted) < pool.provider.batch_size:
             unit, part, chunk = one = pool.queue[0]
             if unit in self.units and part in unit.parts and part.failure is None:
@@ -163,10 +163,12 @@ class Embedder:
             pool.queue.popleft()
         return wanted
 
-    def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
+    def _send(self, pool: Pool, wanted: list[Wanted], limits: QuotaLimits | None) -> bool:
         """Send a batch. Return whether that was possible."""
         is_suspect = wanted[0].unit.is_outage_suspect
-        if (is_suspect and pool.in_flight) or not self._limiter.allows(pool, wanted):
+        if is_suspect and pool.in_flight:
+            return False
+        if limits is not None and not self._limiter.allows(pool, limits, wanted):
             return False
         sight = None
         if seconds := self.units.settings.canary_seconds:

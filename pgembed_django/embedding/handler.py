@@ -47,6 +47,7 @@ class EmbeddingHandler(Handler):
         self.worked_on = worked_on
         self.using = using
         self.specs = {key: spec.priority for key, spec in worked_on.items()}
+        self.live = Live(worked_on, using=using)
         self.upkeep = Upkeep(worked_on, using=using, settings=settings or conf.current())
 
     def prepare(self) -> None:

@@ -143,19 +143,10 @@ class RateLimiter:
         self._using = using
         self._paid: dict[Pool, Counter[str]] = {}
 
-    def tokens_at_once(self, pool: Pool) -> int | None:
-        """Return how many tokens a batch should hold at most."""
-        limits = limits_of(pool.provider.alias)
-        return limits.tokens_at_once if limits else None
-
-    def allows(self, pool: Pool, wanted: list[Wanted]) -> bool:
+    def allows(self, pool: Pool, limits: QuotaLimits, wanted: list[Wanted]) -> bool:
         """Reserve what a batch will use. If the quota is used up, let the pool wait for it."""
-        alias = pool.provider.alias
-        limits = limits_of(alias)
-        if limits is None:
-            return True
         tokens = sum(pool.provider.weigh_document(one.chunk.text) for one in wanted)
-        wait = take(alias, limits, tokens=tokens, using=self._using)
+        wait = take(pool.provider.alias, limits, tokens=tokens, using=self._using)
         if wait:
             self._await(pool, wait)
             return False
@@ -172,10 +163,9 @@ class RateLimiter:
 
     def pay_up(self, pool: Pool) -> None:
         """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
-        alias = pool.provider.alias
-        limits = limits_of(alias)
-        paid = self._paid.get(pool)
-        if limits is None or paid is None:
+        paid, alias = self._paid.get(pool), pool.provider.alias
+        limits = None if paid is None else limits_of(alias)
+        if paid is None or limits is None:
             return
         owed = Counter(pool.provider.sent) - paid
         if owed:

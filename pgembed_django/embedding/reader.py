@@ -164,17 +164,17 @@ def split(chunker: Chunker, text: str) -> list[Chunk]:
 def _proven(chunks: Iterable[Any], chunker: Chunker, text: str) -> list[Chunk]:
     proven = []
     for position, chunk in enumerate(chunks):
-        wrong = ""
-        if not isinstance(chunk, Chunk):
-            wrong = f"{type(chunk).__name__} at {position}, which is no Chunk"
-        elif not 0 <= index(chunk.start) < index(chunk.end) <= len(text) or (
-            chunk.text != text[chunk.start : chunk.end]
-        ):
-            wrong = f"a chunk at {position} that is not the text from start to end"
-        elif position >= len(text):
-            wrong = "more chunks than the text has characters"
-        if wrong:
-            raise ValueError(f"{type(chunker).__name__}.split() returned {wrong}.")
+        is_of_text = (
+            isinstance(chunk, Chunk)
+            and position < len(text)  # or an endless generator would never end
+            and 0 <= index(chunk.start) < index(chunk.end) <= len(text)
+            and chunk.text == text[chunk.start : chunk.end]
+        )
+        if not is_of_text:
+            raise ValueError(
+                f"{type(chunker).__name__}.split() returned something at {position} that is not "
+                "a Chunk with the text from its start to its end."
+            )
         start, end = index(chunk.start), index(chunk.end)
         proven.append(Chunk(position, start, end, text[start:end], digest(text[start:end])))
     return proven

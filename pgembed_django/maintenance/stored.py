@@ -87,7 +87,7 @@ def unstage_all(spec: str, *, using: str) -> None:
 
 def rename(old: str, new: str, *, using: str) -> None:
     """Move a spec's staged vectors to its new name."""
-    database.rows(using, RENAME_STAGED, old=old, new=new)
+    database.execute(using, RENAME_STAGED, old=old, new=new)
 
 
 def prune(
