@@ -13,11 +13,11 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 
@@ -104,18 +104,7 @@ def event_table() -> str:
     return items(shown(event) for event in events.ALL.values() if event.means)
 
 
-METRIC = re.compile(r"^- `(pgembed_\w+)` \((\w+)([` \w]*)\): ", re.MULTILINE)
-
-
-def metrics(families: Iterable[Any]) -> str:
-    def shown(family: Any) -> tuple[str, str]:
-        suffix = {"counter": "_total", "info": "_info"}.get(family._type, "")
-        kind = "gauge" if family._type == "info" else family._type
-        labels = ["version"] if family._type == "info" else family._labelnames
-        about = " ".join([kind, *(f"`{label}`" for label in labels)])
-        return f"`{family._name}{suffix}` ({about})", family._documentation
-
-    return items(map(shown, families))
+METRIC = re.compile(r"^- `(pgembed_\w+)` \((\w+)([` \w]*)\): (.+)", re.MULTILINE)
 
 
 def documented_metrics() -> dict[str, tuple[str, set[str]]]:
@@ -123,28 +112,57 @@ def documented_metrics() -> dict[str, tuple[str, set[str]]]:
     page = (DOCS / "reference/metrics.md").read_text()
     return {
         name: (kind, set(labels.replace("`", "").split()))
-        for name, kind, labels in METRIC.findall(page)
+        for name, kind, labels, _ in METRIC.findall(page)
     }
 
 
-def metrics_of_queue() -> str:
-    from prometheus_client.core import GaugeMetricFamily
+def metrics(families: Iterable[Any]) -> str:
+    """Return the metrics. What a metric means is said on the page alone; a new one has its help."""
+    page = (DOCS / "reference/metrics.md").read_text()
+    meaning = {name: text for name, _, _, text in METRIC.findall(page)}
 
+    def shown(family: Any) -> tuple[str, str]:
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        kind = "gauge" if family.type == "info" else family.type
+        labels = ("version",) if family.type == "info" else family.labels
+        name = family.name + suffix
+        about = " ".join([kind, *(f"`{label}`" for label in labels)])
+        return f"`{name}` ({about})", meaning.get(name, family.documentation)
+
+    return items(map(shown, families))
+
+
+class Family(NamedTuple):
+    name: str
+    type: str
+    documentation: str
+    labels: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, family: Any) -> Family:
+        labels = getattr(family, "_labelnames", ())
+        if hasattr(family, "name"):
+            return cls(family.name, family.type, family.documentation, labels)
+        return cls(family._name, family._type, family._documentation, labels)
+
+
+def metrics_of_queue() -> str:
     from pgembed_django.contrib.metrics import collectors
     from pgembed_django.ops.status import Overview
 
-    # Those that are there without a spec, and those of the specs.
+    nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(Overview)), ())
+    of_specs = [*map(Family.of, collectors.families(Overview(**{**nothing, "unknown": {}})))]
+    # Those that are there without an overview, too: each is made by its name.
     calls = (node for node in ast.walk(ast.parse(inspect.getsource(collectors))))
-    alone = [
-        GaugeMetricFamily(*(ast.literal_eval(argument) for argument in call.args[:2]))
+    names = {
+        "pgembed_" + str(call.args[0].value).removeprefix("pgembed_")
         for call in calls
         if isinstance(call, ast.Call)
-        and ast.unparse(call.func) == "GaugeMetricFamily"
+        and ast.unparse(call.func) in ("GaugeMetricFamily", "_gauge")
         and isinstance(call.args[0], ast.Constant)
-    ]
-    nothing: dict[str, Any] = dict.fromkeys((field.name for field in fields(Overview)), ())
-    of_specs = collectors.families(Overview(**{**nothing, "unknown": {}}))
-    return metrics(map(as_declared, [*alone, *of_specs]))
+    }
+    alone = sorted(names - {family.name for family in of_specs}, reverse=True)
+    return metrics([*(Family(name, "gauge", "") for name in alone), *of_specs])
 
 
 def metrics_of_worker() -> str:
@@ -158,16 +176,7 @@ def metrics_of_worker() -> str:
     registry = CollectorRegistry()
     of_worker = collectors.WorkerCollector(worker, registry)
     counters = [one for one in registry._collector_to_names if hasattr(one, "_labelnames")]
-    return metrics([*counters, *map(as_declared, of_worker.collect())])
-
-
-def as_declared(family: Any) -> Any:
-    return SimpleNamespace(
-        _name=family.name,
-        _type=family.type,
-        _labelnames=getattr(family, "_labelnames", ()),
-        _documentation=family.documentation,
-    )
+    return metrics(map(Family.of, [*counters, *of_worker.collect()]))
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

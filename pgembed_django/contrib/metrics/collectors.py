@@ -36,7 +36,7 @@ COUNTED = {
     events.JOBS_CLAIMED: ("claimed", "Jobs claimed"),
     events.JOB_RETRIED: ("retried", "Attempts that failed, of jobs that come back"),
     events.JOB_FAILED: ("failed", "Jobs that have failed for good"),
-    events.JOB_RELEASED: ("released", "Jobs given back with no attempt spent, or to newer work"),
+    events.JOB_RELEASED: ("released", "Jobs given back with no attempt spent"),
     events.LEASES_LOST: ("leases_lost", "Jobs that are not this worker's any more"),
     events.LEASE_EXPIRED: ("leases_reaped", "Expired leases of lost workers"),
 }
@@ -97,7 +97,7 @@ class WorkerCollector(Collector):
         self._reused = counter("chunks_reused", "Chunks that had their vector already", "spec")
         self._waits = histogram("wait_seconds", "From write to vectors", WAIT_BUCKETS, "spec")
         self._requests = counter(
-            "provider_requests", "Requests with texts that came back", "provider", "outcome"
+            "provider_requests", "Requests that came back", "provider", "outcome"
         )
         self._tokens = counter("provider_tokens", "Tokens embedded, estimated", "provider")
         self._latency = histogram(
@@ -261,15 +261,12 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
         lambda one: one.waiting.value - one.later.value,
     )
     yield _of_kinds(
-        seen,
-        "jobs_delayed",
-        "Jobs that are not due yet: after a failed attempt, or for a paused provider",
-        lambda one: one.later.value,
+        seen, "jobs_delayed", "Jobs that wait for their time", lambda one: one.later.value
     )
     yield _of_kinds(
         seen,
         "oldest_waiting_seconds",
-        "Age of the oldest job that waits. 0: none",
+        "Age of the oldest job that waits",
         lambda one: one.oldest_seconds,
     )
     for name, text, number in OF_SPECS:
@@ -277,7 +274,7 @@ def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
     failures = {spec.key: spec.open_failures for spec in seen.specs} | seen.unknown
     yield _gauge(
         "open_failures",
-        "Rows that have failed for good, also of specs that are gone",
+        "Rows that have failed for good",
         ["spec"],
         (([key], count.value) for key, count in failures.items()),
     )
@@ -320,7 +317,7 @@ OF_SPECS: tuple[tuple[str, str, Callable[[SpecStatus], float | None]], ...] = (
     ("jobs_running", "Jobs that workers hold", lambda spec: spec.running.value),
     (
         "oldest_change_seconds",
-        "Age of the oldest write or manual retry without its vectors. 0: none",
+        "Age of the oldest write or manual retry without its vectors",
         lambda spec: spec.oldest_change_seconds or 0.0,
     ),
     (
@@ -343,7 +340,7 @@ OF_SPECS: tuple[tuple[str, str, Callable[[SpecStatus], float | None]], ...] = (
         "Until nothing waits, at the present rate. Infinite: nothing moves",
         lambda spec: float("inf") if spec.eta_seconds is None else spec.eta_seconds,
     ),
-    ("rows", "Source rows that a search should find: those whose text is not empty", _rows),
+    ("rows", "Source rows that a search should find", _rows),
     ("workers", "Live workers that work on the spec", lambda spec: spec.workers),
 )
 
