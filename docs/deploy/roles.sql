@@ -36,7 +36,7 @@ END
 $$;
 GRANT SELECT ON pgembed_space TO mysite_web;
 -- Only for @embeddable(stale="hide"). Not the errors, which may quote answers of providers.
-GRANT SELECT (spec, source_pk, status, kind, settled_at) ON pgembed_job TO mysite_web;
+GRANT SELECT (spec, source_pk, status, is_awaited, settled_at) ON pgembed_job TO mysite_web;
 
 -- The admin pages read all our tables. Retry, Dismiss and Pause write to two of them; Re-embed
 -- deletes staged vectors, and records the progress of a run over all rows.
