@@ -9,10 +9,10 @@ from __future__ import annotations
 import html
 import json
 import re
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import Any, Final
+from urllib.parse import unquote
 
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -27,98 +27,91 @@ from pgembed_django.exceptions import (
 )
 from pgembed_django.text import clean
 
+ANY: Final = range(1000)
 
-def _any_of(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.IGNORECASE)
-
-
-_BATCH_TOO_LARGE: Final = _any_of(
-    r"batch size \d+ >",  # TEI
-    r"maximum allowed batch size",
-    r"tokens per request",  # OpenAI
-    r"too many inputs",
-    r"array too long",
-    r"\d+ (?:items|inputs) or (?:less|fewer)",
-    r"at most \d+ (?:items|requests can be in one batch)",  # pydantic, Gemini
-    r"texts must be at most \d+",  # Cohere
-    r"split into more batches|tokens in batch",  # Mistral
-    r"batch size (?:limit is|is invalid)|per submitted batch",  # Voyage, DashScope
-)
-_ABOVE_QUOTA: Final = _any_of(r"request too large")  # OpenAI, with 429, but waiting does not help
-_TOO_LONG: Final = _any_of(
-    r"context[ _]?(?:length|window|size)",  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp
-    r"too large to process",  # llama.cpp
-    r"(?:input|prompt|text)s? (?:is|are) (?:too long|too large|larger)",
-    r"too many (?:input )?tokens",
-    r"maximum (?:allowed )?(?:number of tokens|(?:input |sequence |model |token )?(?:length|size))",
-    # Pydantic, Mistral, Jina, but no limit on the tokens of a minute.
-    r"(?:exceed\w*|at most|maximum|limit\w*|(?:less|more|longer|larger) than)\b\D{0,40}"
-    r"\d[\d,]* (?:[\w-]+ )?(?:characters|chars|tokens|bytes)\b(?! per)",
-    r"input token count",  # Gemini
-    r"expected maxlength",  # Bedrock
-    r"range of input length",  # DashScope
-    r"string[ _](?:is )?(?:too long|above_max_length)",
-)
-# The same text fails again each time: see the Ollama issues 9639 and 14657.
-_NOT_A_NUMBER: Final = _any_of(r"unsupported value: [+-]?(?:nan|inf)", r"nan or inf")
-_MODEL_MISSING: Final = _any_of(
-    r"model\b.{0,200}\b(?:not found|does not exist|not exist)", r"model_not_found", r"try pulling"
-)
-_BUSY: Final = _any_of(
-    r"server busy",
-    r"pending requests",
-    r"(?:loading|starting)(?: the)? model",
-    r"model is (?:currently )?(?:loading|overloaded)",
-    r"overloaded",
-    r"more system memory",
-    r"insufficient system resources",  # LM Studio
-    r"timed out waiting",
-    r"no healthy upstream",
-    # LiteLLM, with 500, when the server behind it accepts no connection.
-    r"cannot connect to host|connect call failed|all connection attempts failed",
-)
-_MISCONFIGURED: Final = _any_of(
-    r"must be of type",
-    r"cannot unmarshal",
-    r"(?:missing|unknown) unit|invalid duration",
-    r"invalid model name",
-    r"model is required",
-    r"not support embedding",
-    r"unexpected endpoint",  # LM Studio
-    r"no models? (?:is |are )?loaded",
-    r"insufficient_quota|billing",
-    r"(?:invalid|incorrect|missing|no)[_ ](?:\w+ )?api[_ ]key",
-    r"api[_ ]key (?:is )?(?:not|missing|invalid)",
-    # LiteLLM, with 500, when it has no key for the server behind it.
-    r"authentication ?error",
-    r"api[_ ]key client option must be set",
-    r"missing credentials",
-)
-# Ollama, if its runner died during the request, and LiteLLM, if the server behind it did, or was
-# down before. A text may have killed it.
-_RUNNER_LOST: Final = _any_of(r"process has terminated", r"\bconnection error\b")
-# Ollama answers 400 when its runner dies. So does LM Studio, also when the model is unloaded.
-_RUNNER_DIED: Final = _any_of(
-    r"do embedding request",
-    r"connection (?:reset|refused)",
-    r"broken pipe",
-    r"\beof\b",
-    r"model has crashed",
-    r"model (?:was |is )?unloaded",
-)
-# Proxies that answer 503 where others answer 502.
-_HUNG_UP: Final = _any_of(
-    r"reset reason: (?:connection termination|remote reset)",  # Envoy, Istio
-    r"connection to the instance had an error",  # Cloud Run
-)
-# What precedes a message's reason, and the numbers in it that are no amounts.
-_NO_AMOUNT: Final = re.compile(
-    r"^\S+ answered \d+: |\b(?:id|index|item|code|status)\W{0,2}\d+", re.IGNORECASE
-)
-_AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
-_LIMIT: Final = re.compile(r"(?:length is|less than|size)\D{0,3}(\d{2,})", re.IGNORECASE)
-_GIVEN: Final = re.compile(r"(?:requested|given|input)\D{0,3}(\d{2,})", re.IGNORECASE)
-_UNIT: Final = re.compile(r"\d (?:[\w-]+ )?(char|byte)(?:acters|s)\b")
+# The first line that fits counts: a status, what the message must contain, and the error.
+_RULES: Final = [
+    (statuses, re.compile(said, re.IGNORECASE), kind)
+    for statuses, said, kind in (
+        # About the sender of the request, whatever the body says.
+        ((401, 402, 403), r"", ProviderMisconfigured),
+        (
+            ANY,
+            r"must be of type|cannot unmarshal|(?:missing|unknown) unit|invalid duration"
+            r"|invalid model name|model is required|not support embedding"
+            r"|unexpected endpoint|no models? (?:is |are )?loaded"  # LM Studio
+            r"|insufficient_quota|billing"
+            r"|(?:invalid|incorrect|missing|no)[_ ](?:\w+ )?api[_ ]key"
+            r"|api[_ ]key (?:is )?(?:not|missing|invalid)"
+            # LiteLLM, with 500, when it has no key for the server behind it.
+            r"|authentication ?error|api[_ ]key client option must be set|missing credentials",
+            ProviderMisconfigured,
+        ),
+        ((405, 501, *range(300, 400)), r"", ProviderMisconfigured),
+        # From a proxy whose server closed the connection: busy, restarted, or crashed by a text.
+        ((502, 520), r"", ProviderLost),
+        (
+            ANY,  # Envoy, Istio, Cloud Run: they answer 503 where others answer 502
+            r"reset reason: (?:connection termination|remote reset)"
+            r"|connection to the instance had an error",
+            ProviderLost,
+        ),
+        ((429,), r"request too large", BatchTooLarge),  # OpenAI: waiting does not help
+        ((429, 503, 529, 521, 522, 523), r"", ProviderUnavailable),
+        ((408, 504, 524), r"", ProviderTimeout),
+        (
+            ANY,  # TEI, OpenAI, pydantic, Gemini, Cohere, Mistral, Voyage, DashScope
+            r"batch size \d+ >|maximum allowed batch size|tokens per request|too many inputs"
+            r"|array too long|\d+ (?:items|inputs) or (?:less|fewer)"
+            r"|at most \d+ (?:items|requests can be in one batch)|texts must be at most \d+"
+            r"|split into more batches|tokens in batch"
+            r"|batch size (?:limit is|is invalid)|per submitted batch",
+            BatchTooLarge,
+        ),
+        (
+            ANY,  # Ollama, OpenAI, vLLM, LiteLLM, llama.cpp, Gemini, Bedrock, DashScope
+            r"context[ _]?(?:length|window|size)|too large to process"
+            r"|(?:input|prompt|text)s? (?:is|are) (?:too long|too large|larger)"
+            r"|too many (?:input )?tokens|maximum (?:allowed )?"
+            r"(?:number of tokens|(?:input |sequence |model |token )?(?:length|size))"
+            # Pydantic, Mistral, Jina, but no limit on the tokens of a minute.
+            r"|(?:exceed\w*|at most|maximum|limit\w*|(?:less|more|longer|larger) than)\b\D{0,40}"
+            r"\d[\d,]* (?:[\w-]+ )?(?:characters|chars|tokens|bytes)\b(?! per)"
+            r"|input token count|expected maxlength|range of input length"
+            r"|string[ _](?:is )?(?:too long|above_max_length)",
+            InputTooLong,
+        ),
+        # The same text fails again each time: see the Ollama issues 9639 and 14657.
+        (ANY, r"unsupported value: [+-]?(?:nan|inf)|nan or inf", InputRefused),
+        (
+            ANY,
+            r"model\b.{0,200}\b(?:not found|does not exist|not exist)|model_not_found|try pulling",
+            ModelMissing,
+        ),
+        # Ollama, if its runner died during the request, and LiteLLM, if the server behind it did,
+        # or was down before. A text may have killed it.
+        (ANY, r"process has terminated|\bconnection error\b", ProviderLost),
+        (
+            ANY,
+            r"server busy|pending requests|(?:loading|starting)(?: the)? model"
+            r"|model is (?:currently )?(?:loading|overloaded)|overloaded|more system memory"
+            r"|insufficient system resources|timed out waiting|no healthy upstream"
+            # LiteLLM, with 500, when the server behind it accepts no connection.
+            r"|cannot connect to host|connect call failed|all connection attempts failed",
+            ProviderUnavailable,
+        ),
+        ((413,), r"", BatchTooLarge),
+        ((404,), r"", ProviderMisconfigured),
+        ((200, 409, 423, 424, 425, 499, *range(500, 1000)), r"", ProviderError),
+        (
+            ANY,  # Ollama answers 400 when its runner dies; LM Studio also if the model is unloaded
+            r"do embedding request|connection (?:reset|refused)|broken pipe|\beof\b"
+            r"|model has crashed|model (?:was |is )?unloaded",
+            ProviderError,
+        ),
+        (ANY, r"", InputRefused),
+    )
+]
 
 
 def classify(
@@ -128,44 +121,24 @@ def classify(
 
     ``remedy``: what to look at if the request was at fault, not its texts.
     """
+    kind = next(
+        kind for statuses, said, kind in _RULES if status in statuses and said.search(reason)
+    )
     message = f"{where} answered {status}: {reason}"
-    # These are about the sender of the request, whatever the body says.
-    if status in (401, 402, 403):
-        return ProviderMisconfigured(_with(message, remedy), retry_after_seconds=wait_seconds)
-    if _MISCONFIGURED.search(reason) or status in (405, 501) or 300 <= status < 400:
-        return ProviderMisconfigured(message, retry_after_seconds=wait_seconds)
-    if status in (502, 520) or _HUNG_UP.search(reason):
-        # From a proxy whose server closed the connection: busy, restarted, or crashed by a text.
-        return ProviderLost(message, retry_after_seconds=wait_seconds)
-    if status == 429 and _ABOVE_QUOTA.search(reason):
-        return BatchTooLarge(message)
-    if status in (429, 503, 529) or 521 <= status <= 523:
-        return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
-    if status in (408, 504, 524):
-        return ProviderTimeout(message, retry_after_seconds=wait_seconds)
-    if _BATCH_TOO_LARGE.search(reason):
-        return BatchTooLarge(message)
-    if _TOO_LONG.search(reason):
-        return InputTooLong(message)
-    if _NOT_A_NUMBER.search(reason):
-        return InputRefused(message)
-    if _MODEL_MISSING.search(reason):
-        return ModelMissing(message)
-    if _RUNNER_LOST.search(reason):
-        return ProviderLost(message, retry_after_seconds=wait_seconds)
-    if _BUSY.search(reason):
-        return ProviderUnavailable(message, retry_after_seconds=wait_seconds)
-    if status == 413:
-        return BatchTooLarge(message)
-    if status == 404:
-        return ProviderMisconfigured(_with(message, remedy))
-    if status >= 500 or status in (200, 409, 423, 424, 425, 499) or _RUNNER_DIED.search(reason):
-        return ProviderError(message)
-    return InputRefused(message)
+    if remedy and kind is ProviderMisconfigured:
+        message = f"{message.removesuffix('.')}. {remedy}"
+    error = kind(message)
+    if isinstance(error, ProviderUnavailable):
+        error.retry_after_seconds = wait_seconds
+    return error
 
 
-def _with(message: str, remedy: str) -> str:
-    return f"{message.removesuffix('.')}. {remedy}" if remedy else message
+# What precedes a message's reason, and the numbers in it that are no amounts.
+_NO_AMOUNT: Final = re.compile(
+    r"^\S+ answered \d+: |\b(?:id|index|item|code|status)\W{0,2}\d+", re.IGNORECASE
+)
+_AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
+_UNIT: Final = re.compile(r"\d (?:[\w-]+ )?(char|byte)(?:acters|s)\b")
 
 
 def characters_told(refusal: str, sent: str, *, prefix: str = "") -> int:
@@ -175,9 +148,6 @@ def characters_told(refusal: str, sent: str, *, prefix: str = "") -> int:
     """
     reason = _NO_AMOUNT.sub("", refusal)
     amounts = {int(amount.replace(",", "")) for amount in _AMOUNT.findall(reason)}
-    if len(amounts) > 2:
-        both = [_LIMIT.search(reason), _GIVEN.search(reason)]
-        amounts = {int(found[1]) for found in both if found}
     if not amounts or len(amounts) > 2:
         return 0
     limit, given, unit = min(amounts), max(amounts), unit_of(reason)
@@ -212,12 +182,10 @@ RUN: Final = 8
 # Servers and proxies quote in JSON, perhaps several times over, in Python, in HTML or in a URL.
 _ESCAPE: Final = re.compile(
     r"""
-    \\+ U [0-9a-fA-F]{8}
-    | (?: \\+ u [0-9a-fA-F]{4} )+
+    (?: \\+ U [0-9a-fA-F]{8} | \\+ u [0-9a-fA-F]{4} )+
     | (?: \\+ x [0-9a-fA-F]{2} )+
     | \\+ [nrtvfb"'/]?
     | (?: % [0-9a-fA-F]{2} )+
-    | \+
     | & (?: amp; )* (?: \# x? [0-9a-fA-F]{1,6} | [a-zA-Z]{2,6} ) ;
     """,
     re.VERBOSE,
@@ -316,31 +284,48 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
 def without_texts(message: str, texts: Iterable[str]) -> str:
     """Return a message with "[the text]" for all that it has of the texts, escaped or not.
 
-    That is every run of ``RUN`` characters, and a shorter text as a whole. It takes time in
-    proportion to the lengths.
+    That is every run of ``RUN`` characters, and a shorter text as a whole. A message that has some
+    in an escaped form is returned unescaped. It takes time in proportion to the lengths.
     """
-    texts = [clean(text) for text in texts]
-    meant = [_ESCAPE.sub(_meant, text) for text in texts]
-    known = {" ".join(text.split()).casefold() for text in [*texts, *meant]}
-    hidden = [False] * len(message)
-    for are_escaped in (False, True):
-        letters = list(_letters(message, are_escaped=are_escaped))
-        for start, end in _shared("".join(letter for letter, _, _ in letters), known):
-            first, last = letters[start][1], letters[end - 1][2]
-            hidden[first:last] = [True] * (last - first)
-    unusual = [False] * len(message)
-    for word in _WORD.finditer(message):
+    readings = (_from_url, _unescaped, str)
+    known = {" ".join(read(clean(text)).split()).casefold() for text in texts for read in readings}
+    for read in readings:
+        message = _hide(read(message), known) or message
+    return message
+
+
+def _hide(plain: str, known: Collection[str]) -> str:
+    """Return a message with "[the text]" for what it has of known texts. Empty: nothing."""
+    letters = list(_letters(plain))
+    hidden = [False] * len(plain)
+    for start, end in _shared("".join(letter for letter, _ in letters), known):
+        first, last = letters[start][1], letters[end - 1][1] + 1
+        hidden[first:last] = [True] * (last - first)
+    if not any(hidden):
+        return ""
+    unusual = [False] * len(plain)
+    for word in _WORD.finditer(plain):
         if word[0].casefold() not in _USUAL:
             unusual[word.start() : word.end()] = [True] * len(word[0])
     kept = []
-    for is_hidden, places in groupby(range(len(message)), key=hidden.__getitem__):
+    for is_hidden, places in groupby(range(len(plain)), key=hidden.__getitem__):
         run = list(places)
-        words = message[run[0] : run[-1] + 1]
+        words = plain[run[0] : run[-1] + 1]
         if is_hidden and (any(unusual[place] for place in run) or not _WORD.search(words)):
             at = len(words) - len(words.lstrip())
             words = words[:at] + THE_TEXT + words[len(words.rstrip()) :]
         kept.append(words)
-    return "".join(kept)
+    return clean("".join(kept))
+
+
+def _letters(plain: str) -> Iterator[tuple[str, int]]:
+    """Yield each character in lower case, with its place. White space is a single space."""
+    was_space = False
+    for place, one in enumerate(plain):
+        if not (one.isspace() and was_space):
+            for letter in " " if one.isspace() else one.casefold():
+                yield letter, place
+        was_space = one.isspace()
 
 
 def _shared(plain: str, known: Iterable[str]) -> Iterator[tuple[int, int]]:
@@ -357,44 +342,31 @@ def _shared(plain: str, known: Iterable[str]) -> Iterator[tuple[int, int]]:
             yield at, at + RUN
 
 
-def _letters(message: str, *, are_escaped: bool) -> Iterator[tuple[str, int, int]]:
-    """Yield each character in lower case, with the start and end of what stands for it.
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(_meant, text)
 
-    White space is a single space.
-    """
-    start, was_space = 0, False
-    while start < len(message):
-        escape = _ESCAPE.match(message, start) if are_escaped else None
-        end = escape.end() if escape else start + 1
-        for meant in _meant(escape) if escape else message[start]:
-            if not (meant.isspace() and was_space):
-                for letter in " " if meant.isspace() else meant.casefold():
-                    yield letter, start, end
-            was_space = meant.isspace()
-        start = end
+
+def _from_url(text: str) -> str:
+    return _unescaped(text.replace("+", " "))
 
 
 def _meant(escape: re.Match[str]) -> str:
-    """Return the characters that an escape stands for."""
-    first, rest = escape[0][0], escape[0].lstrip("\\")
-    if first == "+":
-        return " "  # in a URL
-    if first == "%":
-        return bytes.fromhex(rest.replace("%", "")).decode(errors="replace")
-    if first == "&":
-        return html.unescape("&" + rest[1:].replace("amp;", "")) or "&"
-    numbers = re.findall(r"[0-9a-fA-F]+", rest[1:])
-    match rest[:1]:
-        case "U":
-            return chr(min(int(numbers[0], 16), sys.maxunicode))
-        case "u":
-            return bytes.fromhex("".join(numbers)).decode("utf-16-be", errors="replace")
+    """Return the characters that an escape stands for, however often it was quoted."""
+    if escape[0][0] == "&":
+        return html.unescape("&" + escape[0][1:].replace("amp;", "")) or "&"
+    if escape[0][0] == "%":
+        return unquote(escape[0])
+    said = re.sub(r"\\+", r"\\", escape[0])
+    match said[1:2]:
+        case "U" | "u":
+            units = said.encode().decode("unicode_escape", errors="replace")
+            return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         case "x":
-            found = bytes.fromhex("".join(numbers))
+            found = bytes.fromhex(said.replace("\\x", ""))
             try:
                 return found.decode()
             except UnicodeDecodeError:
                 return found.decode("latin-1")
         case "" | '"' | "'" | "/":
-            return rest or "\\"
+            return said[1:] or "\\"
     return " "

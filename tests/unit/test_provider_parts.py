@@ -56,11 +56,8 @@ from tests import played
             "(parameter=input_tokens, value=1000)",
             475,
         ),
-        (
-            "This model's maximum context length is 500 tokens, however you requested 1000 tokens "
-            "(900 in your prompt; 100 for the completion).",
-            475,
-        ),
+        # Of more than two numbers it is not known which is the limit.
+        ("at most 500 tokens, however you requested 1000 (900 in your prompt)", 0),
         # Of a limit alone: 1000 letters are some 250 tokens.
         ("the example at index 10 does not fit into the context window of 50 tokens", 190),
         ("Range of input length should be [1, 50]", 190),
