@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -24,10 +24,9 @@ from urllib.parse import urljoin, urlsplit
 from weakref import WeakSet
 
 import requests
-import urllib3
 from requests.adapters import HTTPAdapter
+from urllib3 import exceptions
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 from urllib3.util.ssl_ import create_urllib3_context
 
 from pgembed_django.exceptions import (
@@ -43,6 +42,13 @@ REDIRECTS: Final = (301, 302, 303, 307, 308)
 READ_BYTES: Final = 65536
 MAX_ANSWER_BYTES: Final = 2**28
 """Enough for 2,000 vectors of 4,096 numbers as JSON. A longer answer must be something else."""
+
+HEADERS: Final = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",  # numbers hardly compress, and it costs the server time
+    "Content-Type": "application/json",
+    "User-Agent": "pgembed-django",
+}
 
 
 class _Deadline(threading.local):
@@ -107,6 +113,20 @@ class Client:
         self._sessions: WeakSet[requests.Session] = WeakSet()
         self._local = threading.local()
 
+    @property
+    def connection(self) -> object | None:
+        """The socket that this thread's last answer came over. None: it is closed already."""
+        return getattr(self._local, "socket", None)
+
+    def close(self) -> None:
+        """Close all connections. The next request opens new ones."""
+        with self._lock:
+            sessions = list(self._sessions)
+            self._sessions.clear()
+            self._local = threading.local()
+        for session in sessions:
+            session.close()
+
     def request(
         self, method: str, path: str, payload: object = None, *, timeout_seconds: float
     ) -> Answer:
@@ -126,95 +146,62 @@ class Client:
             text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
             body = text.encode(errors="replace")
         with within(timeout_seconds):
-            return self._follow(method, url, body, timeout_seconds)
-
-    def close(self) -> None:
-        """Close all connections. The next request opens new ones."""
-        with self._lock:
-            sessions = list(self._sessions)
-            self._sessions.clear()
-            self._local = threading.local()
-        for session in sessions:
-            session.close()
-
-    def _follow(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
-        for _ in range(MAX_REDIRECTS + 1):
-            answer = self._send(method, url, body, timeout_seconds)
-            location = answer.headers.get("location", "")
-            if answer.status not in REDIRECTS or not location:
-                return answer
-            # Followed here, with the body. requests itself would also send it, with our key, to
-            # another server, and would turn it into a GET for statuses below 307.
-            target = urljoin(url, location)
-            if answer.status < 307 or urlsplit(target)[:2] != urlsplit(url)[:2]:
-                break
-            url = target
+            for _ in range(MAX_REDIRECTS + 1):
+                answer = self._send(method, url, body, timeout_seconds)
+                location = answer.headers.get("location", "")
+                if answer.status not in REDIRECTS or not location:
+                    return answer
+                # Followed here, with the body. requests itself would also send it, with our key,
+                # to another server, and would turn it into a GET for statuses below 307.
+                target = urljoin(url, location)
+                if answer.status < 307 or urlsplit(target)[:2] != urlsplit(url)[:2]:
+                    break
+                url = target
         scheme, where, path, _, _ = urlsplit(target)
         raise ProviderMisconfigured(
             f"{self.base_url} redirects to {scheme}://{where.rpartition('@')[2]}{path}. "
             "Set base_url to where the server is."
         )
 
-    @property
-    def connection(self) -> object | None:
-        """The socket that this thread's last answer came over. None: it is closed already."""
-        return getattr(self._local, "socket", None)
-
     def _send(self, method: str, url: str, body: bytes | None, timeout_seconds: float) -> Answer:
-        for is_last in (False, True):
+        is_again = False
+        while True:
             try:
                 return self._send_once(method, url, body, timeout_seconds)
-            except requests.ConnectionError as error:
-                if not _was_connected(error):
-                    raise ProviderUnavailable(
-                        f"{self.base_url}: {_cause(error)}. {_remedy(error)}"
-                    ) from None
-                if is_last:
-                    break
+            except (requests.RequestException, exceptions.HTTPError, OSError, ValueError) as error:
                 # The server may have closed an idle connection. Embedding twice is harmless.
+                is_over = is_again or time.monotonic() >= _deadline.at
+                if is_over or not _is_hung_up(error):
+                    raise self._error(error, timeout_seconds) from None
+                is_again = True
                 self._session().close()
-        raise ProviderError(f"{self.base_url} hung up without an answer.")
 
     def _send_once(
         self, method: str, url: str, body: bytes | None, timeout_seconds: float
     ) -> Answer:
-        connect_seconds = min(self._connect_timeout_seconds, timeout_seconds)
-        too_late = ProviderTimeout(f"{self.base_url} gave no answer within {timeout_seconds:g} s.")
-        try:
-            response = self._session().request(
-                method,
-                url,
-                data=body,
-                headers=self._headers(),
-                timeout=(connect_seconds, timeout_seconds),
-                allow_redirects=False,
-                stream=True,
-            )
-            with response:
-                connection = getattr(response.raw, "connection", None)
-                self._local.socket = getattr(connection, "sock", None)
-                content = self._read(response)
-        except requests.ConnectTimeout:
-            raise ProviderUnavailable(
-                f"{self.base_url} accepted no connection within {connect_seconds:g} s."
-            ) from None
-        except (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
-            raise too_late from None
-        except requests.exceptions.SSLError as error:
-            raise ProviderMisconfigured(f"{self.base_url}: {_cause(error)}.") from None
-        except requests.ConnectionError:
-            if time.monotonic() >= _deadline.at:  # while the request was being sent
-                raise too_late from None
-            raise
-        except (requests.RequestException, ValueError) as error:
-            # Not quoted: the message may contain a header.
-            raise ProviderMisconfigured(
-                f"{self.base_url} cannot be asked: {type(error).__name__}."
-            ) from None
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise ProviderError(
-                f"{self.base_url} broke off its answer: {type(error).__name__}."
-            ) from None
+        response = self._session().request(
+            method,
+            url,
+            data=body,
+            headers=self._headers(),
+            timeout=(min(self._connect_timeout_seconds, timeout_seconds), timeout_seconds),
+            allow_redirects=False,
+            stream=True,
+        )
+        content = bytearray()
+        with response:
+            self._local.socket = getattr(getattr(response.raw, "connection", None), "sock", None)
+            # Set here, as the read1 of recorded answers (cassettes) does not take it as argument.
+            response.raw.decode_content = True
+            # read1() returns after one recv; read() would wait for READ_BYTES.
+            while piece := response.raw.read1(READ_BYTES):
+                content += piece
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise ProviderError(
+                        f"{self.base_url} answered more than {MAX_ANSWER_BYTES >> 20} MiB, which "
+                        "is too long to read."
+                    )
+                left()
         if response.status_code < 200:
             # http.client mistakes an interim status for the answer. The real answer comes later,
             # and on this connection it would be mistaken for the answer to the next request.
@@ -223,22 +210,27 @@ class Client:
                 f"{self.base_url} answered with the interim status {response.status_code}, which "
                 "is not supported."
             )
-        return Answer(response.status_code, response.headers, content)
+        return Answer(response.status_code, response.headers, bytes(content))
 
-    def _read(self, response: requests.Response) -> bytes:
-        content = bytearray()
-        # Set here, because the read1 of recorded answers (cassettes) does not take it as argument.
-        response.raw.decode_content = True
-        # read1() returns after one recv; read() would wait for READ_BYTES.
-        while piece := response.raw.read1(READ_BYTES):
-            content += piece
-            if len(content) > MAX_ANSWER_BYTES:
-                mib = MAX_ANSWER_BYTES >> 20
-                raise ProviderError(
-                    f"{self.base_url} answered more than {mib} MiB, which is too long to read."
-                )
-            left()
-        return bytes(content)
+    def _error(self, error: Exception, timeout_seconds: float) -> ProviderError:
+        """Return our error for one of requests', urllib3's or the socket's."""
+        where, kind = self.base_url, type(error).__name__
+        if isinstance(error, requests.ConnectTimeout):
+            seconds = min(self._connect_timeout_seconds, timeout_seconds)
+            return ProviderUnavailable(f"{where} accepted no connection within {seconds:g} s.")
+        is_late = isinstance(error, (requests.Timeout, exceptions.TimeoutError, TimeoutError))
+        if is_late or time.monotonic() >= _deadline.at:
+            return ProviderTimeout(f"{where} gave no answer within {timeout_seconds:g} s.")
+        if isinstance(error, requests.exceptions.SSLError):
+            return ProviderMisconfigured(f"{where}: {_cause(error)}")
+        if _is_hung_up(error):
+            return ProviderError(f"{where} hung up without an answer.")
+        if isinstance(error, requests.ConnectionError):
+            return ProviderUnavailable(f"{where}: {_cause(error)}")
+        if isinstance(error, (requests.RequestException, ValueError)):
+            # Not quoted: the message may contain a header.
+            return ProviderMisconfigured(f"{where} cannot be asked: {kind}.")
+        return ProviderError(f"{where} broke off its answer: {kind}.")
 
     def _session(self) -> requests.Session:
         """Return this thread's session. A forked child gets a new one, not its parent's sockets."""
@@ -249,61 +241,48 @@ class Client:
             # Read the environment here, once. With trust_env, a .netrc would set Authorization.
             session.trust_env = False
             session.proxies = requests.utils.get_environ_proxies(self.base_url)
-            session.verify = _certificates(self.base_url)
+            session.verify = self._certificates()
             for scheme in ("http://", "https://"):
                 session.mount(scheme, Adapter())
-            # No compression: numbers hardly compress, and it costs the server time.
-            session.headers.update(
-                {
-                    "Accept": "application/json",
-                    "Accept-Encoding": "identity",
-                    "Content-Type": "application/json",
-                    "User-Agent": "pgembed-django",
-                }
-            )
+            session.headers.update(HEADERS)
             local.session, local.pid = session, os.getpid()
             with self._lock:
                 self._sessions.add(session)
         return session
 
+    def _certificates(self) -> str:
+        """Return the path of the certificates to trust, as requests chooses it."""
+        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+            if path := os.environ.get(name):
+                if self.base_url.startswith("https:") and not Path(path).exists():
+                    raise ProviderMisconfigured(
+                        f"The environment variable {name} is {path!r}, which does not exist."
+                    )
+                return path
+        return requests.utils.DEFAULT_CA_BUNDLE_PATH
 
-def _certificates(base_url: str) -> str:
-    """Return the path of the certificates to trust, as requests chooses it."""
-    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        if path := os.environ.get(name):
-            if base_url.startswith("https:") and not Path(path).exists():
-                raise ProviderMisconfigured(
-                    f"The environment variable {name} is {path!r}, which does not exist."
-                )
-            return path
-    return requests.utils.DEFAULT_CA_BUNDLE_PATH
 
-
-def _was_connected(error: requests.ConnectionError) -> bool:
+def _is_hung_up(error: Exception) -> bool:
     """Return whether the connection broke (reset, broken pipe) after it was established."""
-    return bool(error.args) and isinstance(error.args[0], urllib3.exceptions.ProtocolError)
+    is_protocol = bool(error.args) and isinstance(error.args[0], exceptions.ProtocolError)
+    return is_protocol and isinstance(error, requests.ConnectionError)
 
 
-def _cause(error: requests.RequestException) -> str:
-    """Return the innermost reason, such as "[Errno 111] Connection refused"."""
-    reason = _reason(error)
-    where = "its proxy: " if isinstance(reason, urllib3.exceptions.ProxyError) else ""
-    reason = getattr(reason, "original_error", reason)
-    return where + (str(reason).rpartition(": ")[2] or type(error).__name__)
-
-
-def _remedy(error: requests.ConnectionError) -> str:
-    """Return what to look at if no connection could be established."""
-    if isinstance(_reason(error), urllib3.exceptions.ProxyError):
-        return "Is the proxy of HTTP_PROXY or HTTPS_PROXY running, or is NO_PROXY missing?"
-    if os.strerror(errno.EMFILE) in _cause(error):
-        return "This process is at its limit of open files: see ulimit -n."
-    return "Is the server running, and is base_url right?"
-
-
-def _reason(error: requests.RequestException) -> object:
-    reason: object = error.args[0] if error.args else error
-    return getattr(reason, "reason", reason)
+def _cause(error: Exception) -> str:
+    """Return the innermost reason, such as "[Errno 111] Connection refused", and a remedy."""
+    reason = getattr(error.args[0] if error.args else error, "reason", error)
+    original = getattr(reason, "original_error", reason)
+    cause = str(original).rpartition(": ")[2] or type(error).__name__
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"{cause}."
+    if isinstance(reason, exceptions.ProxyError):
+        return (
+            f"its proxy: {cause}. Is the proxy of HTTP_PROXY or HTTPS_PROXY running, or is "
+            "NO_PROXY missing?"
+        )
+    if os.strerror(errno.EMFILE) in cause:
+        return f"{cause}. This process is at its limit of open files: see ulimit -n."
+    return f"{cause}. Is the server running, and is base_url right?"
 
 
 def _limited(method: Callable[..., Any]) -> Any:
@@ -336,30 +315,17 @@ class _Connection(HTTPConnection):
             with within(self.timeout or math.inf):
                 super().connect()
         except TimeoutError as error:
-            raise ConnectTimeoutError(self, f"{self.host} accepted no connection") from error
+            raise exceptions.ConnectTimeoutError(
+                self, f"{self.host} accepted no connection"
+            ) from error
 
     def _new_conn(self) -> socket.socket:
-        """Connect to one of the name's addresses. One that is silent leaves time for the next."""
-        try:
+        # Each of the name's addresses gets a share, so that a silent one leaves time for the next.
+        seconds = left()
+        with suppress(OSError):  # looked up again below, where it is reported
             found = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
-            raise NameResolutionError(self.host, self, error) from error
-        failure: OSError | None = None
-        for ahead, (family, kind, protocol, _, address) in zip(
-            reversed(range(len(found))), found, strict=True
-        ):
-            try:
-                with socket.socket(family, kind, protocol) as opened:
-                    for option in self.socket_options or ():
-                        opened.setsockopt(*option)
-                    opened.settimeout(left() / 2 if ahead else left())
-                    opened.connect(address)
-                    return _Socket(fileno=opened.detach())
-            except OSError as error:
-                failure = error
-        if isinstance(failure, TimeoutError):
-            raise failure
-        raise NewConnectionError(self, f"Failed to establish a new connection: {failure}")
+            self.timeout = seconds / len(found)
+        return _Socket(fileno=super()._new_conn().detach())
 
 
 class _TlsConnection(_Connection, HTTPSConnection):

@@ -22,6 +22,9 @@ from pgembed_django.providers.connections import Answer, Client
 MAX_WAIT_SECONDS: Final = 600.0
 """The longest wait that a server, or any other provider, may ask for."""
 
+NUMBER: Final = re.compile(r"\s*\d+(?:\.\d+)?\s*")
+UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
 LIKE_THIS: Final = 'Set it to something like "http://host:8080"'
 _SECRET_HEADER: Final = re.compile(r"auth|key|token|secret|cookie|passw|credential", re.IGNORECASE)
 
@@ -44,21 +47,18 @@ class ServerProvider(Provider):
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        headers = self.mapping("headers", headers)
-        header_envs = self.mapping("header_envs", header_envs)
-        self._refuse_secrets(base_url, headers, api_key_env, header_envs)
+        self._plain_headers = dict(self.mapping("headers", headers))
+        self._header_envs = dict(self.mapping("header_envs", header_envs))
+        self._api_key_env = api_key_env
+        given = [] if api_key_env is None else [api_key_env]
+        self._secret_names = [*given, *self._header_envs.values()]
+        self._refuse_secrets(base_url)
         self.timeout_seconds = self.seconds("timeout_seconds", timeout_seconds)
         self.query_timeout_seconds = self.seconds("query_timeout_seconds", query_timeout_seconds)
-        self._api_key_env = api_key_env
-        self._plain_headers = dict(headers)
-        self._header_envs = dict(header_envs)
+        connect_seconds = self.seconds("connect_timeout_seconds", connect_timeout_seconds)
         self._not_before = self.clock()
         self.client = Client(
-            base_url,
-            connect_timeout_seconds=self.seconds(
-                "connect_timeout_seconds", connect_timeout_seconds
-            ),
-            headers=self._headers,
+            base_url, connect_timeout_seconds=connect_seconds, headers=self._headers
         )
         self.base_url = self.client.base_url
 
@@ -145,11 +145,11 @@ class ServerProvider(Provider):
         return ""
 
     def _quote(self, answer: Answer, texts: Iterable[str]) -> str:
-        secrets = [self._secret(name) for name in self._secret_names()]
+        secrets = [os.environ.get(name, "").strip() for name in self._secret_names]
         return errors.quote(
             errors.reason_of(answer.body),
             # Of "Basic …", a server may quote what comes after the scheme.
-            secrets=[part for secret in secrets for part in (secret, secret.split()[-1])],
+            secrets=[part for secret in secrets for part in (secret, secret.rpartition(" ")[2])],
             texts=[
                 text.removeprefix(self.document_prefix).removeprefix(self.query_prefix)
                 for text in texts
@@ -161,12 +161,7 @@ class ServerProvider(Provider):
         headers = dict(self._plain_headers)
         if self._api_key_env:
             headers["Authorization"] = f"Bearer {self._secret(self._api_key_env)}"
-        for header, name in self._header_envs.items():
-            headers[header] = self._secret(name)
-        return headers
-
-    def _secret_names(self) -> list[str]:
-        return [*filter(None, [self._api_key_env]), *self._header_envs.values()]
+        return headers | {header: self._secret(name) for header, name in self._header_envs.items()}
 
     def _secret(self, name: str) -> str:
         secret = os.environ.get(name, "").strip()
@@ -198,13 +193,7 @@ class ServerProvider(Provider):
             ) from None
         return parts
 
-    def _refuse_secrets(
-        self,
-        base_url: str,
-        headers: Mapping[str, str],
-        api_key_env: str | None,
-        header_envs: Mapping[str, str],
-    ) -> None:
+    def _refuse_secrets(self, base_url: str) -> None:
         """Refuse secrets in OPTIONS, which are stored in the database with the space.
 
         The errors do not quote the values.
@@ -212,7 +201,7 @@ class ServerProvider(Provider):
         parts = self.parts_of(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise self.wrong("base_url", base_url, LIKE_THIS)
-        for header, value in headers.items():
+        for header, value in self._plain_headers.items():
             if not isinstance(value, str | int):
                 raise ImproperlyConfigured(
                     f"headers has {type(value).__name__} for {header!r}. Give a string."
@@ -222,7 +211,7 @@ class ServerProvider(Provider):
                     f"headers holds {header!r}, which would be stored in the database. "
                     "Put the name of an environment variable into header_envs instead."
                 )
-        for name in [*([] if api_key_env is None else [api_key_env]), *header_envs.values()]:
+        for name in self._secret_names:
             # A key of small letters and digits may pass for a name, but is not one that is set.
             is_name = isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name)
             is_key = re.search(r"[a-z]", str(name)) and re.search(r"[0-9]{2}", str(name))
@@ -239,32 +228,25 @@ def wait_seconds(headers: Mapping[str, str], *, now: float) -> float | None:
 
     Source: RFC 9110 section 10.2.3; OpenAI "Rate limits", the headers x-ratelimit-*.
     """
-    milliseconds = _number(headers.get("retry-after-ms"))
-    if milliseconds is not None:
-        return _granted(milliseconds / 1000)
     after = headers.get("retry-after", "")
-    seconds = _number(after)
-    if seconds is not None:
-        return _granted(seconds)
-    until = _date(after)
-    if until is not None:
+    if milliseconds := NUMBER.fullmatch(headers.get("retry-after-ms", "")):
+        seconds = float(milliseconds[0]) / 1000
+    elif NUMBER.fullmatch(after):
+        seconds = float(after)
+    elif (until := _date(after)) is not None:
         # Relative to the server's clock if it sends the time: ours may be wrong.
         told = _date(headers.get("date", ""))
-        return _granted(until - (now if told is None else told))
-    waits = [
-        _duration(headers.get(f"x-ratelimit-reset-{what}", ""))
-        for what in ("requests", "tokens")
-        if _number(headers.get(f"x-ratelimit-remaining-{what}")) == 0
-    ]
-    return _granted(max(waits)) if waits else None
-
-
-def _granted(seconds: float) -> float:
+        seconds = until - (now if told is None else told)
+    else:
+        waits = [
+            _duration(headers.get(f"x-ratelimit-reset-{what}", ""))
+            for what in ("requests", "tokens")
+            if headers.get(f"x-ratelimit-remaining-{what}", "").strip() == "0"
+        ]
+        if not waits:
+            return None
+        seconds = max(waits)
     return min(max(seconds, 0.0), MAX_WAIT_SECONDS)
-
-
-def _number(value: str | None) -> float | None:
-    return float(value) if value and re.fullmatch(r"\s*\d+(?:\.\d+)?\s*", value) else None
 
 
 def _date(value: str) -> float | None:
@@ -276,6 +258,7 @@ def _date(value: str) -> float | None:
 
 def _duration(value: str) -> float:
     """Return the seconds in a value such as "6m0s", "20ms" or "1.5". Zero: it is none of these."""
-    units = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    if NUMBER.fullmatch(value):
+        return float(value)
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd])", value)
-    return sum(float(number) * units[unit] for number, unit in parts) or _number(value) or 0.0
+    return sum(float(number) * UNITS[unit] for number, unit in parts)
