@@ -1,0 +1,94 @@
+"""What adapts to failures: sizes, waits, and batches that are halved to find the culprit. Pure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def doubled(seconds: float, *, first: float, most: float) -> float:
+    """Return the next of several waits: ``first``, then twice the last one, up to ``most``."""
+    return min(seconds * 2 or first, most)
+
+
+def halves(items: Sequence[T]) -> list[Sequence[T]]:
+    """Return the two halves of several items."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]]
+
+
+def isolate(
+    items: Sequence[T],
+    attempt: Callable[[Sequence[T]], object],
+    failed: Callable[[T, Exception], object],
+    *,
+    errors: type[Exception] | tuple[type[Exception], ...],
+) -> None:
+    """Call ``attempt`` with all items, and with halves where it raises one of ``errors``.
+
+    ``failed`` gets each item that fails alone. Other errors are raised.
+    """
+    todo = deque([items] if items else [])
+    while todo:
+        some = todo.popleft()
+        try:
+            attempt(some)
+        except errors as error:
+            if len(some) == 1:
+                failed(some[0], error)
+            else:
+                todo.extendleft(reversed(halves(some)))
+
+
+class AdaptiveSize:
+    """How many items to take at once: halved by a failure, doubled by later successes.
+
+    Threads may share it.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        *,
+        most: int,
+        hold_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.size = first
+        self.has_failed = False
+        """Whether the last items of this size failed, or took too long."""
+        self._most = most
+        self._hold_seconds = hold_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held_until = float("-inf")
+
+    def failed(self, count: int) -> None:
+        """Take at most half of these next: they were too many."""
+        with self._lock:
+            # A thread that began before the size fell must not raise it.
+            self.size = min(self.size, max(1, count // 2))
+            self.has_failed = True
+            self._held_until = self._clock() + self._hold_seconds
+
+    def succeeded(self) -> None:
+        """Take twice as many next, up to the most, unless the last change is not long ago."""
+        with self._lock:
+            self.has_failed = False
+            if self._clock() >= self._held_until:
+                self.size = min(self.size * 2, self._most)
+                self._held_until = self._clock() + self._hold_seconds
+
+    def took(self, seconds: float, count: int, *, at_most: float) -> None:
+        """Adapt to how long these took, so that the next ones take about ``at_most`` seconds."""
+        if seconds > at_most:
+            self.failed(count)
+        elif count >= self.size and seconds * 2 < at_most:
+            self.succeeded()
+        else:
+            self.has_failed = False
