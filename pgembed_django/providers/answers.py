@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import index
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +44,8 @@ NUMBERS = frozenset((int, float))
 
 NO_NUMBERS = "The answer has something other than lists of numbers."
 
-KEPT_BYTES: Final = 2**20
-"""The largest document for a thread's reused parser, which keeps about twice as much memory."""
-
 _own = threading.local()
-"""Each thread's parser. It is reused, because allocating its memory takes longer than parsing."""
+"""Each thread's parser."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,44 +67,26 @@ def loads(body: bytes) -> Any:
     """
     if simdjson is not None:
         with suppress(ValueError, KeyError, RuntimeError):  # all that simdjson raises
-            return _with_arrays(body)
+            # Reused, as allocating its memory takes longer than parsing. It cannot parse while
+            # anything refers to a part of its last document.
+            parser = _own.parser = getattr(_own, "parser", None) or simdjson.Parser()
+            return _with_arrays(parser.parse(body))
         vars(_own).clear()  # the error may still refer to a part of the document
     return json.loads(body)
 
 
-def _with_arrays(body: bytes) -> Any:
-    """Return a document's value, as simdjson parses it.
-
-    Raises:
-        ValueError: a list is nested in a list of numbers, which simdjson would flatten, or a
-            key is duplicated, and simdjson would take the first.
-    """
-    if len(body) > KEPT_BYTES:
-        parser = simdjson.Parser()
-    else:
-        # It cannot parse while anything refers to a part of its last document.
-        parser = _own.parser = getattr(_own, "parser", None) or simdjson.Parser()
-    seen: Counter[str] = Counter()
-    value = _converted(parser.parse(body), seen)
-    if seen["lists"] != body.count(b"["):
-        raise ValueError("There are lists, or strings with brackets, that were not seen.")
-    return value
-
-
-def _converted(part: Any, seen: Counter[str]) -> Any:
+def _with_arrays(part: Any) -> Any:
     if isinstance(part, simdjson.Object):
-        found = {key: _converted(part[key], seen) for key in part}
-        if len(found) != len(part):
-            raise ValueError("A key is there twice.")
-        return found
+        return {key: _with_arrays(part[key]) for key in part}
     if not isinstance(part, simdjson.Array):
         return part
-    seen["lists"] += 1
-    with suppress(TypeError):  # it has something other than numbers
-        numbers = np.frombuffer(part.as_buffer(of_type="d"), dtype=np.float64)
-        if 0 < len(numbers) == len(part):
-            return numbers
-    return [_converted(one, seen) for one in part]
+    # simdjson would flatten lists in a list.
+    if len(part) and type(part[0]) in NUMBERS:
+        with suppress(TypeError):  # it has something other than numbers
+            numbers = np.frombuffer(part.as_buffer(of_type="d"), dtype=np.float64)
+            if len(numbers) == len(part):
+                return numbers
+    return [_with_arrays(one) for one in part]
 
 
 def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
@@ -119,26 +97,23 @@ def from_rows(rows: Sequence[Any], *, dimensions: int) -> Vectors:
     Raises:
         ProviderError: the rows have different widths, or contain something other than numbers.
     """
-    widths = {len(row) for row in rows if isinstance(row, ROW) and len(row)}
+    given = [[] if row is None else row for row in rows]
+    for row in given:
+        # numpy would also take true, and "1.5". An array has only numbers.
+        is_list = isinstance(row, list) and NUMBERS.issuperset(map(type, row))
+        if not is_list and not isinstance(row, np.ndarray):
+            raise ProviderError(NO_NUMBERS)
+    widths = {len(row) for row in given if len(row)} or {dimensions}
     if len(widths) > 1:
         raise ProviderError(f"One answer has vectors of different widths: {sorted(widths)}.")
-    width = widths.pop() if widths else dimensions
-    matrix = np.zeros((len(rows), width), dtype=np.float32)
+    [width] = widths
     # A number like 1e39 is finite as a float64, but becomes inf as a float32.
     with np.errstate(over="ignore"):
-        for position, row in enumerate(rows):
-            if row is None or (isinstance(row, ROW) and not len(row)):
-                continue
-            # numpy would also take true, and "1.5". An array has only numbers.
-            if not isinstance(row, np.ndarray) and not (
-                isinstance(row, list) and NUMBERS.issuperset(map(type, row))
-            ):
-                raise ProviderError(NO_NUMBERS)
-            try:
-                matrix[position] = row
-            except OverflowError:
-                raise ProviderError(NO_NUMBERS) from None  # its message is about the values
-    return matrix
+        try:
+            full = [row if len(row) else np.zeros(width) for row in given]
+            return np.array(full, dtype=np.float32).reshape(len(rows), width)
+        except OverflowError:
+            raise ProviderError(NO_NUMBERS) from None  # its message is about the values
 
 
 def matrix_of(answer: object, *, name: str) -> Vectors:
@@ -147,8 +122,6 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
     Raises:
         ProviderError: it cannot be converted.
     """
-    if isinstance(answer, np.ndarray) and answer.dtype.kind == "f":
-        return answer
     with suppress(TypeError, ValueError, OverflowError), np.errstate(over="ignore"):
         found = np.asarray(answer)
         if found.ndim and found.dtype.kind not in "bcSU":  # no booleans, no strings
@@ -162,16 +135,17 @@ def matrix_of(answer: object, *, name: str) -> Vectors:
 
 
 def checked(
-    vectors: Vectors, *, count: int, dimensions: int, name: str
+    answer: object, *, count: int, dimensions: int, name: str
 ) -> tuple[Vectors, list[str | None]]:
-    """Return the unit vectors, and for each its fault, or None if it has none.
+    """Return the unit vectors of an answer, and for each its fault, or None if it has none.
 
     A vector with a fault must not be used. The others of its batch may be.
 
     Raises:
-        ProviderError: there is not exactly one vector per text, or they are empty.
+        ProviderError: there is not exactly one vector of numbers per text, or they are empty.
         ProviderMisconfigured: their width is not DIMENSIONS.
     """
+    vectors = matrix_of(answer, name=name)
     if vectors.ndim != 2 or len(vectors) != count:
         answered = len(vectors) if vectors.ndim else 1
         raise ProviderError(f"{name} answered {answered} vectors for {count} texts.")
@@ -185,16 +159,14 @@ def checked(
         )
     # In float64, because squares of large float32 numbers exceed float32.
     wide = vectors.astype(np.float64)
-    # The sum is finite if all of its terms are: no sum of float32 numbers exceeds float64.
-    finite = np.isfinite(wide.sum(axis=1, keepdims=True))[:, 0]
-    wide[~finite] = 0
+    is_finite = np.isfinite(wide).all(axis=1)
+    wide[~is_finite] = 0
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    unit = (wide / np.where(norms > 0, norms, 1)).astype(np.float32)
-    found: list[str | None] = [
-        None if norm > 0 else "a vector of zeros" if is_finite else "a vector that is not finite"
-        for norm, is_finite in zip(norms[:, 0].tolist(), finite.tolist(), strict=True)
+    found = [
+        None if norm > 0 else "a vector of zeros" if finite else "a vector that is not finite"
+        for norm, finite in zip(norms[:, 0].tolist(), is_finite.tolist(), strict=True)
     ]
-    return unit, found
+    return (wide / np.where(norms > 0, norms, 1)).astype(np.float32), found
 
 
 @contextmanager
@@ -223,13 +195,10 @@ def provider_errors(provider: Provider, *, texts: Sequence[str] = ()) -> Iterato
 
 def counted(provider: Provider, text: str) -> int | None:
     """Return a provider's token count, or None if it cannot count, or fails."""
-    try:
+    with suppress(ProviderError), provider_errors(provider):
         count = provider.count_tokens(text)
         return None if count is None else index(count)
-    except BaseException as error:
-        if _is_interruption(error):
-            raise
-        return None
+    return None
 
 
 def digest(provider: Provider) -> str | None:

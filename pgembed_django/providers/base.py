@@ -58,24 +58,16 @@ class Options:
         check: Callable[[str, Value], Value], option: str, value: Value | None
     ) -> Value | None:
         """Return the value of an option that may be left out, which only None stands for."""
-        if value is None:
-            return None
         try:
-            return check(option, value)
+            return None if value is None else check(option, value)
         except ImproperlyConfigured as error:
             said = str(error).removesuffix(".")
             raise ImproperlyConfigured(f"{said}, or leave it out.") from None
 
     def whole(self, option: str, value: int) -> int:
         """Return the value of an option that must be a whole number of one or more."""
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise self.wrong(option, value, "Set it to a whole number of one or more")
-        return value
-
-    def width(self, value: int) -> int:
-        """Return DIMENSIONS, which must not exceed what pgvector can store."""
-        if self.whole("DIMENSIONS", value) > MOST_DIMENSIONS:
-            raise self.wrong("DIMENSIONS", value, f"pgvector stores {MOST_DIMENSIONS:,} at most")
         return value
 
     def string(self, option: str, value: str) -> str:
@@ -91,27 +83,20 @@ class Options:
         return value
 
     def flag(self, option: str, value: bool) -> bool:
-        """Return the value of an option that must be true or false.
-
-        A string is refused: "False", as it comes from the environment, would count as true.
-        """
+        """Return the value of an option: no "False" from the environment, which would be true."""
         if not isinstance(value, bool):
             raise self.wrong(option, value, "Set it to True or False")
         return value
 
     def mapping(self, option: str, value: Mapping[str, str] | None) -> Mapping[str, str]:
-        """Return the value of an option that must be a dict, or empty.
-
-        The error does not quote the value: it may be a secret.
-        """
+        """Return the value of an option that must be a dict. The error does not quote secrets."""
         if value is not None and not isinstance(value, Mapping):
             raise ImproperlyConfigured(f"{option} is not a dict. Give a dict of names and values.")
         return value or {}
 
     def seconds(self, option: str, value: float) -> float:
         """Return the value of an option that must be a positive number of seconds."""
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (is_number and 0 < value <= ENDLESS):
+        if type(value) not in (int, float) or not 0 < value <= ENDLESS:
             raise self.wrong(option, value, f"Set it to seconds above zero, up to {ENDLESS:,}")
         return value
 
@@ -145,7 +130,11 @@ class Provider(Options, ABC):
     ) -> None:
         self.alias = alias
         self.model = self.name("MODEL", model)
-        self.dimensions = self.width(dimensions)
+        self.dimensions = self.whole("DIMENSIONS", dimensions)
+        if dimensions > MOST_DIMENSIONS:
+            raise self.wrong(
+                "DIMENSIONS", dimensions, f"pgvector stores {MOST_DIMENSIONS:,} at most"
+            )
         self.document_prefix = self.string("document_prefix", document_prefix)
         self.query_prefix = self.string("query_prefix", query_prefix)
         self.batch_size = self.whole("batch_size", batch_size)
@@ -259,8 +248,7 @@ class Provider(Options, ABC):
 
     def check(self, answer: object, *, count: int) -> tuple[Vectors, list[str | None]]:
         """Check an answer of ``embed_batch``. Returns and raises as ``answers.checked``."""
-        matrix = answers.matrix_of(answer, name=str(self))
-        return answers.checked(matrix, count=count, dimensions=self.dimensions, name=str(self))
+        return answers.checked(answer, count=count, dimensions=self.dimensions, name=str(self))
 
     def model_digest(self) -> str | None:
         """Return the server's digest of the exact model, or None if it has none.
