@@ -10,6 +10,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+FIRST = 128
+MOST = 1024
+STEP_SECONDS = 0.1
+"""How long a step over several items may take: others may be waiting for its end."""
+
 
 def doubled(seconds: float, *, first: float, most: float) -> float:
     """Return the next of several waits: ``first``, then twice the last one, up to ``most``."""
@@ -53,13 +58,13 @@ class AdaptiveSize:
 
     def __init__(
         self,
-        first: int,
+        first: int | None = None,
         *,
-        most: int,
+        most: int = MOST,
         hold_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.size = first
+        self.size = FIRST if first is None else first
         self.has_failed = False
         """Whether the last items of this size failed, or took too long."""
         self._most = most
@@ -84,11 +89,11 @@ class AdaptiveSize:
                 self.size = min(self.size * 2, self._most)
                 self._held_until = self._clock() + self._hold_seconds
 
-    def took(self, seconds: float, count: int, *, at_most: float) -> None:
-        """Adapt to how long these took, so that the next ones take about ``at_most`` seconds."""
-        if seconds > at_most:
+    def took(self, seconds: float, count: int) -> None:
+        """Adapt to how long a step over these took, so that the next takes its time or less."""
+        if seconds > STEP_SECONDS:
             self.failed(count)
-        elif count >= self.size and seconds * 2 < at_most:
+        elif count >= self.size and seconds * 2 < STEP_SECONDS:
             self.succeeded()
         else:
             self.has_failed = False

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, sources, store
+from pgembed_django.adapting import AdaptiveSize
 from pgembed_django.chunking import Chunk
 from pgembed_django.embedding import reader
 from pgembed_django.embedding.embedder import Embedder
@@ -20,7 +21,6 @@ from pgembed_django.embedding.writer import Writer
 from pgembed_django.faults import Fault
 from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Space
-from pgembed_django.queue.completing import Portion
 from pgembed_django.specs import Spec
 from pgembed_django.store import Stored, StoredChunk
 from pgembed_django.text import digest
@@ -103,7 +103,7 @@ class Planner:
         self._unread: deque[Unit] = deque()
         self._readings: dict[Spec, reader.Reading] = {}
         # Answers of providers are looked at after each portion, however long the texts are.
-        self._portion = Portion()
+        self._size = AdaptiveSize()
         self._room = 0.0
         """How many bytes of text this step may still read."""
         self._asked: Sequence[Unit] = ()
@@ -129,7 +129,9 @@ class Planner:
         if not self._unread or held >= HELD_CHARACTERS:
             return False
         batch_sizes = [pool.provider.batch_size for pool in self.embedder.pools]
-        few = list(islice(self._unread, self._portion.wanted(max(batch_sizes, default=1))))
+        # A whole batch of each provider, unless that many took too long.
+        least = 1 if self._size.has_failed else max(batch_sizes, default=1)
+        few = list(islice(self._unread, max(self._size.size, least)))
         started = time.perf_counter()
         self._room = sources.READ_BYTES
         for spec, of_spec in self.units.unread(few).items():
@@ -142,7 +144,7 @@ class Planner:
         # Those whose texts there was no time or room to make.
         left = [unit for unit in few if unit in self.units and unit.state is State.UNREAD]
         self._unread.extendleft(reversed(left))
-        self._portion.adapt(len(few) - len(left), seconds=time.perf_counter() - started)
+        self._size.took(time.perf_counter() - started, len(few) - len(left))
         return bool(few)
 
     def look_again(self) -> None:
@@ -176,7 +178,7 @@ class Planner:
                 case Fault.OUTAGE | Fault.OURS:
                     raise
                 case Fault.TOO_SLOW if len(self._asked) > 1:
-                    self._portion.halve(len(self._asked))
+                    self._size.failed(len(self._asked))
                     raise
                 case Fault.SCHEMA | Fault.PASSING:
                     self.units.quarantine(spec, error)

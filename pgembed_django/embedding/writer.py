@@ -15,12 +15,12 @@ from itertools import takewhile
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, spaces, store
+from pgembed_django.adapting import AdaptiveSize
 from pgembed_django.embedding.units import Part, State, Unit, Units, by_spec
 from pgembed_django.faults import Fault
 from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
-from pgembed_django.queue.completing import Portion
 from pgembed_django.specs import Spec
 
 LATE_SECONDS = 1.0
@@ -108,7 +108,7 @@ class Writer:
         self.to_stage: list[tuple[Unit, Part]] = []
         """Parts with vectors of units that need more batches, or are about to be given back."""
         self._clock = clock
-        self._portion = Portion()
+        self._size = AdaptiveSize()
         self._not_before = float("-inf")
         self._without_text: dict[int, Unit] = {}
         """The units whose text could be stored before their vectors, the first due first."""
@@ -191,7 +191,7 @@ class Writer:
             of_specs[unit.spec].append((unit, part))
         for spec, rest in of_specs.items():
             while rest:
-                some = [rest.popleft() for _ in range(min(self._portion.size, len(rest)))]
+                some = [rest.popleft() for _ in range(min(self._size.size, len(rest)))]
                 started = time.perf_counter()
                 try:
                     isolate(partial(self._attempt, write, spec, left), some)
@@ -202,7 +202,7 @@ class Writer:
                     left += [*some, *rest]
                     self._not_before = self._clock() + LOCKED_SECONDS
                     break
-                self._portion.adapt(len(some), seconds=time.perf_counter() - started)
+                self._size.took(time.perf_counter() - started, len(some))
         return left
 
     def _attempt(
@@ -230,7 +230,7 @@ class Writer:
                 case Fault.OUTAGE | Fault.OURS:
                     raise
                 case Fault.TOO_SLOW if len(parts) > 1:
-                    self._portion.halve(len(parts))
+                    self._size.failed(len(parts))
                     raise
                 case Fault.TOO_SLOW:
                     raise _TooSlow from error

@@ -16,12 +16,13 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.adapting import AdaptiveSize
 from pgembed_django.chunking import Truncation
 from pgembed_django.conf import ENDLESS
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import answers, errors, probes
 from pgembed_django.providers.answers import Embedded, Vector, Vectors
-from pgembed_django.providers.batching import AdaptiveSize, Suspected, isolate_failures
+from pgembed_django.providers.batching import HOLD_SECONDS, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
 from pgembed_django.providers.recognition import Canary, Context
 
@@ -146,8 +147,9 @@ class Provider(Options, ABC):
             raise self.wrong("too_long", too_long, 'Set it to "cut" or "refuse"')
         self.too_long = too_long
         self.clock = clock
-        self.token_size = AdaptiveSize(clock)
-        self.text_size = AdaptiveSize(clock)
+        self.size = AdaptiveSize(
+            batch_size, most=batch_size, hold_seconds=HOLD_SECONDS, clock=clock
+        )
         self.learnt_characters: int | None = None
         self.told_digest: str | None = None
         """The model's digest, as last read from the server."""
@@ -307,7 +309,7 @@ class Provider(Options, ABC):
     @property
     def texts_per_request(self) -> int:
         """How many texts one request may have at present. Fewer after batches were too large."""
-        return min(self.batch_size, self.text_size.limit or self.batch_size)
+        return min(self.batch_size, self.size.size)
 
     def count_tokens(self, text: str) -> int | None:
         """Return the exact number of tokens, or None if no tokenizer is available."""

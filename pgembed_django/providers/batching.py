@@ -29,11 +29,11 @@ back. So does reaching a limit on the most expensive failures, ProviderTimeout a
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from pgembed_django.adapting import halves
 from pgembed_django.chunking import Truncation
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -68,51 +68,15 @@ Suspected = type[ProviderUnavailable] | None
 
 Outcome = Embedded | ProviderError
 
-Group = list[int]
+Group = Sequence[int]
 """The indexes of the texts for one request."""
-
-
-class AdaptiveSize:
-    """A limit that is halved by a failure, held for a while, and doubled by later successes.
-
-    The caller chooses what it counts: texts or tokens. Threads may share it.
-    """
-
-    def __init__(self, clock: Callable[[], float], *, hold_seconds: float = HOLD_SECONDS) -> None:
-        self._clock = clock
-        self._hold_seconds = hold_seconds
-        self._lock = threading.Lock()
-        self.limit: int | None = None
-        """How much one request may contain. None: no limit."""
-        self._too_much = 0
-        self._changed_at = 0.0
-
-    def failed(self, size: int) -> None:
-        """Allow half of this size from now on: a request of it was too large."""
-        with self._lock:
-            half = max(1, size // 2)
-            # A thread that started before the limit fell must not raise it.
-            if self.limit is None or half < self.limit:
-                self._too_much = size if self.limit is None else max(size, self._too_much)
-                self.limit = half
-            self._changed_at = self._clock()
-
-    def succeeded(self) -> None:
-        """Note an answered request. Doubles the limit, if the last change was long enough ago."""
-        with self._lock:
-            if self.limit is None or self._clock() - self._changed_at < self._hold_seconds:
-                return
-            self._changed_at = self._clock()
-            self.limit *= 2
-            if self.limit > self._too_much:
-                self.limit = None
 
 
 def fitting_one_request(provider: Provider, texts: Sequence[str]) -> int:
     """Return how many of the first texts one request may contain: at least one."""
     fitting = min(len(texts), provider.texts_per_request)
-    room = min(provider.token_size.limit or math.inf, provider.max_tokens_per_batch or math.inf)
-    if room == math.inf:  # counting tokens takes time
+    room = provider.max_tokens_per_batch
+    if room is None:  # counting tokens takes time
         return fitting
     for count, text in enumerate(texts[:fitting]):
         room -= provider.weigh(text)
@@ -180,12 +144,13 @@ class _Run:
             self._check_health(again=True)
         group = self._worth_sending()
         outcomes_before = len(self._outcomes)
-        outage = self._send_all(group)
-        if outage is not None:
+        try:
+            self._send_all(group)
+        except ProviderUnavailable as outage:
             if len(self._outcomes) == outcomes_before and not self._suspects:
-                raise outage
+                raise
             if len(self._suspects) == len(self._texts):
-                raise as_kind(ProviderLost, outage)
+                raise as_kind(ProviderLost, outage) from outage
             for index in range(len(self._texts)):
                 kind = ProviderLost if index in self._suspects else ProviderUnavailable
                 self._outcomes.setdefault(index, as_kind(kind, outage))
@@ -220,20 +185,16 @@ class _Run:
             if not text.again(most):
                 return None
 
-    def _send_all(self, group: Group) -> ProviderUnavailable | None:
-        """Send until every text has its outcome, or return the outage that ended the run."""
+    def _send_all(self, group: Group) -> None:
+        """Send until every text has its outcome. An outage that ends the run is raised."""
         todo = deque([group] if group else [])
-        try:
-            while todo:
-                group = todo.popleft()
-                most = group[: self._provider.texts_per_request]
-                fitting = fitting_one_request(self._provider, [self._texts[i].sent for i in most])
-                if fitting < len(group):
-                    todo.appendleft(group[fitting:])
-                todo.extendleft(reversed(self._send(group[:fitting])))
-        except ProviderUnavailable as outage:
-            return outage
-        return None
+        while todo:
+            group = todo.popleft()
+            most = group[: self._provider.texts_per_request]
+            fitting = fitting_one_request(self._provider, [self._texts[i].sent for i in most])
+            if fitting < len(group):
+                todo.appendleft(group[fitting:])
+            todo.extendleft(reversed(self._send(group[:fitting])))
 
     def _send(self, group: Group) -> list[Group]:
         """Embed a group. If it fails, return the groups to send instead."""
@@ -245,9 +206,18 @@ class _Run:
         except InputRefused as error:
             return self._failed(group, error)
         except BatchTooLarge as error:
-            return self._too_large(group, error)
+            if len(group) == 1:
+                return self._too_long(group, InputTooLong(str(error)))
+            self._provider.size.failed(len(group))
+            return halves(group)
         except ProviderTimeout as error:
-            return self._too_slow(group, error)
+            if len(group) > 1:
+                # Before the health check, which may fail while the server still computes the
+                # abandoned request: the next request must be smaller in any case.
+                self._provider.size.failed(len(group))
+            self._suspects.update(group)
+            said = f"{error} Other texts are answered, so this one is too much for the server."
+            return self._divided(group, error, charged=ProviderError(said))
         except ProviderMisconfigured as error:
             # For instance, a firewall answers 403 to a text that contains a script.
             if self._suspected is None or error.retry_after_seconds:
@@ -270,8 +240,7 @@ class _Run:
         """Note the vectors. Return the groups to send again, of texts without a vector."""
         silently = self._cut_silently(group, vectors)
         self._suspects.clear()
-        self._provider.token_size.succeeded()
-        self._provider.text_size.succeeded()
+        self._provider.size.succeeded()
         faulty = {}
         for index, vector, fault in zip(group, vectors, faults, strict=True):
             if index in silently:
@@ -283,11 +252,11 @@ class _Run:
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index].sent)
-        shorter: Group = []
+        shorter: list[int] = []
         for index in silently:
             for again in self._too_long([index], self._provider.context.refusal()):
                 shorter += again
-        groups = [shorter] if shorter else []
+        groups: list[Group] = [shorter] if shorter else []
         if not faulty:
             return groups
         self._suspects.update(faulty)
@@ -313,7 +282,7 @@ class _Run:
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
             # Sort by length, so that texts that are too long end up in as few halves as possible.
-            return _halves(sorted(group, key=lambda index: len(self._texts[index].sent)))
+            return halves(sorted(group, key=lambda index: len(self._texts[index].sent)))
         provider, text = self._provider, self._texts[group[0]]
         told = characters_told(str(error), text.sent, prefix=provider.document_prefix)
         if provider.too_long == "cut" and text.again(told, provider.learnt_characters):
@@ -321,22 +290,6 @@ class _Run:
         self._check_health()
         self._outcomes[group[0]] = error
         return []
-
-    def _too_large(self, group: Group, error: BatchTooLarge) -> list[Group]:
-        if len(group) > 1:
-            self._provider.text_size.failed(len(group))
-            return _halves(group)
-        return self._too_long(group, InputTooLong(str(error)))
-
-    def _too_slow(self, group: Group, error: ProviderTimeout) -> list[Group]:
-        weight = sum(self._provider.weigh(self._texts[index].sent) for index in group)
-        # Lower the limit before the health check, which may fail while the server still computes
-        # the abandoned request: the next request must be smaller in any case. Add an eighth,
-        # because the halves of a group are not equal.
-        self._provider.token_size.failed(weight + weight // 8)
-        self._suspects.update(group)
-        said = f"{error} Other texts are answered, so this one is too much for the server."
-        return self._divided(group, error, charged=ProviderError(said))
 
     def _divided(
         self, group: Group, error: ProviderError, *, charged: ProviderError
@@ -355,7 +308,7 @@ class _Run:
         """Return the groups to send instead. Empty: it was one text, which is charged now."""
         if len(group) > 1:
             self._check_health()
-            return _halves(group)
+            return halves(group)
         [index] = group
         self._failed_alone[index] += 1
         times = self._failed_alone[index]
@@ -377,7 +330,3 @@ class _Run:
         self._is_healthy = True
         self._suspected = self._suspected or ProviderMisconfigured
         self._suspects.clear()
-
-
-def _halves(group: Group) -> list[Group]:
-    return [group[: len(group) // 2], group[len(group) // 2 :]]

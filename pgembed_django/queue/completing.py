@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from django.db import DatabaseError, InterfaceError, connections
 
 from pgembed_django import database, events, faults
+from pgembed_django.adapting import AdaptiveSize, halves
 from pgembed_django.faults import Fault
 from pgembed_django.queue import jobs
 from pgembed_django.queue.handler import Handler, is_its_own
@@ -28,35 +29,6 @@ STOP_SECONDS = 5.0
 
 MAX_BUSY = 10
 """After this many futile waits, the rest of a spec's jobs waits for the next round."""
-
-FIRST = 128
-MOST = 1024
-SECONDS = 0.1
-"""How many units are taken at once, at first and at most, and how long they may take."""
-
-
-class Portion:
-    """How many units to take at once: it follows from how long the last ones took."""
-
-    def __init__(self) -> None:
-        self.size = FIRST
-        self._was_canceled = False
-
-    def wanted(self, least: int) -> int:
-        """Return how many to take next: at least ``least``, unless that many took too long."""
-        return self.size if self._was_canceled else max(self.size, least)
-
-    def adapt(self, units: int, *, seconds: float) -> None:
-        """Learn from how long these took. Next come at most twice as many, and at least one."""
-        if units >= self.size or seconds > SECONDS:
-            in_time = int(units * SECONDS / max(seconds, 1e-6))
-            self.size = max(1, min(in_time, 2 * self.size, MOST))
-            self._was_canceled &= seconds > SECONDS
-
-    def halve(self, units: int) -> None:
-        """Take half as many next: a time-out canceled these."""
-        self.size = max(1, units // 2)
-        self._was_canceled = True
 
 
 @dataclass(slots=True)
@@ -99,7 +71,7 @@ class Completing:
         self._has_failed = False
         self._is_threadless = False
         self._threadless_until = float("-inf")
-        self._portion = Portion()
+        self._size = AdaptiveSize()
 
     @property
     def is_at_work(self) -> bool:
@@ -216,7 +188,7 @@ class Completing:
             if parts or not fresh:
                 some = parts.popleft() if parts else busy.popleft()
             else:
-                some = [fresh.popleft() for _ in range(min(self._portion.size, len(fresh)))]
+                some = [fresh.popleft() for _ in range(min(self._size.size, len(fresh)))]
             started = time.perf_counter()
             wait = database.BRIEFLY if waits else database.SHORTLY
             try:
@@ -234,7 +206,7 @@ class Completing:
             except (DatabaseError, InterfaceError) as error:
                 fault = faults.of(error)
                 if fault is Fault.TOO_SLOW:
-                    self._portion.halve(len(some))
+                    self._size.failed(len(some))
                 if fault is Fault.OUTAGE or faults.is_lost_connection(error):
                     connections[using].close()
                 if not done:
@@ -243,7 +215,7 @@ class Completing:
             parts.extendleft(reversed(smaller))
             last = some
             if not smaller:
-                self._portion.adapt(len(some), seconds=time.perf_counter() - started)
+                self._size.took(time.perf_counter() - started, len(some))
         return done
 
     def _write(
@@ -312,5 +284,4 @@ def _smaller(some: Sequence[HeldJob]) -> list[Sequence[HeldJob]]:
         return []
     if len(of_specs := by_spec(some)) > 1:
         return of_specs
-    middle = len(some) // 2
-    return [some[:middle], some[middle:]]
+    return halves(some)

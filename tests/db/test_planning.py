@@ -10,9 +10,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from pgembed_django import adapting
 from pgembed_django.embedding.units import State
 from pgembed_django.models import Job, Space
-from pgembed_django.queue import completing
 from pgembed_django.queue.work import Work
 
 pytestmark = pytest.mark.django_db
@@ -26,14 +26,14 @@ def sizes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[float], list[int]]:
     """Plan nine claimed units, two of them first, and return how many were planned each time."""
-    monkeypatch.setattr(completing, "FIRST", 2)
+    monkeypatch.setattr(adapting, "FIRST", 2)
     settings.PGEMBED_BATCH_SIZE = 1
     settings.PGEMBED_CONCURRENCY = 8
     for _ in range(9):
         make_article()
 
     def plan(seconds: float) -> list[int]:
-        monkeypatch.setattr(completing, "SECONDS", seconds)
+        monkeypatch.setattr(adapting, "STEP_SECONDS", seconds)
         worker = make_worker()
         worker.claim()
 

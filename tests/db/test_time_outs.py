@@ -16,11 +16,10 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import faults, sources, spaces, specs
+from pgembed_django import adapting, faults, sources, spaces, specs
 from pgembed_django.faults import Fault
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.queue import completing
 from pgembed_django.queue import maintenance as chores_module
 from pgembed_django.queue.maintenance import Chore, Chores, attempt
 from pgembed_django.queue.work import Work
@@ -174,8 +173,8 @@ def test_many_rows_are_stored_in_several_transactions(
     notes: Any, make_worker: Callable[..., Work], monkeypatch: pytest.MonkeyPatch
 ):
     """Who deletes one of them waits for the end of its transaction."""
-    monkeypatch.setattr(completing, "FIRST", 2)
-    monkeypatch.setattr(completing, "SECONDS", 3600.0)
+    monkeypatch.setattr(adapting, "FIRST", 2)
+    monkeypatch.setattr(adapting, "STEP_SECONDS", 3600.0)
 
     work(make_worker())
 

@@ -29,7 +29,7 @@ def test_a_canary_that_is_not_answered_is_noted_in_small_requests_too(
         dimensions=server.WIDTH,
         base_url=f"http://127.0.0.1:{served.port}",
     )
-    provider.token_size.failed(2)  # from now on, each text is a request of its own
+    provider.size.failed(2)  # from now on, each text is a request of its own
     served.be("503")
 
     with pytest.raises(ProviderUnavailable):

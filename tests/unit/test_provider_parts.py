@@ -7,13 +7,14 @@ import json
 import math
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pgembed_django.adapting import AdaptiveSize, doubled, isolate
 from pgembed_django.chunking import Truncation
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -24,7 +25,6 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import answers, errors, http
-from pgembed_django.providers.batching import AdaptiveSize
 from tests import played
 
 
@@ -111,32 +111,65 @@ def test_each_cut_leaves_less_until_hardly_anything_is_left():
     assert lengths[-1] < 200
 
 
-def test_a_limit_falls_at_once_and_rises_with_time():
+def test_a_size_falls_at_once_and_rises_with_time():
     clock = played.Clock()
-    pace = AdaptiveSize(clock, hold_seconds=60)
+    size = AdaptiveSize(100, most=100, hold_seconds=60, clock=clock)
 
-    pace.succeeded()
-    assert pace.limit is None
-    pace.failed(100)
-    assert pace.limit == 50
-    pace.failed(80)  # by a thread that began before: no news
-    pace.failed(50)
-    assert pace.limit == 25
+    size.succeeded()
+    assert size.size == 100
+    size.failed(100)
+    assert size.size == 50
+    size.failed(120)  # by a thread that began before: no news
+    size.failed(50)
+    assert (size.size, size.has_failed) == (25, True)
     clock.now += 59
-    pace.succeeded()
-    assert pace.limit == 25
-    for limit in (50, 100, None):
+    size.succeeded()
+    assert (size.size, size.has_failed) == (25, False)
+    for larger in (50, 100, 100):
         clock.now += 60
-        pace.succeeded()
-        pace.succeeded()
-        assert pace.limit == limit
+        size.succeeded()
+        size.succeeded()
+        assert size.size == larger
 
 
-def test_a_limit_is_never_nothing():
-    pace = AdaptiveSize(played.Clock())
-    for _ in range(5):
-        pace.failed(1)
-    assert pace.limit == 1
+def test_a_size_follows_how_long_items_take():
+    size = AdaptiveSize()
+    sizes = []
+    for seconds in (0.01, 0.06, 0.2, 0.01, 0.01, 0.01):
+        size.took(seconds, size.size)
+        sizes.append(size.size)
+
+    assert sizes == [256, 256, 128, 256, 512, 1024]
+    size.took(0.01, 7)  # fewer than there might have been: no news
+    assert size.size == 1024
+
+
+def test_a_size_is_never_nothing():
+    size = AdaptiveSize(1, most=8)
+    size.failed(1)
+    assert size.size == 1
+
+
+def test_waits_double_up_to_the_most():
+    waits = [0.0]
+    while waits[-1] < 60:
+        waits.append(doubled(waits[-1], first=1, most=60))
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60]
+
+
+@pytest.mark.parametrize("bad", [set(), {0}, {7}, {2, 3}, set(range(8))])
+def test_what_fails_alone_is_found_and_the_rest_is_done_once(bad: set[int]):
+    done: list[int] = []
+    failed: list[int] = []
+
+    def attempt(items: Sequence[int]) -> None:
+        if bad.intersection(items):
+            raise KeyError
+        done.extend(items)
+
+    isolate(range(8), attempt, lambda item, _: failed.append(item), errors=KeyError)
+
+    assert (set(failed), done) == (bad, sorted(set(range(8)) - bad))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +286,7 @@ def words_of(text: str) -> set[str]:
 TEXTS = st.lists(st.text("abcλ", min_size=4), min_size=1)
 
 
-@given(words=TEXTS, between=st.text(" \n\t\"'&%☃😀", min_size=1, max_size=12), data=st.data())
+@given(words=TEXTS, between=st.text(" \n\t\"'&%☃😀", min_size=1, max_size=4), data=st.data())
 def test_no_word_of_a_text_is_quoted(words: list[str], between: str, data: st.DataObject):
     text = between.join(words)
     escape = data.draw(st.sampled_from(ESCAPES))
