@@ -18,6 +18,7 @@ import psycopg
 from django.apps import apps
 from django.db import DatabaseError, InterfaceError
 
+from pgembed_django.adapting import doubled
 from pgembed_django.threads import OurThread
 
 # SQLSTATEs. The first two mean that the session was ended, so the connection is lost.
@@ -259,7 +260,7 @@ def said(error: BaseException) -> str:
 
 def longer(seconds: float) -> float:
     """Return the next wait for a server that is down: twice the last one, which may be zero."""
-    return min(seconds * 2 or FIRST_OUTAGE_SECONDS, MAX_OUTAGE_SECONDS)
+    return doubled(seconds, first=FIRST_OUTAGE_SECONDS, most=MAX_OUTAGE_SECONDS)
 
 
 def sqlstate(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pgembed_django.adapting import doubled
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider, Vectors
@@ -59,8 +60,8 @@ def outage_of(request: Future[Outcomes]) -> ProviderUnavailable | None:
 class Pool:
     """Sends up to ``concurrency`` requests to one provider at once.
 
-    An outage pauses the pool. After the pause it sends a health check, and once that is answered,
-    one request at a time until the first succeeds. ``wake`` is called from a pool thread when a
+    An outage pauses the pool. After the pause comes a health check, and once that succeeds, one
+    request at a time until the first succeeds. ``wake`` is called from a pool thread when a
     request has ended.
     """
 
@@ -127,19 +128,6 @@ class Pool:
             return 0
         return (1 if self.is_down else self.concurrency) - self.in_flight
 
-    @property
-    def _suspected(self) -> Suspected:
-        """The kind of outage that a text may have caused, if the next request meets it.
-
-        If a health check was answered, a refused key is due to a text: a wrong key is refused for
-        any. But a server that is busy or above its limit may accept a health check and still refuse
-        a batch. Only after the longest pause is that ruled out.
-        """
-        if not self._has_answered:
-            return None
-        is_rested = self._pause_seconds >= MAX_PAUSE_SECONDS
-        return ProviderUnavailable if is_rested else ProviderMisconfigured
-
     def submit(
         self, texts: Sequence[str], *, sight: Sight | None = None, exclusively: bool = False
     ) -> Future[Outcomes]:
@@ -148,12 +136,17 @@ class Pool:
         ``sight``: compare the model that answers with those of the texts' spaces. The outcome of
         a text whose space has another one is ``AnotherModel``. Without texts it is a health check.
         """
+        # If a health check succeeded, a refused key is due to a text: a wrong key is refused for
+        # any. But a server that is busy or above its limit may pass the check and still refuse a
+        # batch. Only after the longest pause is that ruled out.
+        suspected: Suspected = None
+        if self._has_answered:
+            is_rested = self._pause_seconds >= MAX_PAUSE_SECONDS
+            suspected = ProviderUnavailable if is_rested else ProviderMisconfigured
         self.in_flight += 1
         self._is_exclusive = exclusively
         ask_first = exclusively or not texts
-        future = self._executor.submit(
-            self._embed, texts, sight, ask_first=ask_first, suspected=self._suspected
-        )
+        future = self._executor.submit(self._embed, texts, sight, ask_first, suspected)
         future.add_done_callback(lambda _: self._wake())
         return future
 
@@ -186,12 +179,7 @@ class Pool:
         self._executor.shutdown(wait=False)
 
     def _embed(
-        self,
-        texts: Sequence[str],
-        sight: Sight | None,
-        *,
-        ask_first: bool,
-        suspected: Suspected,
+        self, texts: Sequence[str], sight: Sight | None, ask_first: bool, suspected: Suspected
     ) -> Outcomes:
         """Run in a thread: embed texts, then see whether the model is the one of their spaces."""
         outcomes = self.provider.embed_each(texts, ask_first=ask_first, suspected=suspected)
@@ -222,8 +210,9 @@ class Pool:
             # The server answers, and only this request gave up: no reason for a longer pause.
             self._pause_seconds = self._pause_seconds or FIRST_PAUSE_SECONDS
         else:
-            doubled = self._pause_seconds * 2 or FIRST_PAUSE_SECONDS
-            self._pause_seconds = min(doubled, MAX_PAUSE_SECONDS)
+            self._pause_seconds = doubled(
+                self._pause_seconds, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS
+            )
         asked = min(error.retry_after_seconds or 0.0, MAX_WAIT_SECONDS)
         jittered = self._pause_seconds * random.uniform(0.75, 1.25)
         self._paused_until = self._clock() + max(asked, jittered)
