@@ -76,7 +76,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return self.probe.ok and any(timing.milliseconds_per_text for timing in self.timings)
+        return self.probe.ok and self.recommended_batch_size is not None
 
     @property
     def recommended_batch_size(self) -> int | None:
@@ -86,10 +86,9 @@ class Report:
             for timing in self.timings
             if timing.milliseconds_per_text is not None
         ]
-        if not answered:
-            return None
-        fastest, _ = min(answered)
-        return min(size for each, size in answered if each <= fastest * NEARLY_AS_FAST)
+        fastest, _ = min(answered, default=(0.0, 0))
+        nearly = [size for each, size in answered if each <= fastest * NEARLY_AS_FAST]
+        return min(nearly, default=None)
 
 
 def probe(provider: Provider) -> Probe:
@@ -113,7 +112,10 @@ def probe(provider: Provider) -> Probe:
     except ProviderError as error:
         message = str(error)
     seconds = time.monotonic() - started
-    doubt = _doubt(provider) if reachable else ""
+    doubt = ""
+    if reachable:
+        with suppress(ProviderError), answers.provider_errors(provider):
+            doubt = provider.doubt()
     return Probe(
         reachable=reachable,
         model_present=None if doubt and present else present,
@@ -123,12 +125,6 @@ def probe(provider: Provider) -> Probe:
         message=message,
         doubt=doubt,
     )
-
-
-def _doubt(provider: Provider) -> str:
-    with suppress(ProviderError), answers.provider_errors(provider):
-        return provider.doubt()
-    return ""
 
 
 def report(provider: Provider, *, clock: Callable[[], float] = time.perf_counter) -> Report:
@@ -151,17 +147,14 @@ def timings(
 ) -> Iterator[Timing]:
     """Time batches of up to a provider's ``batch_size``, and yield each when it has ended."""
     for size in sorted({min(size, provider.batch_size) for size in BATCHES}):
-        yield _time(provider, size, clock)
-
-
-def _time(provider: Provider, size: int, clock: Callable[[], float]) -> Timing:
-    # All texts differ, so that no server can answer from a cache.
-    texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
-    started = clock()
-    try:
-        with answers.provider_errors(provider):
-            provider.check(provider.embed_batch(texts), count=size)
-    except ProviderError as error:
-        return Timing(batch_size=size, milliseconds_per_text=None, message=str(error))
-    spent = clock() - started
-    return Timing(batch_size=size, milliseconds_per_text=spent * 1000 / size)
+        # All texts differ, so that no server can answer from a cache.
+        texts = [f"{provider.document_prefix}{size}.{number} {SAMPLE}" for number in range(size)]
+        started = clock()
+        try:
+            with answers.provider_errors(provider):
+                provider.check(provider.embed_batch(texts), count=size)
+        except ProviderError as error:
+            yield Timing(batch_size=size, milliseconds_per_text=None, message=str(error))
+        else:
+            each = (clock() - started) * 1000 / size
+            yield Timing(batch_size=size, milliseconds_per_text=each)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakKeyDictionary
@@ -102,13 +103,17 @@ class Canary:
         """
         began = self._provider.clock()
         here = self._provider.connection
-        before = self._seen_here(seconds)
+        at, before = self._seen.get(here, (0.0, None)) if here is not None else (0.0, None)
+        if began - at >= seconds:
+            before = None
         vectors = self._ask() if before is None else before
         if not all(is_alike(one, vectors) for one in known):
             vectors = self._ask()  # a single odd answer is no other model
         strange = [one for one in known if not is_alike(one, vectors)]
         if strange or made:
-            self.facts = self._facts()
+            self.facts = ""
+            with suppress(ProviderError), answers.provider_errors(self._provider):
+                self.facts = self._provider.model_facts()
         if made and self._provider.connection is not here:
             text, vector = made
             if float(self._ask([text])[0] @ vector) < LEAST_COSINE:
@@ -119,11 +124,6 @@ class Canary:
                 self._seen[here] = began, vectors
         return Look(vectors, {one: self._error(one, vectors) for one in strange})
 
-    def _seen_here(self, seconds: float) -> Vectors | None:
-        here = self._provider.connection
-        at, vectors = self._seen.get(here, (0.0, None)) if here is not None else (0.0, None)
-        return vectors if self._provider.clock() - at < seconds else None
-
     def _ask(self, texts: Sequence[str] = TEXTS) -> Vectors:
         try:
             with answers.provider_errors(self._provider):
@@ -133,13 +133,6 @@ class Canary:
             raise as_kind(ProviderUnavailable, error) from error
         except ProviderError as error:
             raise ProviderUnavailable(str(error)) from error
-
-    def _facts(self) -> str:
-        try:
-            with answers.provider_errors(self._provider):
-                return self._provider.model_facts()
-        except ProviderError:
-            return ""
 
     def _error(self, known: Known, vectors: Vectors) -> AnotherModel:
         told = [
@@ -184,9 +177,6 @@ SAME: Final = 0.9999
 RECHECK_SECONDS: Final = 3600.0
 """How long to remember a context: the server may be started again with a smaller one."""
 
-MAX_OUTAGES: Final = 3
-"""After so many outages in a row, our own texts may be what brings the server down."""
-
 
 class Context:
     """How many tokens a provider's server has been seen to take as a whole. Threads share it."""
@@ -194,7 +184,6 @@ class Context:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._lock = threading.Lock()
-        self._outages = 0
         self.refuses = False
         """Whether it has refused a text for its tokens: then it cuts none."""
         self._forget()
@@ -252,7 +241,6 @@ class Context:
                 if answer is not None and float(answer @ vectors[index]) > SAME
             ]
             del todo[:fitting]
-        self._outages = 0
         return found
 
     def refused(self, error: InputTooLong) -> None:
@@ -286,9 +274,6 @@ class Context:
         except ProviderTimeout:
             return [None] * len(texts)  # it is longer than the caller's
         except ProviderUnavailable as error:
-            self._outages += 1
-            if self._outages > MAX_OUTAGES:
-                return [None] * len(texts)
             # No text of the caller's is in doubt because of it.
             raise as_kind(ProviderUnavailable, error) from error
         except ProviderError as error:

@@ -169,19 +169,6 @@ def test_a_limit_in_characters_says_nothing_about_tokens(make_provider):
     assert [one.was_cut for one in [*outcomes, *later]] == [False, True, True] * 2
 
 
-def test_a_server_that_is_brought_down_by_our_own_words_is_believed_in_the_end(make_provider):
-    provider = make_provider(Cutting(limit=10**6, token=PIECE))
-    away = played.plain(502, "upstream closed the connection")
-    provider.played.poison = lambda text: away if "ship rain king" in text else None
-
-    for _ in range(recognition.MAX_OUTAGES):
-        with pytest.raises(ProviderUnavailable):
-            provider.embed_each([text_of(300)])
-
-    [outcome] = provider.embed_each([text_of(300)])
-    assert isinstance(outcome, Embedded)
-
-
 def test_a_smaller_context_is_noticed_within_an_hour(make_provider):
     clock = played.Clock()
     provider = make_provider(Cutting(limit=1000, token=PIECE), clock=clock)
