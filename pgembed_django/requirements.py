@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import suppress
-from typing import Any, NoReturn, get_args
+from typing import NoReturn, get_args
 
 from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
@@ -17,6 +17,7 @@ from pgembed_django.exceptions import did_you_mean
 from pgembed_django.specs import Declaration, Stale, TriggerLevel
 
 HIGHEST_PRIORITY = 100
+TEXTUAL = (models.CharField, models.TextField)
 
 
 def check(declaration: Declaration, model: type[models.Model]) -> None:
@@ -25,8 +26,24 @@ def check(declaration: Declaration, model: type[models.Model]) -> None:
     Raises:
         ImproperlyConfigured: something is wrong. The message says what, and what to do.
     """
-    _require_app(model)
-    _require_model(model)
+    if not apps.is_installed("pgembed_django"):
+        refuse(
+            model,
+            "'pgembed_django' is not in INSTALLED_APPS. Add it, and 'pgtrigger' and "
+            "'django.contrib.postgres' with it.",
+        )
+    concrete = model._meta.concrete_model or model
+    if not (model._meta.managed and concrete._meta.managed):
+        refuse(
+            model,
+            "the model is unmanaged, so no migration can put triggers on its table. Remove "
+            "managed = False, or decorate a managed model of the same table.",
+        )
+    if getattr(model._meta, "is_composite_pk", False) or not concrete._meta.pk.column:
+        refuse(
+            model,
+            "its primary key is composite, and a unit has one key. Add a key of one column.",
+        )
     _require_fields(declaration, model)
     _require_values(declaration, model)
 
@@ -44,30 +61,6 @@ def shown(value: object) -> str:
     """
     kind = type(value)
     return repr(value) if kind.__module__ == "builtins" else f"a {kind.__name__}"
-
-
-def _require_app(model: type[models.Model]) -> None:
-    if not apps.is_installed("pgembed_django"):
-        refuse(
-            model,
-            "'pgembed_django' is not in INSTALLED_APPS. Add it, and 'pgtrigger' and "
-            "'django.contrib.postgres' with it.",
-        )
-
-
-def _require_model(model: type[models.Model]) -> None:
-    concrete = model._meta.concrete_model or model
-    if not (model._meta.managed and concrete._meta.managed):
-        refuse(
-            model,
-            "the model is unmanaged, so no migration can put triggers on its table. Remove "
-            "managed = False, or decorate a managed model of the same table.",
-        )
-    if getattr(model._meta, "is_composite_pk", False) or not concrete._meta.pk.column:
-        refuse(
-            model,
-            "its primary key is composite, and a unit has one key. Add a key of one column.",
-        )
 
 
 def _require_fields(declaration: Declaration, model: type[models.Model]) -> None:
@@ -121,10 +114,20 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
     try:
         field = model._meta.get_field(name)
     except FieldDoesNotExist:
-        _refuse_relation(model, name)
-        listed = [field.name for field in model._meta.concrete_fields if _has_text(field)]
-        kind = "Fields with text are" if listed else "There are"
-        listed = listed or [field.name for field in model._meta.concrete_fields]
+        first, is_path, _ = name.partition("__")
+        # get_fields() would need relations, which are unknown until all models are loaded.
+        with suppress(FieldDoesNotExist):
+            if is_path and model._meta.get_field(first):
+                refuse(
+                    model,
+                    f"fields name {name!r}, and a trigger sees one row: the model's own columns. "
+                    f"Copy the value into a column of {model.__name__}, or name {first!r} and "
+                    "give a text method.",
+                )
+        fields = model._meta.concrete_fields
+        with_text = [field.name for field in fields if isinstance(field, TEXTUAL)]
+        kind = "Fields with text are" if with_text else "There are"
+        listed = with_text or [field.name for field in fields]
         refuse(
             model,
             f"no field named {name!r}. {did_you_mean(name, listed)}{kind}: {', '.join(listed)}.",
@@ -140,47 +143,24 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
         )
 
 
-def _refuse_relation(model: type[models.Model], name: str) -> None:
-    first, is_path, _ = name.partition("__")
-    # get_fields() would need relations, which are unknown until all models are loaded.
-    with suppress(FieldDoesNotExist):
-        if is_path and model._meta.get_field(first):
-            refuse(
-                model,
-                f"fields name {name!r}, and a trigger sees one row: the model's own columns. Copy "
-                f"the value into a column of {model.__name__}, or name {first!r} and give a text "
-                "method.",
-            )
-
-
 def _require_values(declaration: Declaration, model: type[models.Model]) -> None:
-    if declaration.when is not None and not isinstance(declaration.when, models.Q):
-        refuse(model, f"when is {shown(declaration.when)}. Give a Q object.")
-    for refusal in conditions.refusals(declaration.when or models.Q(), model=model):
+    of = declaration
+    is_priority = type(of.priority) is int and abs(of.priority) <= HIGHEST_PRIORITY
+    for name, is_right, remedy in (
+        ("when", isinstance(of.when, models.Q | None), "Give a Q object."),
+        ("priority", is_priority, "Give a whole number from -100 to 100."),
+        ("stale", of.stale in get_args(Stale), "Choose 'serve' or 'hide'."),
+        ("store_text", isinstance(of.store_text, bool), "Choose True or False."),
+        (
+            "trigger_level",
+            of.trigger_level in get_args(TriggerLevel),
+            "Choose 'row' or 'statement'.",
+        ),
+        ("chunker", isinstance(of.chunker, Chunker | None), "Give a Chunker(...)."),
+        ("provider", isinstance(of.provider, str), "Name an alias of PGEMBED_PROVIDERS."),
+    ):
+        if not is_right:
+            refuse(model, f"{name} is {shown(getattr(of, name))}. {remedy}")
+    for refusal in conditions.refusals(of.when or models.Q(), model=model):
         # Do not show repr(when): if it contains a queryset, that would run its query.
         refuse(model, f"when: {refusal}")
-    is_number = isinstance(declaration.priority, int) and not isinstance(declaration.priority, bool)
-    if not is_number or abs(declaration.priority) > HIGHEST_PRIORITY:
-        refuse(
-            model,
-            f"priority is {shown(declaration.priority)}. Give a whole number from -100 to 100.",
-        )
-    if declaration.stale not in get_args(Stale):
-        refuse(model, f"stale is {shown(declaration.stale)}. Choose 'serve' or 'hide'.")
-    if not isinstance(declaration.store_text, bool):
-        refuse(model, f"store_text is {shown(declaration.store_text)}. Choose True or False.")
-    if declaration.trigger_level not in get_args(TriggerLevel):
-        refuse(
-            model,
-            f"trigger_level is {shown(declaration.trigger_level)}. Choose 'row' or 'statement'.",
-        )
-    if not isinstance(declaration.chunker, Chunker | None):
-        refuse(model, f"chunker is {shown(declaration.chunker)}. Give a Chunker(...).")
-    if not isinstance(declaration.provider, str):
-        refuse(
-            model, f"provider is {shown(declaration.provider)}. Name an alias of PGEMBED_PROVIDERS."
-        )
-
-
-def _has_text(field: models.Field[Any, Any]) -> bool:
-    return isinstance(field, (models.CharField, models.TextField))
