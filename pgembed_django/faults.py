@@ -174,7 +174,8 @@ def of(error: BaseException) -> Fault:
     if is_lost_connection(error) or is_of_the_server(error):
         return Fault.OUTAGE
     # Rollbacks, objects in use or not in the state that is needed, operators at work.
-    if state.startswith(("40", "55", "57")) or _is_internal(error, EXCHANGED):
+    is_exchanged = state == INTERNAL_ERROR and EXCHANGED.match(str(error))
+    if state.startswith(("40", "55", "57")) or is_exchanged:
         return Fault.PASSING
     if isinstance(error, ManagerFailed):
         return Fault.SCHEMA
@@ -226,31 +227,17 @@ def is_lost_connection(error: BaseException) -> bool:
     It also counts as lost if a statement prepared in it is gone, or would now return columns of
     other types, or if a type that it looked up was created anew: only a new connection helps.
     """
-    if (
-        _is_by_an_outdated_plan(error)
-        or sqlstate(error) == UNKNOWN_STATEMENT
-        or _is_internal(error, FORMER_TYPE)
-    ):
+    state, cause = sqlstate(error), error.__cause__
+    if state in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS, UNKNOWN_STATEMENT}:
         return True
-    if sqlstate(error) in {IDLE_TIMEOUT, TRANSACTION_TIMEOUT, TOO_MANY_CONNECTIONS}:
-        return True
-    return isinstance(error.__cause__, psycopg.OperationalError | psycopg.InterfaceError) and (
-        # Connection errors, and errors that end connections. 57014 only cancels a statement.
-        not sqlstate(error) or sqlstate(error).startswith(("08", "57P"))
+    if state == INTERNAL_ERROR:
+        return FORMER_TYPE.match(str(error)) is not None
+    if isinstance(cause, psycopg.NotSupportedError):
+        return cause.diag.source_function == KEPT_PLAN_CHECK
+    # Connection errors, and errors that end connections. 57014 only cancels a statement.
+    return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError) and (
+        not state or state.startswith(("08", "57P"))
     )
-
-
-def _is_by_an_outdated_plan(error: BaseException) -> bool:
-    cause = error.__cause__
-    return (
-        isinstance(cause, psycopg.NotSupportedError)
-        and cause.sqlstate == NOT_SUPPORTED
-        and cause.diag.source_function == KEPT_PLAN_CHECK
-    )
-
-
-def _is_internal(error: BaseException, message: re.Pattern[str]) -> bool:
-    return sqlstate(error) == INTERNAL_ERROR and message.match(str(error)) is not None
 
 
 def said(error: BaseException) -> str:

@@ -97,30 +97,20 @@ def build(
         ) from error
 
 
-def _imported(backend: object) -> type[Provider]:
-    takes = "It takes the dotted path of a provider class"
-    if not isinstance(backend, str):
-        raise ImproperlyConfigured(f"BACKEND is {backend!r}. {takes}, as a string.")
+def _imported(backend: Any) -> type[Provider]:
+    problem = "which is not a subclass of pgembed_django.providers.Provider"
+    provider_class = None
     try:
         provider_class = import_string(backend)
     except (ImportError, ValueError) as error:  # ValueError: the path begins with a dot
-        raise ImproperlyConfigured(
-            f"BACKEND is {backend!r}, which cannot be imported: {error}. {takes}."
-        ) from error
-    if not (isinstance(provider_class, type) and issubclass(provider_class, Provider)):
-        raise ImproperlyConfigured(
-            f"BACKEND is {backend!r}, which is not a subclass of "
-            f"pgembed_django.providers.Provider. {takes}."
-        )
-    return provider_class
-
-
-def _require_storable(values: object) -> None:
-    """Raise ``TypeError`` or ``ValueError`` if Postgres cannot store the values as JSON."""
-    text = json.dumps(values, allow_nan=False, ensure_ascii=False)
-    text.encode()  # a lone surrogate fails here
-    if r"\u0000" in text:
-        raise ValueError("a text has a NUL in it")
+        problem = f"which cannot be imported: {error}"
+    except (AttributeError, TypeError):
+        problem = "which is not a string"
+    if isinstance(provider_class, type) and issubclass(provider_class, Provider):
+        return provider_class
+    raise ImproperlyConfigured(
+        f"BACKEND is {backend!r}, {problem}. It takes the dotted path of a provider class."
+    )
 
 
 def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> Provider:
@@ -131,16 +121,14 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
         raise ImproperlyConfigured(
             f"{where} is not a dict. Set it to a dict of {', '.join(NEEDED)}."
         )
-    for key in NEEDED:
-        if key not in config:
-            raise ImproperlyConfigured(f"{where} has no {key}. It needs {', '.join(NEEDED)}.")
-    for key in config:
-        if key not in NEEDED + OPTIONAL:
-            raise ImproperlyConfigured(
-                f"{where} has an unknown key {key!r}. {did_you_mean(key, NEEDED + OPTIONAL)}"
-                f"Known are: {', '.join(NEEDED + OPTIONAL)}; what the provider itself takes goes "
-                "into OPTIONS."
-            )
+    if missing := [key for key in NEEDED if key not in config]:
+        raise ImproperlyConfigured(f"{where} has no {missing[0]}. It needs {', '.join(NEEDED)}.")
+    known = NEEDED + OPTIONAL
+    if unknown := [key for key in config if key not in known]:
+        raise ImproperlyConfigured(
+            f"{where} has an unknown key {unknown[0]!r}. {did_you_mean(unknown[0], known)}Known "
+            f"are: {', '.join(known)}; what the provider itself takes goes into OPTIONS."
+        )
     for key in LIMITS:
         limit = config.get(key)
         if limit is not None and (type(limit) is not int or not 1 <= limit <= conf.ENDLESS):
@@ -151,19 +139,7 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
     options = config.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ImproperlyConfigured(f"{where}: OPTIONS is not a dict. Set it to a dict.")
-    try:
-        _require_storable([str(config["MODEL"]), options])
-    except (TypeError, ValueError) as error:
-        raise ImproperlyConfigured(
-            f"{where}: MODEL or OPTIONS cannot be stored as JSON: {error}. "
-            "It is kept in the database: use only strings, numbers, lists and dicts."
-        ) from error
-    checked = {name: value for name, value in options.items() if name not in NEVER_SECRET}
-    if errors.has_secret(json.dumps(checked)):
-        raise ImproperlyConfigured(
-            f"{where}: OPTIONS holds a key or a password, and is kept in the database. Let an "
-            "option name an environment variable, as api_key_env and header_envs do."
-        )
+    _require_storable(where, str(config["MODEL"]), options)
     try:
         return build(
             alias=alias,
@@ -175,6 +151,28 @@ def _from_config(alias: str, config: Mapping[str, Any], *, batch_size: int) -> P
         )
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error
+
+
+def _require_storable(where: str, model: str, options: Mapping[str, Any]) -> None:
+    """Refuse what Postgres cannot store as JSON, and what must not be stored."""
+    try:
+        text = json.dumps([model, options], allow_nan=False, ensure_ascii=False)
+        text.encode()  # a lone surrogate fails here
+    except (TypeError, ValueError) as error:
+        problem = str(error)
+    else:
+        problem = "a text has a NUL in it" if r"\u0000" in text else ""
+    if problem:
+        raise ImproperlyConfigured(
+            f"{where}: MODEL or OPTIONS cannot be stored as JSON: {problem}. "
+            "It is kept in the database: use only strings, numbers, lists and dicts."
+        )
+    checked = {name: value for name, value in options.items() if name not in NEVER_SECRET}
+    if errors.has_secret(json.dumps(checked)):
+        raise ImproperlyConfigured(
+            f"{where}: OPTIONS holds a key or a password, and is kept in the database. Let an "
+            "option name an environment variable, as api_key_env and header_envs do."
+        )
 
 
 class NotInstalled(Provider):

@@ -94,6 +94,11 @@ class Answer:
         except (ValueError, RecursionError):
             return None
 
+    def object(self) -> dict[str, Any]:
+        """Return the body's JSON object. Empty: it is none."""
+        value = self.json()
+        return value if isinstance(value, dict) else {}
+
 
 class Client:
     """Sends requests to one server. Each thread has a session of its own."""

@@ -90,7 +90,8 @@ class OllamaProvider(ServerProvider):
             if self._send_dimensions:
                 payload["dimensions"] = self.dimensions
             answer = self.ask("POST", "/api/embed", payload, timeout_seconds=timeout_seconds)
-            if not _is_missing_route(answer):
+            # For a missing model, a 404 has a JSON error.
+            if answer.status != 404 or "error" in answer.object():
                 value = self._value_of(answer, texts)
                 rows = value.get("embeddings")
                 if not isinstance(rows, list):
@@ -136,17 +137,15 @@ class OllamaProvider(ServerProvider):
         The 404 may also be temporary, from a proxy during a restart, or be due to a wrong address.
         """
         version = self._server_version()
+        old = version is not None and version < BATCHES_SINCE
         if version is None:
             try:
-                old = isinstance(
-                    self._embed_one(self.health_check_text, timeout_seconds), answers.ROW
-                )
+                one = self._embed_one(self.health_check_text, timeout_seconds)
+                old = isinstance(one, answers.ROW)
             except ModelMissing:
                 raise
             except ProviderError:
                 old = False
-        else:
-            old = version < BATCHES_SINCE
         if not old:
             raise ProviderMisconfigured(
                 f"{self.base_url} has no /api/embed: {self._quote(answer, texts)}. "
@@ -166,10 +165,8 @@ class OllamaProvider(ServerProvider):
         Raises:
             ProviderUnavailable: it cannot be asked now.
         """
-        answer = self._look_up("/api/version")
-        value = answer.json()
-        told = str(value.get("version", "")) if isinstance(value, dict) else ""
-        match = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", told)
+        told = self._look_up("/api/version").object().get("version", "")
+        match = re.match(r"(\d{1,9})\.(\d{1,9})\.(\d{1,9})", str(told))
         # A build without a version says 0.0.0.
         return tuple(map(int, match.groups())) if match and match[0] != "0.0.0" else None
 
@@ -184,8 +181,7 @@ class OllamaProvider(ServerProvider):
 
     def _read_digest(self) -> str | None:
         answer = self._look_up("/api/tags")
-        value = answer.json()
-        models = value.get("models") if isinstance(value, dict) else None
+        models = answer.object().get("models")
         if answer.status == 200 and isinstance(models, list):
             for known in models:
                 if isinstance(known, dict) and _tagged(known.get("name")) == _tagged(self.model):
@@ -210,14 +206,6 @@ class OllamaProvider(ServerProvider):
         elif isinstance(value, int | float) and not isinstance(value, bool):
             return value
         raise self.wrong("keep_alive", value, 'Set it to seconds, or to a duration like "10m"')
-
-
-def _is_missing_route(answer: Answer) -> bool:
-    """Return whether a 404 means a missing route: for a missing model it has a JSON error."""
-    if answer.status != 404:
-        return False
-    value = answer.json()
-    return not (isinstance(value, dict) and "error" in value)
 
 
 def _tagged(name: object) -> str:

@@ -9,7 +9,6 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -117,7 +116,8 @@ class OpenAIProvider(ServerProvider):
         named = [one for one in models if one.get("id") == self.model] or models
         if len(named) != 1:
             return ""
-        told = {**named[0], **_mapping(named[0].get("meta"))}
+        meta = named[0].get("meta")
+        told = {**named[0], **(meta if isinstance(meta, dict) else {})}
         facts = [f"{name} {told[name]}" for name in FACTS if isinstance(told.get(name), str | int)]
         return clean(errors.quote(", ".join(facts)))
 
@@ -187,19 +187,21 @@ class OpenAIProvider(ServerProvider):
         indexes = [
             at if item.get("index") is None else item["index"] for at, item in enumerate(data)
         ]
-        if not answers.NUMBERS.issuperset(map(type, indexes)) or (
-            sorted(indexes) != list(range(len(data)))
-        ):
-            said = (
-                f"{self.base_url} answered embeddings with a wrong index: they are numbered "
-                f"{str(indexes[:5])[:80]} and so on, not from 0 to {len(data) - 1}."
-            )
-            if len(data) > 1 and all(index == indexes[0] for index in indexes):
-                # Some servers number each so. Of a single text it is known whose vector it is.
-                raise BatchTooLarge(f"{said} If this server always does so, set batch_size to 1.")
-            raise ProviderError(said)
-        ordered = sorted(zip(indexes, data, strict=True), key=itemgetter(0))
-        return [self._row(item.get("embedding")) for _, item in ordered]
+        rows = {
+            index: self._row(item.get("embedding"))
+            for index, item in zip(indexes, data, strict=True)
+            if type(index) in answers.NUMBERS
+        }
+        if len(indexes) == len(rows) and rows.keys() == set(range(len(rows))):
+            return [rows[index] for index in range(len(rows))]
+        said = (
+            f"{self.base_url} answered embeddings with a wrong index: they are numbered "
+            f"{str(indexes[:5])[:80]} and so on, not from 0 to {len(data) - 1}."
+        )
+        if len(rows) == 1 < len(data):
+            # Some servers number each so. Of a single text it is known whose vector it is.
+            raise BatchTooLarge(f"{said} If this server always does so, set batch_size to 1.")
+        raise ProviderError(said)
 
     def _row(self, embedding: Any) -> Any:
         """Return the floats of one embedding. A server may send floats when asked for base64."""
@@ -220,7 +222,3 @@ def _is_same(one: str, other: str) -> bool:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -159,7 +159,7 @@ def test_what_is_on_or_off_is_a_boolean_and_no_string_of_the_environment(setting
         ({"MODELL": "m"}, "has an unknown key 'MODELL'"),
         ({"OPTIONS": {"colour": "red"}}, "DeterministicProvider has no option 'colour'"),
         ({"DIMENSIONS": 16_001}, "DIMENSIONS is 16001."),
-        ({"BACKEND": dict}, "BACKEND is <class 'dict'>."),
+        ({"BACKEND": dict}, "BACKEND is <class 'dict'>, which is not a string."),
         ({"MODEL": None}, "MODEL is None."),
         ({"OPTIONS": None}, "OPTIONS is not a dict."),
         ({"OPTIONS": {"document_prefix": None}}, "document_prefix is None."),
