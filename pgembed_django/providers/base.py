@@ -20,7 +20,7 @@ from pgembed_django.adapting import AdaptiveSize
 from pgembed_django.chunking import Truncation
 from pgembed_django.conf import ENDLESS
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
-from pgembed_django.providers import answers, errors, probes
+from pgembed_django.providers import answers, probes
 from pgembed_django.providers.answers import Embedded, Vector, Vectors
 from pgembed_django.providers.batching import HOLD_SECONDS, Suspected, isolate_failures
 from pgembed_django.providers.probes import Probe
@@ -221,9 +221,8 @@ class Provider(Options, ABC):
                     answer = self.embed_query_batch([prefixed], timeout_seconds=timeout_seconds)
                     unit, faults = self.check(answer, count=1)
                 break
-            except InputTooLong as error:
-                told = errors.characters_told(str(error), query.sent, prefix=self.query_prefix)
-                if self.too_long == "refuse" or not query.again(told):
+            except InputTooLong:
+                if self.too_long == "refuse" or not query.again(0):
                     raise
         if faults[0]:
             raise InputRefused(f"{self} answered {faults[0]} for the query.")

@@ -47,7 +47,6 @@ from pgembed_django.exceptions import (
 )
 from pgembed_django.providers import answers
 from pgembed_django.providers.answers import Embedded, Vectors
-from pgembed_django.providers.errors import characters_told
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider
@@ -284,8 +283,7 @@ class _Run:
             # Sort by length, so that texts that are too long end up in as few halves as possible.
             return halves(sorted(group, key=lambda index: len(self._texts[index].sent)))
         provider, text = self._provider, self._texts[group[0]]
-        told = characters_told(str(error), text.sent, prefix=provider.document_prefix)
-        if provider.too_long == "cut" and text.again(told, provider.learnt_characters):
+        if provider.too_long == "cut" and text.again(0, provider.learnt_characters):
             return [group]
         self._check_health()
         self._outcomes[group[0]] = error

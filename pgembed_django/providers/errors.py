@@ -133,37 +133,9 @@ def classify(
     return error
 
 
-# What precedes a message's reason, and the numbers in it that are no amounts.
-_NO_AMOUNT: Final = re.compile(
-    r"^\S+ answered \d+: |\b(?:id|index|item|code|status)\W{0,2}\d+", re.IGNORECASE
-)
-_AMOUNT: Final = re.compile(r"(?<![\w.-])\d[\d,]*\d(?![\w-])")
-_UNIT: Final = re.compile(r"\d (?:[\w-]+ )?(char|byte)(?:acters|s)\b")
-
-
-def characters_told(refusal: str, sent: str, *, prefix: str = "") -> int:
-    """Return how many characters of ``sent`` fit, by a limit in the message, or zero.
-
-    ``prefix`` was sent before them.
-    """
-    reason = _NO_AMOUNT.sub("", refusal)
-    amounts = {int(amount.replace(",", "")) for amount in _AMOUNT.findall(reason)}
-    if not amounts or len(amounts) > 2:
-        return 0
-    limit, given, unit = min(amounts), max(amounts), unit_of(reason)
-    if unit == "char":
-        return limit - len(prefix)
-    if len(amounts) == 1:
-        # If the number of tokens is not told, estimate it: of four English letters, or one Chinese.
-        in_bytes = len(sent.encode())
-        given = in_bytes if unit else len(sent) // 4 + (in_bytes - len(sent)) // 2
-    return int(len(sent) * 0.95 * limit / given) if limit < given else 0
-
-
-def unit_of(refusal: str) -> str:
-    """Return "char" or "byte" if a message names a limit of them. Empty: of tokens."""
-    found = _UNIT.search(refusal)
-    return found[1] if found else ""
+def is_of_characters(refusal: str) -> bool:
+    """Return whether a message names a limit of characters or bytes, which is not the model's."""
+    return bool(re.search(r"\d (?:[\w-]+ )?(?:characters|chars|bytes)\b", refusal))
 
 
 LIMIT: Final = 300

@@ -245,7 +245,7 @@ class Context:
 
     def refused(self, error: InputTooLong) -> None:
         """Note that it has refused a text. A limit in characters is not the model's context."""
-        self.refuses = self.refuses or not errors.unit_of(str(error))
+        self.refuses = self.refuses or not errors.is_of_characters(str(error))
 
     def refusal(self) -> InputTooLong:
         """Return what a server that cuts nothing would have answered."""
