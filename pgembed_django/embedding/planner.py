@@ -102,7 +102,7 @@ class Planner:
         self.writer = writer
         self._unread: deque[Unit] = deque()
         self._readings: dict[Spec, reader.Reading] = {}
-        # Answers of providers are looked at after each portion, however long the texts are.
+        # Answers of providers are looked at after each step, however long the texts are.
         self._size = AdaptiveSize()
         self._room = 0.0
         """How many bytes of text this step may still read."""

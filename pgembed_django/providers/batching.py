@@ -124,8 +124,6 @@ class _Run:
         self._suspected = suspected
         self._texts = [Truncation(text) for text in texts]
         self._outcomes: dict[int, Outcome] = {}
-        self._cut_silently_before: set[int] = set()
-        """Whether less of them is also too much is asked, unlike for what the server refuses."""
         self._suspects: set[int] = set()
         """Sent but not embedded since the last success: one may have brought the provider down."""
         self._is_healthy = False
@@ -237,7 +235,10 @@ class _Run:
         self, group: Group, vectors: Vectors, faults: Sequence[str | None]
     ) -> list[Group]:
         """Note the vectors. Return the groups to send again, of texts without a vector."""
-        silently = self._cut_silently(group, vectors)
+        silently: Group = []
+        if self._provider.may_cut_silently:
+            texts = [self._texts[index].sent for index in group]
+            silently = [group[at] for at in self._provider.context.cut(texts, vectors)]
         self._suspects.clear()
         self._provider.size.succeeded()
         faulty = {}
@@ -251,10 +252,8 @@ class _Run:
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index].sent)
-        shorter: list[int] = []
-        for index in silently:
-            for again in self._too_long([index], self._provider.context.refusal()):
-                shorter += again
+        refusal = self._provider.context.refusal()
+        shorter = [index for index in silently if self._too_long([index], refusal)]
         groups: list[Group] = [shorter] if shorter else []
         if not faulty:
             return groups
@@ -262,21 +261,6 @@ class _Run:
         if len(faulty) == 1 < len(group):
             return [*groups, list(faulty)]  # it shared a batch
         return groups + self._failed(list(faulty), next(iter(faulty.values())))
-
-    def _cut_silently(self, group: Group, vectors: Vectors) -> Group:
-        """Return the texts that the server has cut without reporting it."""
-        if not self._provider.may_cut_silently:
-            return []
-        # Those that were cut because the server had refused them are marked in any case.
-        asked = [
-            at
-            for at, index in enumerate(group)
-            if index in self._cut_silently_before or not self._texts[index].cuts
-        ]
-        texts = [self._texts[group[at]].sent for at in asked]
-        cut = [group[asked[at]] for at in self._provider.context.cut(texts, vectors[asked])]
-        self._cut_silently_before.update(cut)
-        return cut
 
     def _too_long(self, group: Group, error: InputTooLong) -> list[Group]:
         if len(group) > 1:
