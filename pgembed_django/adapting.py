@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,33 +21,20 @@ def doubled(seconds: float, *, first: float, most: float) -> float:
     return min(seconds * 2 or first, most)
 
 
-def halves(items: Sequence[T]) -> list[Sequence[T]]:
-    """Return the two halves of several items."""
-    middle = len(items) // 2
-    return [items[:middle], items[middle:]]
+def isolate(attempt: Callable[[Sequence[T]], Iterable[Sequence[T]]], *items: Sequence[T]) -> None:
+    """Attempt groups of items, and then the groups that each attempt returns: see ``halves``.
 
-
-def isolate(
-    items: Sequence[T],
-    attempt: Callable[[Sequence[T]], object],
-    failed: Callable[[T, Exception], object],
-    *,
-    errors: type[Exception] | tuple[type[Exception], ...],
-) -> None:
-    """Call ``attempt`` with all items, and with halves where it raises one of ``errors``.
-
-    ``failed`` gets each item that fails alone. Other errors are raised.
+    These come after all others, so that what is held up by one bad item is the least possible.
     """
-    todo = deque([items] if items else [])
-    while todo:
-        some = todo.popleft()
-        try:
-            attempt(some)
-        except errors as error:
-            if len(some) == 1:
-                failed(some[0], error)
-            else:
-                todo.extendleft(reversed(halves(some)))
+    groups = deque(group for group in items if group)
+    while groups:
+        groups.extend(attempt(groups.popleft()))
+
+
+def halves(items: Sequence[T]) -> list[Sequence[T]]:
+    """Return two halves. Empty: there is only one item, so it is the one that fails."""
+    middle = len(items) // 2
+    return [items[:middle], items[middle:]] if middle else []
 
 
 class AdaptiveSize:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pgembed_django import database, store
-from pgembed_django.isolating import halves, isolate
+from pgembed_django.adapting import halves, isolate
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec

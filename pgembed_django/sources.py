@@ -18,7 +18,7 @@ from django.db import connections, models
 from django.db.models.functions import Cast, Coalesce
 
 from pgembed_django import database, faults
-from pgembed_django.isolating import halves
+from pgembed_django.adapting import halves
 from pgembed_django.specs import Spec
 from pgembed_django.user_code import Failed, UserCode
 

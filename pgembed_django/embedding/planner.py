@@ -12,14 +12,13 @@ from typing import NamedTuple
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, sources, store
-from pgembed_django.adapting import AdaptiveSize
+from pgembed_django.adapting import AdaptiveSize, halves, isolate
 from pgembed_django.chunking import Chunk
 from pgembed_django.embedding import reader
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.faults import Fault
-from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Space
 from pgembed_django.specs import Spec
 from pgembed_django.store import Stored, StoredChunk

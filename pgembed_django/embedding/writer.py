@@ -15,10 +15,9 @@ from itertools import takewhile
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, spaces, store
-from pgembed_django.adapting import AdaptiveSize
+from pgembed_django.adapting import AdaptiveSize, halves, isolate
 from pgembed_django.embedding.units import Part, State, Unit, Units, by_spec
 from pgembed_django.faults import Fault
-from pgembed_django.isolating import halves, isolate
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
 from pgembed_django.specs import Spec

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django.adapting import AdaptiveSize, doubled, isolate
+from pgembed_django.adapting import AdaptiveSize, doubled, halves, isolate
 from pgembed_django.chunking import Truncation
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -123,14 +123,18 @@ def test_what_fails_alone_is_found_and_the_rest_is_done_once(bad: set[int]):
     done: list[int] = []
     failed: list[int] = []
 
-    def attempt(items: Sequence[int]) -> None:
-        if bad.intersection(items):
-            raise KeyError
-        done.extend(items)
+    def attempt(items: Sequence[int]) -> list[Sequence[int]]:
+        if not bad.intersection(items):
+            done.extend(items)
+        elif apart := halves(items):
+            return apart
+        else:
+            failed.extend(items)
+        return []
 
-    isolate(range(8), attempt, lambda item, _: failed.append(item), errors=KeyError)
+    isolate(attempt, range(8))
 
-    assert (set(failed), done) == (bad, sorted(set(range(8)) - bad))
+    assert (set(failed), sorted(done)) == (bad, sorted(set(range(8)) - bad))
 
 
 @pytest.mark.parametrize(
