@@ -147,14 +147,14 @@ class EmbedCommand(StoppableCommand):
                     f"No spec named {key!r}. {did_you_mean(key, known)}"
                     f"There are: {', '.join(known)}."
                 )
-        chosen = {key: spec for key, spec in here.items() if not keys or key in keys}
-        if not chosen or len(chosen) < len(set(keys or ())):
-            wanted = ", ".join(sorted(set(keys or known) - here.keys()))
+        elsewhere = ", ".join(key for key in keys or () if key not in here)
+        if elsewhere or not here:
+            what = f"{elsewhere} is not" if elsewhere else "No embeddable model is"
             raise cannot_start(
-                f"{wanted} is not in the database {using!r}: a router keeps it elsewhere. Name "
-                "its database with --database."
+                f"{what} in the database {using!r}: a router keeps it elsewhere. Name its "
+                "database with --database."
             )
-        return chosen
+        return {key: spec for key, spec in here.items() if not keys or key in keys}
 
     def require_tables(self, chosen: Iterable[specs.Spec], *, using: str) -> dict[specs.Spec, str]:
         """Raise if a spec has no table because its migration has not run yet.

@@ -6,13 +6,11 @@ import re
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 from django.test import override_settings
 
 from pgembed_django import spaces, specs
 from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Rollup, Space, Worker
-from pgembed_django.ops import status
 from pgembed_django.queue import rollups
 from tests.app.models import ArticleEmbedding
 from tests.db.test_status import make_failures
@@ -22,31 +20,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 KEY = "app.ArticleEmbedding"
 BACKEND = "pgembed_django.providers.deterministic.DeterministicProvider"
 ANOTHER = {"default": {"BACKEND": BACKEND, "MODEL": "another", "DIMENSIONS": 32}}
-
-
-# One row and its chunk many times over; the last of these are not in the new space.
-MORE_ROWS = """
-    SET session_replication_role = replica;
-    INSERT INTO app_article (title, contents, author, published_time)
-    SELECT title, contents, author, published_time
-    FROM app_article, generate_series(1, %(rows)s);
-    INSERT INTO app_articleembedding (
-        source_id, space_id, position, start_offset, end_offset,
-        passage, chunk_digest, text_digest, embedding
-    )
-    SELECT
-        article.id, %(new)s, position, start_offset, end_offset,
-        passage, chunk_digest, text_digest, embedding
-    FROM app_articleembedding
-    CROSS JOIN (
-        SELECT id
-        FROM app_article
-        ORDER BY id
-        LIMIT %(rows)s + 1 - %(gaps)s
-    ) AS article
-    WHERE space_id = %(old)s;
-    RESET session_replication_role;
-"""
 
 
 def embed_spaces(*arguments: str) -> str:
@@ -85,22 +58,6 @@ def test_a_space_that_only_lacks_rows_which_have_failed_is_at_a_standstill(two_s
     make_failures(1)
 
     assert "0 of 1 rows (0.0%), stalled: embed_status says why" in embed_spaces()
-
-
-def test_the_last_gaps_which_no_sample_has_are_no_standstill(two_spaces):
-    old, new = two_spaces
-    with connection.cursor() as cursor:
-        cursor.execute(MORE_ROWS, {"rows": 30_000, "gaps": 60, "old": old.pk, "new": new.pk})
-        cursor.execute("ANALYZE app_article")
-    tally = rollups.Tally()
-    for _ in range(600):
-        tally.completed(KEY, waited=None)
-    tally.flush(using="default")
-    Worker.objects.create(host="here", pid=7, version="1", specs=[KEY])
-    [found] = status.overview(specs=[specs.get(KEY)], using="default").specs
-    assert found.building.coverage.missing == 0
-
-    assert re.search(r"29,941 of 30,001 rows \(99.8%\), [\d.]+ rows a second", embed_spaces())
 
 
 def test_a_space_that_was_begun_anew_is_not_gone_back_to_twice(two_spaces):
