@@ -6,9 +6,8 @@ An early switch of ``spaces`` begins a lap, too.
 
 from pgembed_django.models.abstract_embedding import AbstractEmbedding
 from pgembed_django.models.attempt import Attempt
-from pgembed_django.models.job import Ending, Job
+from pgembed_django.models.job import Ending, Job, Rollup
 from pgembed_django.models.operations import Lap, Pause, Quota, Worker
-from pgembed_django.models.rollup import Rollup
 from pgembed_django.models.space import Space, StagedVector
 
 __all__ = [

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import enum
 
-from django.db import models
+from django.contrib.postgres.fields import ArrayField
+from django.db import connections, models, router
 from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django import conf, postgres
 from pgembed_django.models.fixtures import NotFromFixtures
 
 PENDING = Q(status="pending")
@@ -205,3 +207,48 @@ LANES = {
     Job.Kind.BACKFILL: -2000,
 }
 """What a kind adds to its spec's priority: writes and requests of people come first."""
+
+
+class Rollup(NotFromFixtures):
+    """One spec's sums over a minute, or over a quarter of an hour.
+
+    Charts need them for longer than jobs are kept.
+    """
+
+    class Width(models.IntegerChoices):
+        MINUTE = 60, _("minute")
+        QUARTER = 900, _("quarter of an hour")
+
+    id = models.BigAutoField(primary_key=True)
+    spec = models.TextField()
+    seconds = models.SmallIntegerField(choices=Width)
+    starts_at = models.DateTimeField()
+    completed = models.IntegerField(db_default=0, help_text=_("Units."))
+    failed = models.IntegerField(db_default=0, help_text=_("Units that will not be tried again."))
+    waits = ArrayField(
+        models.IntegerField(),
+        default=list,
+        help_text=_("Writes by the time until their vectors, in the bounds of rollups.BOUNDS."),
+    )
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["seconds", "spec", "starts_at"], name="pgembed_one_rollup_per_time"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.starts_at:%Y-%m-%d %H:%M}"
+
+
+def shown_database() -> str:
+    """Return the database that our admin pages and metrics show.
+
+    The one to which routers send writes to our tables, or else, if that is not PostgreSQL, the
+    one that workers use.
+    """
+    alias = router.db_for_write(Job)
+    if connections[alias].vendor == "postgresql":
+        return alias
+    return conf.current().worker_database or postgres.any_postgres().alias

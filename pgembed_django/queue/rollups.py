@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from django.db.models.functions import Now
 
 from pgembed_django import database
-from pgembed_django.models.rollup import Rollup
+from pgembed_django.models.job import Rollup
 
 FLUSH_SECONDS = 5.0
 """How often a worker adds its counts to the table."""
