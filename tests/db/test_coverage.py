@@ -13,7 +13,6 @@ from django.urls import reverse
 
 from pgembed_django import search, spaces, specs
 from pgembed_django.admin.mixin import state_of
-from pgembed_django.contrib import metrics
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
@@ -21,7 +20,7 @@ from pgembed_django.retrieval import queries
 from pgembed_django.testing import without_triggers
 from tests.app.models import Archived, Note, Page, PageExtra
 from tests.db.conftest import claim
-from tests.db.test_metrics import scrape
+from tests.db.test_metrics import scrape_queue
 from tests.db.test_operator_commands import run
 
 pytestmark = pytest.mark.django_db
@@ -227,7 +226,7 @@ def test_every_place_shows_what_a_search_returns(run_jobs, admin_client):
     assert spaces.coverage_of(spec, space, using="default") == status.Coverage(rows=5, covered=4)
     page = admin_client.get(reverse("admin:app_list", args=["pgembed"])).content.decode()
     assert "80 % of 5 rows" in page
-    gauge: Callable[..., float | None] = scrape(metrics.of_queue("default"))
+    gauge: Callable[..., float | None] = scrape_queue()
     assert gauge("coverage_ratio", spec=key, space="active") == 0.8
     assert gauge("rows", spec=key) == 5
 

@@ -74,6 +74,10 @@ def scrape(shown: metrics.Render) -> Callable[..., float | None]:
     return value
 
 
+def scrape_queue() -> Callable[..., float | None]:
+    return scrape(collectors.render_of(metrics.queue_collector()))
+
+
 def test_every_metric_is_in_the_docs_with_its_type_and_labels_and_no_other(
     shown, provider, make_article, run_jobs
 ):
@@ -168,7 +172,7 @@ def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
         spec=KEY, source_pk="later", kind="reconciler", run_at="2100-01-01T00:00:00Z"
     )
 
-    found = scrape(metrics.of_queue("default"))
+    found = scrape_queue()
 
     assert found("queue_up") == 1
     assert found("jobs_ready", spec=KEY, kind="write") == 1
@@ -188,12 +192,12 @@ def test_the_queues_gauges_are_what_the_status_tells(make_article, run_jobs):
 def test_failures_of_a_spec_that_is_gone_are_shown_too():
     make_failures(2, spec="blog.Gone")
 
-    assert scrape(metrics.of_queue("default"))("open_failures", spec="blog.Gone") == 2
+    assert scrape_queue()("open_failures", spec="blog.Gone") == 2
 
 
 def test_a_spec_without_a_space_has_no_coverage_and_its_jobs_wait():
     Note.objects.create(body="waits")
-    found = scrape(metrics.of_queue("default"))
+    found = scrape_queue()
 
     assert found("coverage_ratio", spec="app.NoteEmbedding", space="active") is None
     assert found("jobs_ready", spec="app.NoteEmbedding", kind="write") == 1
@@ -217,7 +221,7 @@ def test_a_database_that_does_not_answer_in_time_is_told_and_no_error(
 ):
     monkeypatch.setattr(collectors, "STATEMENT_SECONDS", 0.1)
     second_connection.execute("LOCK TABLE pgembed_job IN ACCESS EXCLUSIVE MODE")
-    shown = metrics.of_queue("default")
+    shown = collectors.render_of(metrics.queue_collector())
 
     assert [(one.name, one.value) for one in samples(shown)] == [("pgembed_queue_up", 0)]
 
@@ -302,9 +306,9 @@ def test_registering_the_collector_asks_nothing_of_the_database(django_assert_nu
 def test_the_queues_of_two_tenants_are_not_mixed_up(monkeypatch, make_article):
     wrapper = connections["default"]
     monkeypatch.setattr(wrapper, "schema_name", "one", raising=False)
-    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+    assert scrape_queue()("jobs_ready", spec=KEY, kind="write") == 0
     make_article()
-    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 0
+    assert scrape_queue()("jobs_ready", spec=KEY, kind="write") == 0
 
     monkeypatch.setattr(wrapper, "schema_name", "two")
-    assert scrape(metrics.of_queue("default"))("jobs_ready", spec=KEY, kind="write") == 1
+    assert scrape_queue()("jobs_ready", spec=KEY, kind="write") == 1

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from pgembed_django.models.shown import shown_database
+from pgembed_django.models.job import shown_database
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -32,11 +31,11 @@ Render = Callable[[str], tuple[bytes, str]]
 @never_cache
 @require_safe
 def view(request: HttpRequest, *, using: str | None = None) -> HttpResponse:
-    """Answer a scrape with the queue's gauges.
+    """Answer a scrape with the queue's gauges: a web process is one of many, and counts nothing.
 
     It has no access control: do not expose it to the internet, or wrap it.
     """
-    render = of_queue(using or shown_database())
+    render: Render = _collectors().render_of(queue_collector(using=using))
     body, content_type = render(request.headers.get("Accept", ""))
     return HttpResponse(body, content_type=content_type)
 
@@ -47,19 +46,13 @@ def queue_collector(*, using: str | None = None) -> Collector:
     return found
 
 
-def of_queue(using: str) -> Render:
-    """Return what renders the queue's gauges only: a web process is one of many, counts nothing."""
-    render: Render = _collectors().of_queue(using)
-    return render
-
-
 def of_worker(worker: Worker) -> Render:
     """Return what renders a worker's counters from now on, its state, and the queue's gauges."""
     render: Render = _collectors().of_worker(worker)
     return render
 
 
-def _collectors() -> ModuleType:
+def _collectors() -> Any:
     if importlib.util.find_spec("prometheus_client") is None:
         raise ImproperlyConfigured(
             "Metrics need prometheus-client. Install it: pip install 'pgembed-django[metrics]'."

@@ -9,8 +9,8 @@ import functools
 import threading
 import time
 from collections import Counter as Sums
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
@@ -27,20 +27,21 @@ from pgembed_django.ops.status import Backlog, Overview, SpecStatus
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.worker import Worker
 
-REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-WAIT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14_400)
-FILL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
-
 COUNTED = {
-    events.JOBS_CLAIMED: ("claimed", "Jobs claimed"),
-    events.JOB_RETRIED: ("retried", "Attempts that failed, of jobs that come back"),
-    events.JOB_FAILED: ("failed", "Jobs that have failed for good"),
-    events.JOB_RELEASED: ("released", "Jobs given back with no attempt spent"),
-    events.LEASES_LOST: ("leases_lost", "Jobs that are not this worker's any more"),
-    events.LEASE_EXPIRED: ("leases_reaped", "Expired leases of lost workers"),
+    events.JOBS_CLAIMED: "claimed",
+    events.JOB_RETRIED: "retried",
+    events.JOB_FAILED: "failed",
+    events.JOB_RELEASED: "released",
+    events.LEASES_LOST: "leases_lost",
+    events.LEASE_EXPIRED: "leases_reaped",
 }
 """Events about jobs -> the counter of these jobs, by spec."""
+
+BY_SPEC = (*COUNTED.values(), "completed", "chunks_embedded", "chunks_reused")
+STATEMENT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+REQUEST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+WAIT_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14_400)
+FILL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1)
 
 MAX_COUNT = 100_000
 """How many jobs per spec and priority are counted at most. Gauges do not rise above it."""
@@ -52,28 +53,26 @@ LOOK_SECONDS = 10.0
 
 TIME_OUT = "SELECT set_config('statement_timeout', %(milliseconds)s, true)"
 
-Samples = Iterable[tuple[Sequence[str], float | None]]
 
+def render_of(*collectors: Collector, registry: CollectorRegistry | None = None) -> Render:
+    """Return what renders these collectors, and what is in the registry already."""
+    registry = registry or CollectorRegistry()
+    for collector in collectors:
+        registry.register(collector)
 
-def of_queue(using: str) -> Render:
-    """Return what renders the queue's gauges."""
-    registry = CollectorRegistry()
-    registry.register(queue_collector(using))
-    return functools.partial(_render, registry)
+    def render(accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        return encode(registry), content_type
+
+    return render
 
 
 def of_worker(worker: Worker) -> Render:
     """Return what renders a worker's counters from now on, its state, and the queue's gauges."""
     registry = CollectorRegistry()
-    registry.register(WorkerCollector(worker, registry))
-    registry.register(queue_collector(worker.using))
     ProcessCollector(registry=registry)
-    return functools.partial(_render, registry)
-
-
-def _render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    mine = WorkerCollector(worker, registry)
+    return render_of(mine, queue_collector(worker.using), registry=registry)
 
 
 class WorkerCollector(Collector):
@@ -84,46 +83,32 @@ class WorkerCollector(Collector):
     """
 
     def __init__(self, worker: Worker, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"pgembed_{name}", text, labels, registry=registry)
+        def counter(name: str, *labels: str) -> Counter:
+            return Counter(f"pgembed_{name}", _help(name), labels, registry=registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"pgembed_{name}", text, labels, registry=registry, buckets=buckets)
+        def histogram(name: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(
+                f"pgembed_{name}", _help(name), labels, registry=registry, buckets=buckets
+            )
 
         self._worker = worker
-        self._jobs = {event: counter(*named, "spec") for event, named in COUNTED.items()}
-        self._completed = counter("completed", "Jobs whose vectors were stored", "spec")
-        self._embedded = counter("chunks_embedded", "Chunks with a new vector", "spec")
-        self._reused = counter("chunks_reused", "Chunks that had their vector already", "spec")
-        self._waits = histogram("wait_seconds", "From write to vectors", WAIT_BUCKETS, "spec")
-        self._requests = counter(
-            "provider_requests", "Requests that came back", "provider", "outcome"
-        )
-        self._tokens = counter("provider_tokens", "Tokens embedded, estimated", "provider")
-        self._latency = histogram(
-            "provider_request_seconds", "Until a request came back", REQUEST_BUCKETS, "provider"
-        )
-        self._fill = histogram(
-            "batch_fill_ratio", "How full requests were", FILL_BUCKETS, "provider"
-        )
-        self._claim_seconds = histogram("claim_seconds", "How long a claim took", STATEMENT_BUCKETS)
-        self._store_seconds = histogram(
-            "store_seconds", "How long storing and completing took", STATEMENT_BUCKETS
-        )
-        by_spec = (*self._jobs.values(), self._completed, self._embedded, self._reused, self._waits)
+        self._counts = {name: counter(name, "spec") for name in BY_SPEC}
+        self._waits = histogram("wait_seconds", WAIT_BUCKETS, "spec")
+        self._requests = counter("provider_requests", "provider", "outcome")
+        self._tokens = counter("provider_tokens", "provider")
+        self._latency = histogram("provider_request_seconds", REQUEST_BUCKETS, "provider")
+        self._fill = histogram("batch_fill_ratio", FILL_BUCKETS, "provider")
+        self._claim_seconds = histogram("claim_seconds", STATEMENT_BUCKETS)
+        self._store_seconds = histogram("store_seconds", STATEMENT_BUCKETS)
+        # Create the series at zero, so that Prometheus sees the first increase.
         for spec in worker.specs:
-            # Create the series at zero, so that Prometheus sees the first increase.
-            for of_spec in by_spec:
-                of_spec.labels(spec)
+            for by_spec in (*self._counts.values(), self._waits):
+                by_spec.labels(spec)
         for event in COUNTED:
             events.happened.connect(self._on_jobs, sender=event)
-        for event, receiver in (
-            (events.JOBS_COMPLETED, self._on_completed),
-            (events.BATCH_EMBEDDED, self._on_embedded),
-            (events.BATCH_FAILED, self._on_refused),
-            (events.PROVIDER_PAUSED, self._on_paused),
-        ):
-            events.happened.connect(receiver, sender=event)
+        events.happened.connect(self._on_completed, sender=events.JOBS_COMPLETED)
+        for event in (events.BATCH_EMBEDDED, events.BATCH_FAILED, events.PROVIDER_PAUSED):
+            events.happened.connect(self._on_batch, sender=event)
 
     def describe(self) -> list[Metric]:
         """Return nothing, so that registering does not ask the worker."""
@@ -134,60 +119,52 @@ class WorkerCollector(Collector):
         worker = self._worker
         is_on = worker.is_running
         yield InfoMetricFamily("pgembed_worker", "This worker", {"version": __version__})
-        for name, text, number in (
-            ("running", "1 while it claims: started, and not stopping", is_on),
-            ("database_up", "0 while the database is away", is_on and not worker.is_cut_off),
-            ("listener_up", "1 while notifications are heard", is_on and worker.listener.is_up),
-            ("held_jobs", "Jobs it holds", worker.holds if is_on else 0),
-            ("stuck", "1 while its loop is stuck", worker.liveness.stuck() is not None),
-            (
-                "loop_age_seconds",
-                "Since its loop came round last. Idle, it does so every few seconds",
-                worker.liveness.age_seconds,
-            ),
-        ):
-            yield GaugeMetricFamily(f"pgembed_{name}", text, value=float(number))
+        for name, number in {
+            "running": is_on,
+            "database_up": is_on and not worker.is_cut_off,
+            "listener_up": is_on and worker.listener.is_up,
+            "held_jobs": worker.holds if is_on else 0,
+            "stuck": worker.liveness.stuck() is not None,
+            "loop_age_seconds": worker.liveness.age_seconds,
+        }.items():
+            yield _gauge(name, [], [[number]])
 
     def _on_jobs(
         self, sender: events.Event, about: Claim | list[Claim], fields: dict[str, Any], **_: object
     ) -> None:
         claims = about if isinstance(about, list) else [about]
         for spec, count in Sums(claim.spec for claim in claims).items():
-            self._jobs[sender].labels(spec).inc(count)
+            self._counts[COUNTED[sender]].labels(spec).inc(count)
         if sender is events.JOBS_CLAIMED:
             self._claim_seconds.observe(fields["milliseconds"] / 1000)
 
     def _on_completed(self, about: Stored, fields: dict[str, Any], **_: object) -> None:
-        by_spec = defaultdict(list)
         for unit in about.units:
-            by_spec[unit.claim.spec].append(unit)
-        for spec, units in by_spec.items():
-            self._completed.labels(spec).inc(len(units))
-            self._embedded.labels(spec).inc(sum(unit.embedded for unit in units))
-            self._reused.labels(spec).inc(sum(unit.reused for unit in units))
-            waits = self._waits.labels(spec)
-            for unit in units:
-                if unit.claim.id in about.waited:
-                    waits.observe(about.waited[unit.claim.id])
+            spec = unit.claim.spec
+            self._counts["completed"].labels(spec).inc()
+            self._counts["chunks_embedded"].labels(spec).inc(unit.embedded)
+            self._counts["chunks_reused"].labels(spec).inc(unit.reused)
+            if unit.claim.id in about.waited:
+                self._waits.labels(spec).observe(about.waited[unit.claim.id])
         self._store_seconds.observe(fields["milliseconds"] / 1000)
 
-    def _on_embedded(self, about: Batch, fields: dict[str, Any], **_: object) -> None:
-        self._tokens.labels(fields["provider"]).inc(fields["tokens"])
-        self._came_back(about, "embedded", fields["milliseconds"] / 1000)
-
-    def _on_refused(self, about: Batch, fields: dict[str, Any], **_: object) -> None:
-        if fields["refused"] == fields["chunks"]:
-            self._came_back(about, "refused", fields["milliseconds"] / 1000)
-
-    def _on_paused(self, about: Batch, fields: dict[str, Any], **_: object) -> None:
-        if about.wanted:
-            self._came_back(about, "unavailable", fields["milliseconds"] / 1000)
-
-    def _came_back(self, batch: Batch, outcome: str, seconds: float) -> None:
-        provider = batch.pool.provider
-        self._requests.labels(provider.alias, outcome).inc()
-        self._latency.labels(provider.alias).observe(seconds)
-        self._fill.labels(provider.alias).observe(len(batch.wanted) / provider.batch_size)
+    def _on_batch(
+        self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
+    ) -> None:
+        provider = about.pool.provider
+        if sender is events.BATCH_EMBEDDED:
+            outcome = "embedded"
+            self._tokens.labels(provider.alias).inc(fields["tokens"])
+        elif sender is events.PROVIDER_PAUSED:
+            outcome = "unavailable"
+        elif fields["refused"] == fields["chunks"]:
+            outcome = "refused"
+        else:
+            return  # a part was refused: BATCH_EMBEDDED counts the request
+        if about.wanted:  # not a probe
+            self._requests.labels(provider.alias, outcome).inc()
+            self._latency.labels(provider.alias).observe(fields["milliseconds"] / 1000)
+            self._fill.labels(provider.alias).observe(len(about.wanted) / provider.batch_size)
 
 
 def queue_collector(using: str) -> Collector:
@@ -247,65 +224,12 @@ class QueueCollector(Collector):
                 seen = status.overview(using=self._using, max_count=MAX_COUNT)
         except (DatabaseError, InterfaceError):
             return [_up(is_up=False)]
-        read = GaugeMetricFamily("pgembed_queue_read_seconds", "How long this look has taken")
-        read.add_metric([], time.monotonic() - started)
+        read = _gauge("queue_read_seconds", [], [[time.monotonic() - started]])
         return [_up(is_up=True), read, *families(seen)]
 
 
-def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
-    """Yield the gauges of an overview. An unknown value has no sample."""
-    yield _of_kinds(
-        seen,
-        "jobs_ready",
-        "Jobs that could be claimed now",
-        lambda one: one.waiting.value - one.later.value,
-    )
-    yield _of_kinds(
-        seen, "jobs_delayed", "Jobs that wait for their time", lambda one: one.later.value
-    )
-    yield _of_kinds(
-        seen,
-        "oldest_waiting_seconds",
-        "Age of the oldest job that waits",
-        lambda one: one.oldest_seconds,
-    )
-    for name, text, number in OF_SPECS:
-        yield _gauge(name, text, ["spec"], (([spec.key], number(spec)) for spec in seen.specs))
-    failures = {spec.key: spec.open_failures for spec in seen.specs} | seen.unknown
-    yield _gauge(
-        "open_failures",
-        "Rows that have failed for good",
-        ["spec"],
-        (([key], count.value) for key, count in failures.items()),
-    )
-    yield _gauge(
-        "coverage_ratio",
-        "Share of the rows that a search of this space finds",
-        ["spec", "space"],
-        (
-            ([spec.key, name], space.coverage.ratio if space and space.coverage else None)
-            for spec in seen.specs
-            for name, space in (("active", spec.active), ("building", spec.building))
-        ),
-    )
-    yield _gauge(
-        "spec_state",
-        "1 for the state that the spec is in",
-        ["spec", "state"],
-        (
-            ([spec.key, state], float(spec.verdict.state == state))
-            for spec in seen.specs
-            for state in status.STATES
-        ),
-    )
-    alive = sum(worker.is_live for worker in seen.workers)
-    yield _gauge("workers_alive", "Live workers", [], [([], float(alive))])
-    yield _gauge(
-        "provider_paused",
-        "1 where no worker may ask the provider: it is down, or paused by hand",
-        ["provider"],
-        (([one.name], float(one.is_away)) for one in seen.providers),
-    )
+def _up(*, is_up: bool) -> GaugeMetricFamily:
+    return _gauge("queue_up", [], [[is_up]])
 
 
 def _rows(spec: SpecStatus) -> float | None:
@@ -313,61 +237,64 @@ def _rows(spec: SpecStatus) -> float | None:
     return space.coverage.rows if space and space.coverage else None
 
 
-OF_SPECS: tuple[tuple[str, str, Callable[[SpecStatus], float | None]], ...] = (
-    ("jobs_running", "Jobs that workers hold", lambda spec: spec.running.value),
-    (
-        "oldest_change_seconds",
-        "Age of the oldest write or manual retry without its vectors",
-        lambda spec: spec.oldest_change_seconds or 0.0,
-    ),
-    (
-        "wait_p50_seconds",
-        "From write to vectors, median of the last five minutes",
-        lambda spec: spec.p50_seconds,
-    ),
-    (
-        "wait_p99_seconds",
-        "From write to vectors, 99th percentile of the last five minutes",
-        lambda spec: spec.p99_seconds,
-    ),
-    (
-        "rows_per_second",
-        "Rows completed by all workers, mean of the last five minutes",
-        lambda spec: spec.units_per_second,
-    ),
-    (
-        "backlog_eta_seconds",
-        "Until nothing waits, at the present rate. Infinite: nothing moves",
-        lambda spec: float("inf") if spec.eta_seconds is None else spec.eta_seconds,
-    ),
-    ("rows", "Source rows that a search should find", _rows),
-    ("workers", "Live workers that work on the spec", lambda spec: spec.workers),
-)
+OF_SPECS: dict[str, Callable[[SpecStatus], float | None]] = {
+    "jobs_running": lambda spec: spec.running.value,
+    "oldest_change_seconds": lambda spec: spec.oldest_change_seconds or 0.0,
+    "wait_p50_seconds": lambda spec: spec.p50_seconds,
+    "wait_p99_seconds": lambda spec: spec.p99_seconds,
+    "rows_per_second": lambda spec: spec.units_per_second,
+    "backlog_eta_seconds": lambda spec: inf if spec.eta_seconds is None else spec.eta_seconds,
+    "rows": _rows,
+    "workers": lambda spec: spec.workers,
+}
+OF_KINDS: dict[str, Callable[[Backlog], float]] = {
+    "jobs_ready": lambda one: one.waiting.value - one.later.value,
+    "jobs_delayed": lambda one: one.later.value,
+    "oldest_waiting_seconds": lambda one: one.oldest_seconds,
+}
 
 
-def _of_kinds(
-    seen: Overview, name: str, text: str, number: Callable[[Backlog], float]
-) -> GaugeMetricFamily:
-    """Return a gauge by spec and kind. Two kinds always have a sample: alerts need one."""
-
-    def samples() -> Samples:
+def families(seen: Overview) -> Iterator[GaugeMetricFamily]:
+    """Yield the gauges of an overview. An unknown value has no sample."""
+    for name, of_spec in OF_SPECS.items():
+        yield _gauge(name, ["spec"], ([spec.key, of_spec(spec)] for spec in seen.specs))
+    for name, of_kind in OF_KINDS.items():
+        # Two kinds always have a sample: alerts need one.
+        found = {(spec.key, kind): 0.0 for spec in seen.specs for kind in ("write", "reconciler")}
         for spec in seen.specs:
-            found = {one.kind: number(one) for one in spec.backlog}
-            for kind in dict.fromkeys(["write", "reconciler", *found]):
-                yield [spec.key, kind], found.get(kind, 0.0)
+            found |= {(spec.key, one.kind): of_kind(one) for one in spec.backlog}
+        yield _gauge(name, ["spec", "kind"], ([*key, number] for key, number in found.items()))
+    failures = {spec.key: spec.open_failures for spec in seen.specs} | seen.unknown
+    failed = ([key, count.value] for key, count in failures.items())
+    yield _gauge("open_failures", ["spec"], failed)
+    coverage = (
+        [spec.key, name, space.coverage.ratio]
+        for spec in seen.specs
+        for name, space in (("active", spec.active), ("building", spec.building))
+        if space and space.coverage
+    )
+    yield _gauge("coverage_ratio", ["spec", "space"], coverage)
+    states = (
+        [spec.key, state, spec.verdict.state == state]
+        for spec in seen.specs
+        for state in status.STATES
+    )
+    yield _gauge("spec_state", ["spec", "state"], states)
+    yield _gauge("workers_alive", [], [[sum(worker.is_live for worker in seen.workers)]])
+    yield _gauge(
+        "provider_paused", ["provider"], ([one.name, one.is_away] for one in seen.providers)
+    )
 
-    return _gauge(name, text, ["spec", "kind"], samples())
 
-
-def _gauge(name: str, text: str, labels: Sequence[str], samples: Samples) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"pgembed_{name}", text, labels=labels)
-    for values, number in samples:
+def _gauge(name: str, labels: list[str], samples: Iterable[list[Any]]) -> GaugeMetricFamily:
+    """Return a gauge. A sample is its labels' values, then the number, or None if unknown."""
+    family = GaugeMetricFamily(f"pgembed_{name}", _help(name), labels=labels)
+    for *values, number in samples:
         if number is not None:
-            family.add_metric(values, number)
+            family.add_metric(values, float(number))
     return family
 
 
-def _up(*, is_up: bool) -> GaugeMetricFamily:
-    return GaugeMetricFamily(
-        "pgembed_queue_up", "1 where the queue could be read for this scrape", value=float(is_up)
-    )
+def _help(name: str) -> str:
+    """Return the text that a scrape shows. docs/reference/metrics.md explains each."""
+    return name.replace("_", " ").capitalize()
