@@ -15,6 +15,7 @@ import functools
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from django.db import transaction
@@ -31,9 +32,6 @@ from pgembed_django.queue.jobs import Claim
 SET = "SELECT set_config('pgembed.traceparent', %s, true)"
 WRITES = r"\s*(?:/\*.*?\*/\s*)*(?:insert|update|merge|with)\b"
 
-MAX_LINKS = 128
-"""How many links per span the SDK keeps by default."""
-
 
 def carry(
     execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
@@ -42,37 +40,21 @@ def carry(
 
     A wrapper for Django's ``connection.execute_wrapper``.
     """
-    traceparent = _traceparent()
-    if traceparent is None or not _may_enqueue(sql):
+    carrier: dict[str, str] = {}
+    if trace.get_current_span().is_recording():
+        TraceContextTextMapPropagator().inject(carrier)
+    if not carrier or not isinstance(sql, str) or not _pattern().match(sql):
         return execute(sql, params, many, context)
     connection = context["connection"]
-    if not connection.get_autocommit():
-        _set(connection, traceparent)
-        return execute(sql, params, many, context)
-    # Without a transaction the setting would be gone before the statement runs.
-    with transaction.atomic(using=connection.alias):
-        _set(connection, traceparent)
+    # In autocommit the setting would be gone before the statement runs.
+    is_alone = connection.get_autocommit()
+    with transaction.atomic(using=connection.alias) if is_alone else nullcontext():
+        with connection.cursor() as cursor:
+            cursor.execute(SET, [carrier["traceparent"]])
         return execute(sql, params, many, context)
 
 
 database.ONE_AT_A_TIME.append(carry)
-
-
-def _traceparent() -> str | None:
-    if not trace.get_current_span().is_recording():
-        return None
-    carrier: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carrier)
-    return carrier.get("traceparent")
-
-
-def _set(connection: Any, traceparent: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(SET, [traceparent])
-
-
-def _may_enqueue(sql: object) -> bool:
-    return isinstance(sql, str) and _pattern().match(sql) is not None
 
 
 @functools.cache
@@ -115,53 +97,45 @@ class Spans:
         for claim in about:
             if claim.traceparent:
                 self._start(claim)
-        self._span("pgembed.claim", fields["milliseconds"], about, {"jobs": fields["count"]}).end()
+        self._span("claim", fields, about, jobs=fields["count"]).end()
 
     def _on_batch(
         self, sender: events.Event, about: Batch, fields: dict[str, Any], **_: object
     ) -> None:
-        if not about.wanted or (sender is events.BATCH_FAILED and _is_partly(fields)):
+        is_partly = sender is events.BATCH_FAILED and fields["refused"] < fields["chunks"]
+        if not about.wanted or is_partly:
             return  # a probe, or a partly refused batch, whose span BATCH_EMBEDDED makes
         claims = {one.unit.claim for one in about.wanted}
-        values = {
-            "provider": fields["provider"],
-            "chunks": len(about.wanted),
-            "rows": len(claims),
-        }
         span = self._span(
-            "pgembed.embed", fields["milliseconds"], claims, values, kind=SpanKind.CLIENT
+            "embed",
+            fields,
+            claims,
+            kind=SpanKind.CLIENT,
+            provider=fields["provider"],
+            chunks=len(about.wanted),
+            rows=len(claims),
         )
-        span.set_attributes(
-            {
-                "gen_ai.operation.name": "embeddings",
-                "gen_ai.request.model": about.pool.provider.model,
-            }
-        )
+        span.set_attribute("gen_ai.operation.name", "embeddings")
+        span.set_attribute("gen_ai.request.model", about.pool.provider.model)
         if sender is not events.BATCH_EMBEDDED:
             span.set_status(Status(StatusCode.ERROR, sender.name))
         span.end()
 
     def _on_completed(self, about: Stored, fields: dict[str, Any], **_: object) -> None:
         claims = [unit.claim for unit in about.units]
-        values = {key: fields[key] for key in ("embedded", "reused")}
-        values["jobs"] = fields["count"]
-        self._span("pgembed.store", fields["milliseconds"], claims, values).end()
+        counts = {key: fields[key] for key in ("embedded", "reused")}
+        self._span("store", fields, claims, jobs=fields["count"], **counts).end()
         for unit in about.units:
-            waited = about.waited.get(unit.claim.id)
-            self._end(
-                unit.claim.id,
-                "completed",
-                embedded=unit.embedded,
-                reused=unit.reused,
-                **({} if waited is None else {"waited_seconds": waited}),
-            )
+            values: dict[str, float] = {"embedded": unit.embedded, "reused": unit.reused}
+            if unit.claim.id in about.waited:
+                values["waited_seconds"] = about.waited[unit.claim.id]
+            self._end(unit.claim.id, "completed", **values)
 
     def _on_error(
         self, sender: events.Event, about: Claim, fields: dict[str, Any], **_: object
     ) -> None:
-        span = self._jobs.get(about.id)
-        if span is not None:
-            span.set_status(Status(StatusCode.ERROR, fields["signature"]))
+        if about.id in self._jobs:
+            self._jobs[about.id].set_status(Status(StatusCode.ERROR, fields["signature"]))
         self._end(about.id, "failed" if sender is events.JOB_FAILED else "retried")
 
     def _on_released(self, about: Claim, fields: dict[str, Any], **_: object) -> None:
@@ -179,44 +153,42 @@ class Spans:
             # An invalid traceparent counts as none: the span then begins a trace of its own.
             context=TraceContextTextMapPropagator().extract(carrier, Context()),
             kind=SpanKind.CONSUMER,
-            attributes={
-                "pgembed.spec": claim.spec,
-                "pgembed.source_pk": claim.source_pk,
-                "pgembed.job_id": claim.id,
-                "pgembed.attempts": claim.attempts,
-                "pgembed.crashes": claim.crashes,
-            },
+            attributes=_named(
+                spec=claim.spec,
+                source_pk=claim.source_pk,
+                job_id=claim.id,
+                attempts=claim.attempts,
+                crashes=claim.crashes,
+            ),
         )
         if span.is_recording():
             self._jobs[claim.id] = span
 
     def _end(self, job_id: int, outcome: str, **values: float) -> None:
-        span = self._jobs.pop(job_id, None)
-        if span is not None:
-            span.set_attributes({f"pgembed.{name}": value for name, value in values.items()})
-            span.set_attribute("pgembed.outcome", outcome)
+        if span := self._jobs.pop(job_id, None):
+            span.set_attributes(_named(outcome=outcome, **values))
             span.end()
 
     def _span(
         self,
         name: str,
-        milliseconds: float,
+        fields: dict[str, Any],
         claims: Iterable[Claim],
-        values: dict[str, Any],
         *,
         kind: SpanKind = SpanKind.INTERNAL,
+        **values: str | int,
     ) -> Span:
         """Return a span that began ``milliseconds`` ago, linked to the spans of its jobs."""
         spans = [self._jobs[claim.id] for claim in claims if claim.id in self._jobs]
         return self._tracer.start_span(
-            name,
+            f"pgembed.{name}",
             context=Context(),
             kind=kind,
-            attributes={f"pgembed.{key}": value for key, value in values.items()},
-            links=[Link(one.get_span_context()) for one in spans[:MAX_LINKS]],
-            start_time=time.time_ns() - int(milliseconds * 1e6),
+            attributes=_named(**values),
+            links=[Link(one.get_span_context()) for one in spans],
+            start_time=time.time_ns() - int(fields["milliseconds"] * 1e6),
         )
 
 
-def _is_partly(fields: dict[str, Any]) -> bool:
-    return bool(fields["refused"] < fields["chunks"])
+def _named(**values: str | float) -> dict[str, str | float]:
+    return {f"pgembed.{name}": value for name, value in values.items()}
