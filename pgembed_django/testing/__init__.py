@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.testing.asserting import assert_embedding_pending, assert_fresh
-from pgembed_django.testing.faking import fake_providers
-from pgembed_django.testing.running import run_jobs
+from pgembed_django.testing.running import fake_providers, run_jobs
 from pgembed_django.testing.silencing import without_triggers
 
 __all__ = [

@@ -12,9 +12,6 @@ from django.db.models.functions import Cast
 from pgembed_django import sources, spaces, specs, store
 from pgembed_django.models import Job
 from pgembed_django.specs import Spec
-from pgembed_django.store import StoredChunk
-
-AT_WORK = (Job.Status.PENDING, Job.Status.RUNNING)
 
 
 def assert_embedding_pending(
@@ -28,9 +25,9 @@ def assert_embedding_pending(
         AssertionError: there is none. The message says what there is instead.
         ImproperlyConfigured: the model is not embeddable, or has no spec of that name.
     """
-    for unit in _look(instance, name, using):
+    for unit in _units(instance, name, using):
         if not unit.is_pending:
-            raise AssertionError(f"{unit}: no job is pending. {unit.told()}")
+            raise AssertionError(f"{unit.name}: no job is pending. {unit.described}")
 
 
 def assert_fresh(instance: Model, *, name: str | None = None, using: str | None = None) -> None:
@@ -43,108 +40,77 @@ def assert_fresh(instance: Model, *, name: str | None = None, using: str | None 
             what there is instead.
         ImproperlyConfigured: the model is not embeddable, or has no spec of that name.
     """
-    for unit in _look(instance, name, using):
+    for unit in _units(instance, name, using):
         if not unit.is_fresh:
-            raise AssertionError(f"{unit}: its vectors are not fresh. {unit.told()}")
+            raise AssertionError(f"{unit.name}: its vectors are not fresh. {unit.described}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A row in the view of one spec: its text, its chunks in the active space, its jobs."""
+    """A row in the view of one spec. ``described``: its state, with a remedy if one is known."""
 
-    spec: Spec
-    source_pk: str
-    using: str
-    is_there: bool
-    text: str | None
-    error: str
-    has_space: bool
-    chunks: tuple[StoredChunk, ...]
-    jobs: tuple[Job, ...]
-
-    def __str__(self) -> str:
-        return f"{self.spec.model.__name__} {self.source_pk} ({self.spec.key})"
-
-    @property
-    def is_pending(self) -> bool:
-        return any(job.status in AT_WORK for job in self.jobs)
-
-    @property
-    def is_fresh(self) -> bool:
-        return self._is_of_this_text and all(chunk.is_done for chunk in self.chunks)
-
-    @property
-    def _is_of_this_text(self) -> bool:
-        if self.text is None or not self.chunks:
-            return False
-        digest = self.spec.text_digest(self.text)
-        return all(chunk.text_digest == digest for chunk in self.chunks)
-
-    def told(self) -> str:
-        """Return a description of the row's state, with a remedy if one is known."""
-        return " ".join((*self._row(), *self._stored(), *self._waiting()))
-
-    def _row(self) -> Iterator[str]:
-        if not self.is_there:
-            yield f"There is no such row in the database {self.using!r}: was it saved there?"
-        elif self.error:
-            yield f"Its text cannot be made: {self.error}."
-        elif self.text is None:
-            yield f"The row is outside of the spec's condition, when={self.spec.when}."
-
-    def _stored(self) -> Iterator[str]:
-        count = f"{len(self.chunks)} chunk{'s' * (len(self.chunks) != 1)}"
-        lacking = sum(not chunk.is_done for chunk in self.chunks)
-        if not self.has_space:
-            yield "There is no space yet: no worker has run here. Call run_jobs()."
-        elif not self.chunks:
-            yield "Nothing is stored of it."
-        elif not self._is_of_this_text:
-            yield f"Stored: {count} of another text than the row has now."
-        elif lacking:
-            yield f"Stored: {count} of the row's text, {lacking} without a vector."
-        else:
-            yield f"Stored: {count} of the row's text, with vectors."
-
-    def _waiting(self) -> Iterator[str]:
-        for job in self.jobs:
-            error = f", last error: {job.last_error}" if job.last_error else ""
-            yield f"A job is {job.status} (attempts: {job.attempts}{error})."
-        if self.is_pending:
-            yield "run_jobs() runs what is due and not backing off."
-        elif not self.jobs:
-            watched = ", ".join(self.spec.fields)
-            yield (
-                f"There is no job. One comes when a row is inserted or one of {watched} changes, "
-                "unless the triggers are off."
-            )
+    name: str
+    is_pending: bool
+    is_fresh: bool
+    described: str
 
 
-def _look(instance: Model, name: str | None, using: str | None) -> list[_Unit]:
+def _units(instance: Model, name: str | None, using: str | None) -> Iterator[_Unit]:
     if not isinstance(instance, Model):
         raise TypeError(f"{instance!r} is not a row. Give an instance of an embeddable model.")
     alias = using or instance._state.db or DEFAULT_DB_ALIAS
-    return [_unit(spec, instance, using=alias) for spec in specs.of(instance.__class__, name=name)]
+    for spec in specs.of(instance.__class__, name=name):
+        yield _unit(spec, instance, using=alias)
 
 
 def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
-    rows = spec.model._base_manager.using(using).filter(pk=instance.pk)
+    rows = spec.model._base_manager.using(using).filter(pk=instance.pk).order_by()
     # Jobs have the key as Postgres prints it.
-    found = rows.annotate(pgembed_source_pk=Cast("pk", TextField())).order_by()
-    source_pk = found.values_list("pgembed_source_pk", flat=True).first()
-    unit = str(instance.pk) if source_pk is None else source_pk
-    loaded = sources.load(spec, [] if source_pk is None else [unit], using=using)
+    key = rows.values_list(Cast("pk", TextField()), flat=True).first()
+    source_pk = str(instance.pk) if key is None else key
+    loaded = sources.load(spec, [] if key is None else [source_pk], using=using)
+    text, error = loaded.texts.get(source_pk), loaded.errors.get(source_pk)
     space = spaces.active(spec, using=using)
-    stored = store.ask_stored(spec, [unit], [space.pk] if space else [], using=using)()
-    jobs = Job.objects.using(using).filter(spec=spec.key, source_pk=unit, settled_at=None)
+    stored = store.ask_stored(spec, [source_pk], [space.pk] if space else [], using=using)()
+    chunks = [chunk for of_unit in stored.chunks.values() for chunk in of_unit]
+    lacking = sum(not chunk.is_done for chunk in chunks)
+    digest = None if text is None else spec.text_digest(text)
+    is_of_this_text = bool(chunks) and all(chunk.text_digest == digest for chunk in chunks)
+    found = Job.objects.using(using).filter(spec=spec.key, source_pk=source_pk, settled_at=None)
+    jobs = list(found.exclude(status=Job.Status.SUCCEEDED).order_by("pk"))
+    is_pending = any(job.status in (Job.Status.PENDING, Job.Status.RUNNING) for job in jobs)
+
+    said = []
+    if key is None:
+        said.append(f"There is no such row in the database {using!r}: was it saved there?")
+    elif error:
+        said.append(f"Its text cannot be made: {error}.")
+    elif text is None:
+        said.append(f"The row is outside of the spec's condition, when={spec.when}.")
+    count = f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}"
+    if space is None:
+        said.append("There is no space yet: no worker has run here. Call run_jobs().")
+    elif not chunks:
+        said.append("Nothing is stored of it.")
+    elif not is_of_this_text:
+        said.append(f"Stored: {count} of another text than the row has now.")
+    else:
+        vectors = f", {lacking} without a vector" if lacking else ", with vectors"
+        said.append(f"Stored: {count} of the row's text{vectors}.")
+    for job in jobs:
+        last = f", last error: {job.last_error}" if job.last_error else ""
+        said.append(f"A job is {job.status} (attempts: {job.attempts}{last}).")
+    if is_pending:
+        said.append("run_jobs() runs what is due and not backing off.")
+    elif not jobs:
+        watched = ", ".join(spec.fields)
+        said.append(
+            f"There is no job. One comes when a row is inserted or one of {watched} changes, "
+            "unless the triggers are off."
+        )
     return _Unit(
-        spec=spec,
-        source_pk=unit,
-        using=using,
-        is_there=source_pk is not None,
-        text=loaded.texts.get(unit),
-        error=loaded.errors.get(unit, ""),
-        has_space=space is not None,
-        chunks=tuple(chunk for chunks in stored.chunks.values() for chunk in chunks),
-        jobs=tuple(jobs.exclude(status=Job.Status.SUCCEEDED).order_by("pk")),
+        name=f"{spec.model.__name__} {source_pk} ({spec.key})",
+        is_pending=is_pending,
+        is_fresh=is_of_this_text and not lacking,
+        described=" ".join(said),
     )

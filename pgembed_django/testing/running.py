@@ -1,16 +1,21 @@
-"""Run the jobs that are due, in the test's own transaction."""
+"""Run the jobs that are due in the test's own transaction, with hashes instead of a model."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
+from django.test.utils import override_settings
 
 from pgembed_django import conf, postgres, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.maintenance import recognizing
+from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
+
+BACKEND = f"{DeterministicProvider.__module__}.{DeterministicProvider.__qualname__}"
 
 
 def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
@@ -35,3 +40,28 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
         time.sleep(handler.embedder.wait_seconds)
     work.release()
     return work.completed
+
+
+class fake_providers(override_settings):  # noqa: N801 - used like override_settings
+    """Embeds with ``DeterministicProvider`` instead of each BACKEND in PGEMBED_PROVIDERS.
+
+    A context manager, and a decorator for functions and Django's test classes. It keeps aliases,
+    models and dimensions, and drops OPTIONS and quotas, which are made for the real provider.
+    """
+
+    def __init__(self) -> None:
+        # Django's test classes read the options when they are decorated, without enable().
+        super().__init__(PGEMBED_PROVIDERS=_faked())
+
+    def enable(self) -> None:
+        """Replace the providers that are set now."""
+        self.options = {"PGEMBED_PROVIDERS": _faked()}
+        super().enable()
+
+
+def _faked() -> dict[str, dict[str, Any]]:
+    return {
+        alias: {"BACKEND": BACKEND}
+        | {name: given[name] for name in ("MODEL", "DIMENSIONS") if name in given}
+        for alias, given in conf.current().providers.items()
+    }

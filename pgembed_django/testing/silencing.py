@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import pgtrigger
@@ -47,20 +46,15 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         [[before]] = database.rows(self._using, CURRENT)
         names = [name for name in before.strip("{}").split(",") if name]
         self._before.append(before or "{}")
-        added = [name for name in _names(self._models) if name not in names]
-        self._set("{" + ",".join([*names, *added]) + "}")
+        off = ",".join(dict.fromkeys([*names, *self._names()]))
+        database.rows(self._using, SET, names=f"{{{off}}}")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         before = self._before.pop()
         # A failed transaction accepts no statement. Its rollback will restore the setting.
         if not connections[self._using].needs_rollback:
             with suppress(DatabaseError) if kind else nullcontext():
-                self._set(before)
+                database.rows(self._using, SET, names=before)
 
     async def __aenter__(self) -> None:
         # Runs in the thread whose connection the ORM's async methods use.
@@ -77,28 +71,23 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
             )
         if inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
                 async with self:
                     return await function(*args, **kwargs)
 
-            return awaited  # type: ignore[return-value]
+            return cast("F", functools.wraps(function)(awaited))
 
-        @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
-        return called  # type: ignore[return-value]
+        return cast("F", functools.wraps(function)(called))
 
-    def _set(self, names: str) -> None:
-        database.rows(self._using, SET, names=names)
-
-
-def _names(models: Sequence[type[Model]]) -> list[str]:
-    wanted: set[type[Model]] = {spec.model for model in models for spec in specs.of(model)}
-    return [
-        trigger.get_pgid(model)
-        for model, trigger in pgtrigger.registered()
-        if isinstance(trigger, SpecTrigger) and (not models or cast("type[Model]", model) in wanted)
-    ]
+    def _names(self) -> list[str]:
+        wanted = {spec.model for model in self._models for spec in specs.of(model)}
+        return [
+            trigger.get_pgid(model)
+            for model, trigger in pgtrigger.registered()
+            if isinstance(trigger, SpecTrigger)
+            and (not wanted or cast("type[Model]", model) in wanted)
+        ]
