@@ -1,33 +1,55 @@
-"""What a person can do to jobs, one transaction per job, and what came of it in words. No pages."""
+"""What a person does to jobs: one transaction per job, for two seconds, then what is left.
+
+A request works for ``MAX_SECONDS``. The page that follows says what was done and how many are
+left, with a button for the rest. The server keeps no state.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from django.contrib import messages
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.views.main import PAGE_VAR
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.db import DataError
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.text import Truncator, format_lazy
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from pgembed_django import conf, reembedding, specs
+from pgembed_django.maintenance import backfill, reconcile
 from pgembed_django.models import Job
-from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
-from pgembed_django.models.shown import shown_database
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED, shown_database
 from pgembed_django.queue import jobs
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
+    from pgembed_django.admin.jobs import JobAdmin
+
 MAX_SECONDS = 2.0
-"""How long one request works through jobs. A page then offers a button for the rest."""
+"""How long one request works."""
+
+MAX_JOBS = 10_000
+"""How many jobs a request reads at most. It has no time for so many."""
+
+MAX_COUNT = 100_000
+"""Counts of what is left stop here, and the page says "more than"."""
+
+ROWS_AT_ONCE = 100
+"""After how many source rows the time is checked."""
 
 Counts = Mapping[str, int]
 """How many jobs had which result, by the keys of ``RESULTS``."""
@@ -45,45 +67,39 @@ RESULTS: dict[str, _StrPromise] = {
     "unchecked": gettext_lazy("%d not checked yet"),
     "unchanged": gettext_lazy("%d left unchanged"),
 }
-NOTHING_DONE = ("gone", "busy", "unchecked", "unchanged")
+NOTHING_DONE = {"gone", "busy", "unchecked", "unchanged"}
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do to a job. ``run`` takes a job id and an alias, and returns the result.
+    """One thing to do to a job. ``run`` takes a job and an alias, and returns the result.
 
-    ``condition`` selects the jobs that it applies to. ``status`` is the one to take all jobs of
-    where a person has chosen none, so that it is never the whole table.
+    ``condition`` selects the jobs that it applies to.
     """
 
     permission: str
     title: _StrPromise
-    selected: _StrPromise
-    question: _StrPromise
-    the_rest: _StrPromise
     explained: _StrPromise
-    counted_as: str
     condition: Q
-    run: Callable[[int, str], str]
-    status: str = "failed"
+    run: Callable[[Job, str], str]
 
     def is_allowed(self, request: HttpRequest) -> bool:
         """Return whether the viewer may do this."""
         return request.user.has_perm(f"pgembed.{self.permission}_job")
 
 
-def _retry(job_id: int, using: str) -> str:
+def _retry(job: Job, using: str) -> str:
     priorities = specs.priorities()
-    return _result(jobs.retry_failed([job_id], using=using, priorities=priorities, wakes=False))
+    return _result(jobs.retry_failed([job.pk], using=using, priorities=priorities, wakes=False))
 
 
-def _dismiss(job_id: int, using: str) -> str:
-    return _result(jobs.dismiss([job_id], using=using))
+def _dismiss(job: Job, using: str) -> str:
+    return _result(jobs.dismiss([job.pk], using=using))
 
 
-def _release(job_id: int, using: str) -> str:
+def _release(job: Job, using: str) -> str:
     max_crashes = conf.current().max_crashes
-    return _result(jobs.reap_held([job_id], max_crashes=max_crashes, using=using))
+    return _result(jobs.reap_held([job.pk], max_crashes=max_crashes, using=using))
 
 
 def _result(counts: Counter[str]) -> str:
@@ -91,10 +107,7 @@ def _result(counts: Counter[str]) -> str:
     return result
 
 
-def _reembed(job_id: int, using: str) -> str:
-    job = Job.objects.using(using).filter(pk=job_id).first()
-    if job is None:
-        return "gone"
+def _reembed(job: Job, using: str) -> str:
     spec = specs.get(job.spec)
     if spec is None:
         return "unchanged"
@@ -110,97 +123,74 @@ ACTIONS = {
     "retry": Action(
         permission="retry",
         title=gettext_lazy("Retry"),
-        selected=gettext_lazy("Retry selected"),
-        question=gettext_lazy("Retry %(count)s?"),
-        the_rest=gettext_lazy("Retry the rest"),
         explained=gettext_lazy(
             "Each gets a new job with no attempts spent. If newer work of a unit is already "
             "waiting, that is made due now instead."
         ),
-        counted_as="retried",
         condition=UNSETTLED | (PENDING & Q(run_at__gt=Now())),
         run=_retry,
     ),
     "dismiss": Action(
         permission="dismiss",
         title=gettext_lazy("Dismiss"),
-        selected=gettext_lazy("Dismiss selected failures"),
-        question=gettext_lazy("Dismiss %(count)s?"),
-        the_rest=gettext_lazy("Dismiss the rest"),
         explained=gettext_lazy(
             "They leave the list of failures. Their units are parked for a week, unless the row "
             "is written or the job is retried."
         ),
-        counted_as="dismissed",
         condition=OPEN_FAILURE,
         run=_dismiss,
     ),
     "reembed": Action(
         permission="operate",
         title=gettext_lazy("Re-embed"),
-        selected=gettext_lazy("Re-embed selected units"),
-        question=gettext_lazy("Re-embed %(count)s?"),
-        the_rest=gettext_lazy("Re-embed the rest"),
         explained=gettext_lazy(
             "Their text is sent to the provider again, although it has not changed. Searches use "
             "the stored vectors until the new ones are there."
         ),
-        counted_as="reembedded",
         condition=Q(),
         run=_reembed,
     ),
     "release": Action(
         permission="operate",
         title=gettext_lazy("Release"),
-        selected=gettext_lazy("Release from a dead worker"),
-        question=gettext_lazy("Take %(count)s from the worker?"),
-        the_rest=gettext_lazy("Release the rest"),
         explained=gettext_lazy(
             "For a worker that is dead. Each job counts a crash, and is claimed alone next time. "
             "If the worker is still alive, its results are discarded."
         ),
-        counted_as="released",
         condition=RUNNING,
         run=_release,
-        status="running",
     ),
 }
 
 
-def database() -> str:
-    """Return the alias of the database that the admin pages read from and write to."""
-    return shown_database()
-
-
 def work_through(
     action: Action,
-    job_ids: Sequence[int],
+    found: Sequence[Job],
     *,
     using: str,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Counter[str], Sequence[int]]:
+) -> tuple[Counter[str], Sequence[Job]]:
     """Act on one job after the other for ``MAX_SECONDS``. Return the counts, and the jobs left.
 
     One transaction per job: a statement over many would lock rows in another order than writers.
     """
     ends_at = clock() + MAX_SECONDS
     counts: Counter[str] = Counter()
-    left: Sequence[int] = ()
-    for done, job_id in enumerate(job_ids):
+    left: Sequence[Job] = ()
+    for done, job in enumerate(found):
         if done and clock() >= ends_at:
-            left = job_ids[done:]
+            left = found[done:]
             break
-        counts[action.run(job_id, using)] += 1
-    if action.counted_as == "retried":
+        counts[action.run(job, using)] += 1
+    if action.run is _retry:
         jobs.nudge(using=using)
     return counts, left
 
 
-def summary(action: Action, counts: Counts) -> str:
-    """Return the results in words: first the action's own count, then all others above zero."""
-    first = action.counted_as
-    names = [first, *(name for name in RESULTS if name != first and counts.get(name))]
-    return ", ".join(str(RESULTS[name] % counts.get(name, 0)) for name in names) + "."
+def summary(counts: Counts) -> str:
+    """Return the results in words, without those that are zero."""
+    said = [str(text % counts[name]) for name, text in RESULTS.items() if counts.get(name)]
+    return f"{', '.join(said) or _('nothing to do')}."
 
 
 def level(counts: Counts) -> int:
@@ -209,20 +199,185 @@ def level(counts: Counts) -> int:
     return messages.SUCCESS if is_done else messages.WARNING
 
 
-def log(request: HttpRequest, message: str, *, about: Iterable[Job] | str) -> None:
-    """Write to the admin's log: one entry per job, or a single entry if ``about`` is a name."""
-    content_type = ContentType.objects.get_for_model(Job)
-    entries = (
+def log(request: HttpRequest, message: str, *, about: Sequence[Job] | str) -> None:
+    """Write to the admin's log: an entry per job, or a single entry if ``about`` is a name."""
+    named: list[tuple[str | None, str]]
+    named = (
         [(None, about)] if isinstance(about, str) else [(str(job.pk), str(job)) for job in about]
     )
     LogEntry.objects.bulk_create(
         LogEntry(
             user_id=request.user.pk or 0,
-            content_type=content_type,
+            content_type=ContentType.objects.get_for_model(Job),
             object_id=object_id,
             object_repr=name[:200],
             action_flag=CHANGE,
             change_message=message,
         )
-        for object_id, name in entries
+        for object_id, name in named
     )
+
+
+def for_list(name: str) -> Any:
+    """Return the action of the job list: for the selected jobs, or for all that match."""
+    action = ACTIONS[name]
+
+    def act(model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Job]) -> HttpResponse:
+        return _act(model_admin, request, queryset, name)
+
+    act.__name__ = name
+    described = format_lazy(gettext_lazy("{} selected jobs"), action.title)
+    return admin.action(act, permissions=[action.permission], description=described)
+
+
+def _act(
+    model_admin: JobAdmin, request: HttpRequest, queryset: QuerySet[Job], name: str
+) -> HttpResponse:
+    """Act on the selected jobs, or after a question on all that match.
+
+    For all that match, the form holds ``end``, the newest job when the question was asked, so that
+    later ones are left out, and ``after``, the last job that was acted on.
+    """
+    action, using = ACTIONS[name], queryset.db
+    query = request.GET.copy()
+    query.pop(PAGE_VAR, None)  # there may be fewer pages afterwards
+    here = f"{request.path}?{query.urlencode()}"
+    found = queryset.filter(action.condition).order_by("pk")
+    form: list[tuple[str, object]] = [("action", name)]
+    if request.POST.get("select_across") != "1":
+        chosen, listed = set(request.POST.getlist(ACTION_CHECKBOX_NAME)), queryset.count()
+        acted_on = list(found)
+        counts, rest = work_through(action, acted_on, using=using)
+        # Selected jobs that the filter no longer shows count as gone.
+        counts["gone"] += len(chosen) - listed
+        counts["unchanged"] += listed - len(acted_on)
+        form += [(ACTION_CHECKBOX_NAME, job.pk) for job in rest]
+        left, about, back = len(rest), _("Selected jobs"), here
+    else:
+        try:
+            after, end = int(request.POST.get("after", 0)), int(request.POST.get("end", 0))
+        except ValueError as error:
+            raise BadRequest from error
+        newest = Job.objects.using(using).order_by("-pk").values_list("pk", flat=True).first()
+        counts, rest, acted_on = None, (), []
+        if "end" in request.POST:
+            acted_on = list(found.filter(pk__gt=after, pk__lte=end)[:MAX_JOBS])
+            counts, rest = work_through(action, acted_on, using=using)
+            after = acted_on[-len(rest) - 1].pk if acted_on else after
+        end = end or newest or 0
+        form += [
+            ("select_across", 1),
+            (ACTION_CHECKBOX_NAME, "all"),
+            ("after", after),
+            ("end", end),
+        ]
+        left = _count(found.filter(pk__gt=after, pk__lte=end))
+        values = ", ".join(Truncator(str(value)).chars(80) for value in query.dict().values())
+        about = _("All that match: %s") % values if values else _("All jobs")
+        back = _url(model_admin, "failures") if "signature" in query else here
+    if counts is not None:
+        done = acted_on[: len(acted_on) - len(rest)]
+        log(request, summary(counts), about=done)
+    return _answer(
+        model_admin,
+        request,
+        action,
+        counts=counts,
+        left=left,
+        noun=ngettext("%s job", "%s jobs", left),
+        about=about,
+        url=here,
+        form=form,
+        back=back,
+    )
+
+
+def reembed_rows(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
+    """Re-embed all rows of a spec. This is the backfill that ``embed_backfill --force`` runs.
+
+    It resumes where it stopped. Once ``end`` is no longer the end of the last run, the present one
+    was completed elsewhere, and the button for the rest must not start another.
+    """
+    action = ACTIONS["reembed"]
+    if not (model_admin.has_view_permission(request) and action.is_allowed(request)):
+        raise PermissionDenied
+    spec = specs.get(request.GET.get("spec", ""))
+    if spec is None:
+        raise Http404
+    run = backfill.Backfill(spec, using=shown_database(), where=(), force=True)
+    about = _("All rows of %s") % spec.key
+    end = request.POST.get("end", run.ended)
+    counts: Counter[str] | None = None
+    is_over, note = False, ""
+    if request.method == "POST":
+        counts = Counter()
+        ends_at = time.monotonic() + MAX_SECONDS
+        is_over = run.ended not in ("", end)
+        while not is_over:
+            step = run.step(limit=ROWS_AT_ONCE)
+            if step is None:
+                note = _("Continue when fewer than %s rows wait to be embedded.")
+                note %= f"{reconcile.MAX_BACKLOG:,}"
+                break
+            counts["reembedded"] += step.enqueued
+            is_over = step.is_last
+            if step.is_in_vain:
+                counts["busy"] = len(run.left)
+            if step.is_in_vain or time.monotonic() >= ends_at:
+                break
+        if counts:
+            log(request, summary(counts), about=about)
+    elif run.resumed_from is not None:
+        note = _("An earlier run stopped after row %s. This continues it.") % run.resumed_from
+    left = 0 if is_over else _count(run.keys_left) + len(run.left)
+    return _answer(
+        model_admin,
+        request,
+        action,
+        counts=counts,
+        left=left,
+        noun=ngettext("%s row", "%s rows", left),
+        about=about,
+        note=note,
+        url=request.get_full_path(),
+        form=[("end", end)],
+        back=reverse(f"{model_admin.admin_site.name}:app_list", args=["pgembed"]),
+    )
+
+
+def _count(found: QuerySet[Any, Any]) -> int:
+    return found.order_by()[: MAX_COUNT + 1].count()
+
+
+def _answer(
+    model_admin: JobAdmin,
+    request: HttpRequest,
+    action: Action,
+    *,
+    counts: Counts | None,
+    left: int,
+    noun: str,
+    back: str,
+    **context: object,
+) -> HttpResponse:
+    """Ask (no ``counts`` yet), offer to do the rest, or go ``back`` with a message."""
+    said = "" if counts is None else summary(counts)
+    if counts is not None and not left:
+        model_admin.message_user(request, said, level(counts))
+        return HttpResponseRedirect(back)
+    number = f"{min(left, MAX_COUNT):,}"
+    amount = noun % (_("more than %s") % number if left > MAX_COUNT else number)
+    context |= {
+        **model_admin.admin_site.each_context(request),
+        "opts": model_admin.opts,
+        "title": _("%s left") % amount if said else f"{action.title} {amount}?",
+        "action": action,
+        "left": left,
+        "said": said,
+        "back": back,
+    }
+    return TemplateResponse(request, "admin/pgembed/action.html", context)
+
+
+def _url(model_admin: JobAdmin, name: str) -> str:
+    return reverse(f"{model_admin.admin_site.name}:pgembed_job_{name}")

@@ -1,176 +1,95 @@
-"""What the overview and the page of failures show, with charts as inline SVG, drawn here."""
+"""The overview with its charts and buttons, and the page of failures by kind of error."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import PermissionDenied
+from django.contrib import messages
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import router
-from django.http import HttpRequest, HttpResponse
+from django.http import (
+    Http404,
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotAllowed,
+    HttpResponseRedirect,
+)
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.html import format_html, format_html_join
-from django.utils.http import urlencode
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
 
-from pgembed_django import specs
-from pgembed_django.admin import actions
-from pgembed_django.models import Job, Rollup
+from pgembed_django import conf, providers, specs
+from pgembed_django.admin.actions import ACTIONS, log
+from pgembed_django.exceptions import ProviderError
+from pgembed_django.models import Pause
+from pgembed_django.models.job import shown_database
 from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
 from pgembed_django.ops.formatting import duration as in_words
-from pgembed_django.ops.status import FailureKind, Overview, Point, ProviderStatus, SpecStatus
+from pgembed_django.ops.status import Point, SpecStatus
+from pgembed_django.providers import Probe
+from pgembed_django.queue import jobs
+from pgembed_django.threads import Threads
 
 if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin
 
-REFRESH_SECONDS = 10
 MAX_KIND_COUNT = 5000
 """Counts of a kind of failure stop here, as "5,000+". The confirmation page counts further."""
 
-RANGES = {"1": gettext_lazy("last hour"), "24": gettext_lazy("last day")}
-TITLES = {
-    "fresh": gettext_lazy("Fresh"),
-    "indexing": gettext_lazy("Indexing"),
-    "degraded": gettext_lazy("Degraded"),
-    "stalled": gettext_lazy("Stalled"),
-}
+PROBE_SECONDS = 5.0
+"""How long a page waits for a probe: the provider's own time-out may be minutes."""
 
 
 def of(request: HttpRequest) -> dict[str, Any] | None:
     """Return the template's context, or None if the viewer may not view jobs."""
     if not request.user.has_perm("pgembed.view_job"):
         return None
-    seen = status.overview(using=actions.database())
-    hours = request.GET.get("hours", "1")
-    hours = hours if hours in RANGES else "1"
-    points = status.series(using=actions.database(), hours=int(hours), now=seen.at)
+    using = shown_database()
+    seen = status.overview(using=using)
+    hours = 24 if request.GET.get("hours") == "24" else 1
+    here = specs.on(using)
+    failures = [*(spec.open_failures for spec in seen.specs), *seen.unknown.values()]
     return {
         "at": seen.at,
-        "seconds": REFRESH_SECONDS,
-        "is_reloading": "refresh" in request.GET,
-        "specs": [_spec(spec) for spec in sorted(seen.specs, key=_urgency)],
-        "unknown": [(key, str(count)) for key, count in seen.unknown.items()],
-        "elsewhere": _elsewhere(),
+        # The worst comes first.
+        "specs": [
+            (spec, [space for space in (spec.active, spec.building) if space])
+            for spec in sorted(seen.specs, key=_urgency)
+        ],
+        "unknown": seen.unknown.items(),
+        "elsewhere": [
+            (router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here
+        ],
         "workers": seen.workers,
-        "providers": [(one, _next_try(one, seen.at)) for one in seen.providers],
+        "providers": [
+            (one, one.retries_at and max(0.0, seconds_between(seen.at, one.retries_at)))
+            for one in seen.providers
+        ],
         "hours": hours,
-        "ranges": RANGES.items(),
-        "charts": _charts(points, str(RANGES[hours])),
-        "failures": str(_failures(seen)),
-        "may_operate": actions.ACTIONS["reembed"].is_allowed(request),
+        "charts": _charts(status.series(using=using, hours=hours, now=seen.at), hours),
+        "failures": sum(failures, status.Count(0)),
+        "may_operate": ACTIONS["reembed"].is_allowed(request),
     }
+
+
+def _urgency(spec: SpecStatus) -> tuple[int, str]:
+    return -status.STATES.index(spec.verdict.state), spec.key
 
 
 def duration(seconds: float | None) -> str:
     """Return a duration in words, and a dash for None."""
     if seconds is None:
         return "-"
-    return in_words(seconds) if seconds >= 1 else short(round(seconds, 3), "s")
+    return in_words(seconds) if seconds >= 0.9995 else f"{seconds * 1000:.0f} ms"
 
 
 def per_minute(units_per_second: float) -> str:
     """Return units per minute as text: whole numbers, except for rates below ten."""
     rate = units_per_second * 60
-    return f"{rate:,.0f}" if rate >= 10 else short(rate)
-
-
-def _urgency(spec: SpecStatus) -> tuple[int, str]:
-    """Return a sort key: the worst spec comes first."""
-    return -status.STATES.index(spec.verdict.state), spec.key
-
-
-def _failures(seen: Overview) -> status.Count:
-    counts = [spec.open_failures for spec in seen.specs] + list(seen.unknown.values())
-    return sum(counts, status.Count(0))
-
-
-def _elsewhere() -> list[tuple[str, str]]:
-    """Return (database, spec key) of the specs that this page does not show."""
-    here = specs.on(actions.database())
-    return [(router.db_for_write(spec.model), spec.key) for spec in specs.all() if spec not in here]
-
-
-def _spec(spec: SpecStatus) -> dict[str, Any]:
-    kinds = dict(Job.Kind.choices)
-    return {
-        "is": spec,
-        "state": TITLES[spec.verdict.state],
-        "waiting": str(spec.waiting),
-        "running": str(spec.running),
-        "failures": spec.open_failures and str(spec.open_failures),
-        "backlog": [
-            (kinds.get(one.kind, one.kind), str(one.waiting), one.later and str(one.later))
-            for one in spec.backlog
-        ],
-        "rate": per_minute(spec.units_per_second),
-        "spaces": [
-            (space, str(space.coverage or _("not known just now")), _percent(space))
-            for space in (spec.active, spec.building)
-            if space
-        ],
-    }
-
-
-def _next_try(provider: ProviderStatus, now: datetime) -> str:
-    """Return in words when a worker tries the provider again. Empty: none is waiting to."""
-    if provider.retries_at is None:
-        return ""
-    seconds = seconds_between(now, provider.retries_at)
-    return _("Next try in %s.") % in_words(seconds) if seconds >= 1 else _("The next try is due.")
-
-
-def _percent(space: status.SpaceStatus) -> int:
-    # Never rounded up to 100.
-    return int(space.coverage.ratio * 100) if space.coverage else 0
-
-
-def _charts(points: list[Point], span: str) -> list[dict[str, Any]]:
-    is_hour = points[0].seconds == Rollup.Width.MINUTE
-    each = _("minute") if is_hour else _("quarter of an hour")
-    began = _("an hour ago") if is_hour else _("a day ago")
-    completed, failed = [one.completed for one in points], [one.failed for one in points]
-    p50, p99 = [one.quantile(0.5) for one in points], [one.quantile(0.99) for one in points]
-    known = [value for value in p99 if value is not None]
-    told = {"span": span, "each": each}
-    throughput = ngettext(
-        "%(sum)s row in the %(span)s, at most %(max)s in a %(each)s",
-        "%(sum)s rows in the %(span)s, at most %(max)s in a %(each)s",
-        sum(completed),
-    ) % {**told, "sum": f"{sum(completed):,}", "max": f"{max(completed):,}"}
-    freshness = (
-        _("From write to vector: at worst %(max)s for the slowest hundredth in the %(span)s")
-        % {**told, "max": duration(max(known))}
-        if known
-        else _("No write was embedded in the %(span)s") % told
-    )
-    failures = ngettext(
-        "%(sum)s row failed in the %(span)s", "%(sum)s rows failed in the %(span)s", sum(failed)
-    ) % {**told, "sum": f"{sum(failed):,}"}
-    return [
-        {
-            "title": _("Rows embedded each %(each)s") % told,
-            "told": throughput,
-            "svg": bars(completed, label=throughput, began=began),
-        },
-        {
-            "title": _("Freshness: p50 and p99"),
-            "told": freshness,
-            "svg": lines({"p99": p99, "p50": p50}, label=freshness, began=began, unit="s"),
-            "series": ["p50", "p99"],
-        },
-        {
-            "title": _("Failures each %(each)s") % told,
-            "told": failures,
-            "svg": bars(failed, label=failures, began=began, kind="failed"),
-        },
-    ]
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def failures(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
@@ -179,151 +98,154 @@ def failures(model_admin: JobAdmin, request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     spec = request.GET.get("spec")
     found = status.failure_kinds(
-        using=actions.database(), specs=[spec] if spec else None, max_count=MAX_KIND_COUNT
+        using=shown_database(), specs=[spec] if spec else None, max_count=MAX_KIND_COUNT
     )
-    now = timezone.now()
     context = {
         **model_admin.admin_site.each_context(request),
         "opts": model_admin.opts,
         "title": _("Failures of %s") % spec if spec else _("Failures"),
-        "kinds": [_kind(model_admin, request, kind, now) for kind in found.kinds],
-        "is_whole": found.is_whole,
+        "found": found,
+        "actions": [
+            (name, ACTIONS[name].title)
+            for name in ("retry", "dismiss")
+            if ACTIONS[name].is_allowed(request)
+        ],
     }
     return TemplateResponse(request, "admin/pgembed/failures.html", context)
 
 
-def _kind(
-    model_admin: JobAdmin, request: HttpRequest, kind: FailureKind, now: datetime
-) -> dict[str, Any]:
-    query = urlencode({"status": "failed", "spec": kind.spec, "signature": kind.signature})
-    urls = f"{model_admin.admin_site.name}:pgembed_job"
-    return {
-        "is": kind,
-        "number": str(kind.count),
-        "first_seconds": max(0.0, seconds_between(kind.first_at, now)),
-        "last_seconds": max(0.0, seconds_between(kind.last_at, now)),
-        "sample_url": reverse(f"{urls}_change", args=[kind.sample_id]),
-        "jobs_url": f"{reverse(f'{urls}_changelist')}?{query}",
-        "actions": [
-            (actions.ACTIONS[name].title, f"{reverse(f'{urls}_all', args=[name])}?{query}")
-            for name in ("retry", "dismiss")
-            if actions.ACTIONS[name].is_allowed(request)
-        ],
-    }
+# Charts, as SVG. Their colours are in the style sheet. Each is also described in words.
 
-
-# Charts. Their colours are in the style sheet. Each also has a label in words.
-
-WIDTH, HEIGHT = 380, 120
-TOP, BOTTOM, LEFT = 8, 18, 52
-PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT, HEIGHT - TOP - BOTTOM
-
-ROUNDED_UP = 0.9995
-"""From this share of a unit on, a number rounded to three digits reads as 1 of that unit."""
-
-DAY = 86400
-SPANS = tuple(60 * one for one in (1, 2, 5, 10, 20, 30, 60, 120, 360, 720))
-"""The round spans of an axis in minutes and hours, in seconds."""
+LEFT, RIGHT, TOP, BOTTOM = 60, 380, 8, 102
 
 Values = Sequence[float | None]
 """One value per bucket of time, oldest first. None: unknown."""
 
 
-def bars(values: Values, *, label: str, began: str, unit: str = "", kind: str = "") -> SafeString:
-    """Draw one bar for each bucket, with the CSS class ``kind``."""
-    top = _round_up(max((value or 0 for value in values), default=0), unit)
-    step = PLOT_WIDTH / max(len(values), 1)
-    drawn = format_html_join(
-        "",
-        '<rect class="{}" x="{}" y="{}" width="{}" height="{}"></rect>',
-        (
-            (
-                kind,
-                f"{LEFT + index * step:.1f}",
-                f"{_y(value, top):.1f}",
-                f"{max(step - 1, 0.5):.1f}",
-                f"{TOP + PLOT_HEIGHT - _y(value, top):.1f}",
-            )
-            for index, value in enumerate(values)
-            if value
-        ),
+def _charts(points: Sequence[Point], hours: int) -> list[dict[str, Any]]:
+    completed, failed = [one.completed for one in points], [one.failed for one in points]
+    p50, p99 = [one.quantile(0.5) for one in points], [one.quantile(0.99) for one in points]
+    named = {
+        "span": _("last hour") if hours == 1 else _("last day"),
+        "each": _("minute") if hours == 1 else _("quarter of an hour"),
+        "completed": f"{sum(completed):,}",
+        "failed": f"{sum(failed):,}",
+        "most": f"{max(completed):,}",
+        "slowest": duration(max((value for value in p99 if value is not None), default=None)),
+    }
+    return [
+        {
+            "title": _("Rows embedded each %(each)s") % named,
+            "described": _("%(completed)s in the %(span)s, at most %(most)s in a %(each)s") % named,
+            **chart({"completed": completed}),
+        },
+        {
+            "title": _("From write to vector"),
+            "described": _("Slowest p99 in the %(span)s: %(slowest)s") % named,
+            "legend": ["p50", "p99"],
+            **chart({"p99": p99, "p50": p50}, is_duration=True),
+        },
+        {
+            "title": _("Failures each %(each)s") % named,
+            "described": _("%(failed)s in the %(span)s") % named,
+            **chart({"failed": failed}),
+        },
+    ]
+
+
+def chart(series: Mapping[str, Values], *, is_duration: bool = False) -> dict[str, Any]:
+    """Return the paths of a chart: bars for counts, for durations a line in each bucket."""
+    largest = max((value or 0 for values in series.values() for value in values), default=0)
+    paths = []
+    for name, values in series.items():
+        step = (RIGHT - LEFT) / max(len(values), 1)
+        drawn = []
+        for n, value in enumerate(values):
+            x, y = LEFT + n * step, BOTTOM - (BOTTOM - TOP) * (value or 0) / (largest or 1)
+            if is_duration and value is not None:
+                drawn.append(f"M{x:.1f} {y:.1f}H{x + step:.1f}")
+            elif value:
+                drawn.append(f"M{x + step / 2:.1f} {BOTTOM}V{y:.1f}")
+        width = "2.5" if is_duration else f"{step * 0.8:.1f}"
+        paths.append((name, width, "".join(drawn)))
+    largest_text = duration(largest) if is_duration else f"{largest:,}"
+    return {"paths": paths, "largest": largest_text if largest else ""}
+
+
+# Buttons
+
+
+def press(model_admin: JobAdmin, request: HttpRequest, verb: str) -> HttpResponse:
+    """Do one of ``VERBS``, show a message with the result, and redirect to the overview."""
+    if verb not in VERBS:
+        raise Http404
+    if request.method != "POST":
+        return HttpResponseNotAllowed(["POST"])
+    if not (model_admin.has_view_permission(request) and ACTIONS["reembed"].is_allowed(request)):
+        raise PermissionDenied
+    name = request.POST.get("name", "")
+    level, said = VERBS[verb](request, name)
+    log(request, said, about=name)
+    model_admin.message_user(request, said, level)
+    return HttpResponseRedirect(
+        reverse(f"{model_admin.admin_site.name}:app_list", args=["pgembed"])
     )
-    return _chart(drawn, top=top, label=label, began=began, unit=unit)
 
 
-def lines(series: Mapping[str, Values], *, label: str, began: str, unit: str = "") -> SafeString:
-    """Draw a line for each series, broken at unknown values. The keys are their CSS classes."""
-    top = _round_up(
-        max((value or 0 for values in series.values() for value in values), default=0), unit
+def _pause(request: HttpRequest, name: str) -> tuple[int, str]:
+    what = request.POST.get("what")
+    is_known = (what == Pause.What.SPEC and specs.get(name)) or (
+        what == Pause.What.PROVIDER and name in conf.current().declared
     )
-    drawn = format_html_join(
-        "",
-        '<path class="{}" d="{}"></path>',
-        ((name, _path(values, top)) for name, values in series.items()),
-    )
-    return _chart(drawn, top=top, label=label, began=began, unit=unit)
+    if not is_known:
+        raise Http404
+    if jobs.pause(str(what), name, by=str(request.user), using=shown_database()):
+        return messages.SUCCESS, _("Paused %s. Workers notice within ten seconds.") % name
+    return messages.WARNING, _("Already paused: %s.") % name
 
 
-def short(value: float, unit: str = "") -> str:
-    """Return a number short enough for an axis. Seconds are shown as ms, s, min, h or d."""
-    if unit == "s":
-        for seconds, name in ((DAY, "d"), (3600, "h"), (60, "min")):
-            if value >= seconds:
-                return f"{value / seconds:.3g} {name}"
-        is_shorter = 0 < value < ROUNDED_UP
-        return f"{value * 1000:.3g} ms" if is_shorter else f"{value:.3g} s"
-    for size, name in ((1e6, "M"), (1e3, "k")):
-        if value >= size * ROUNDED_UP:
-            return f"{value / size:.3g}{name}"
-    return f"{value:.3g}"
+def _resume(request: HttpRequest, name: str) -> tuple[int, str]:
+    # Also for specs and providers that are no longer declared: their pauses can be removed.
+    what = request.POST.get("what", "")
+    if what not in Pause.What.values or "\0" in name:
+        raise Http404
+    if jobs.resume(what, name, using=shown_database()):
+        return messages.SUCCESS, _("Resumed %s. Workers notice within ten seconds.") % name
+    return messages.WARNING, _("Not paused: %s.") % name
 
 
-def _chart(drawn: SafeString, *, top: float, label: str, began: str, unit: str) -> SafeString:
-    return format_html(
-        '<svg class="pgembed-chart" viewBox="0 0 {} {}" role="img" aria-label="{}">'
-        '<line class="axis" x1="{}" y1="{}" x2="{}" y2="{}"></line>'
-        '<line class="grid" x1="{}" y1="{}" x2="{}" y2="{}"></line>'
-        "{}"
-        '<text x="{}" y="{}" text-anchor="end">{}</text>'
-        '<text x="{}" y="{}" text-anchor="end">0</text>'
-        '<text x="{}" y="{}">{}</text>'
-        "</svg>",
-        *(WIDTH, HEIGHT, label),
-        *(LEFT, TOP + PLOT_HEIGHT, WIDTH, TOP + PLOT_HEIGHT),
-        *(LEFT, TOP, WIDTH, TOP),
-        drawn,
-        *(LEFT - 5, TOP + 9, short(top, unit)),
-        *(LEFT - 5, TOP + PLOT_HEIGHT),
-        *(LEFT, HEIGHT - 4, began),
-    )
+def _probe(request: HttpRequest, name: str) -> tuple[int, str]:
+    if name not in conf.current().declared:
+        raise Http404
+    try:
+        provider = providers.get(name)
+    except ImproperlyConfigured as error:
+        return messages.ERROR, str(error)
+    # Django capitalizes a message's first letter: do not begin with an alias or a model's name.
+    who = _("The provider %(alias)s (%(model)s)") % {"alias": name, "model": provider.model}
+    # The thread of a probe that takes longer ends by itself later.
+    threads = Threads(1, name="pgembed-probe")
+    try:
+        found: Future[Probe] = threads.submit(provider.probe)
+        probe = found.result(PROBE_SECONDS)
+    except ProviderError as error:
+        return messages.ERROR, f"{who}: {error}"
+    except TimeoutError:
+        return messages.ERROR, _("%(provider)s did not answer within %(seconds)d s.") % {
+            "provider": who,
+            "seconds": PROBE_SECONDS,
+        }
+    finally:
+        threads.shutdown(wait=False)
+    if not probe.ok:
+        return messages.ERROR, f"{who}: {probe.message} {probe.doubt}".rstrip()
+    answered = _("%(provider)s answered in %(ms)d ms with %(width)d dimensions.") % {
+        "provider": who,
+        "ms": probe.seconds * 1000,
+        "width": probe.width,
+    }
+    level = messages.WARNING if probe.doubt else messages.SUCCESS
+    return level, f"{answered} {probe.doubt}".rstrip()
 
 
-def _path(values: Values, top: float) -> str:
-    """Return the line's SVG path. A value between two unknown ones is a short dash."""
-    step = PLOT_WIDTH / max(len(values), 1)
-    parts = []
-    is_drawing = False
-    for index, value in enumerate(values):
-        if value is None:
-            is_drawing = False
-            continue
-        x, y = LEFT + index * step, _y(value, top)
-        parts.append(f"{'L' if is_drawing else 'M'}{x:.1f} {y:.1f}H{x + step:.1f}")
-        is_drawing = True
-    return "".join(parts)
-
-
-def _y(value: float | None, top: float) -> float:
-    return TOP + PLOT_HEIGHT * (1 - min((value or 0) / top, 1))
-
-
-def _round_up(value: float, unit: str = "") -> float:
-    """Round up to 1, 2, 5, 10 and so on, or to a round time, so that the axis seldom changes."""
-    if value <= 0:
-        return 1.0
-    if unit == "s" and value > DAY / 2:
-        return DAY * _round_up(value / DAY)
-    if unit == "s" and value > 50:
-        return next(span for span in SPANS if value <= span)
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 2, 5, 10) if value <= step * power * 1.0000001)
+VERBS = {"pause": _pause, "resume": _resume, "probe": _probe}

@@ -27,3 +27,11 @@ def pgembed_duration(seconds: float | None) -> str:
     from pgembed_django.admin import overview
 
     return overview.duration(seconds)
+
+
+@register.filter
+def pgembed_per_minute(units_per_second: float) -> str:
+    """Return units per minute as text."""
+    from pgembed_django.admin import overview
+
+    return overview.per_minute(units_per_second)

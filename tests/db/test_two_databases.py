@@ -355,8 +355,8 @@ class TestAdmin:
         with hidden("app_noteembedding", using="default"):
             page = client.get("/admin/pgembed/").content.decode()
 
-        assert ">app.ArticleEmbedding</h2>" in page
-        assert ">app.NoteEmbedding</h2>" not in page
+        assert ">app.ArticleEmbedding<p>" in page
+        assert ">app.NoteEmbedding<p>" not in page
         assert "app.NoteEmbedding is in the database other: see manage.py embed_status" in page
 
     def test_a_router_chooses_the_database_that_our_pages_show(self, client):
@@ -364,8 +364,8 @@ class TestAdmin:
             page = client.get("/admin/pgembed/").content.decode()
             listed = client.get("/admin/pgembed/job/").status_code
 
-        assert ">app.NoteEmbedding</h2>" in page
-        assert ">app.ArticleEmbedding</h2>" not in page
+        assert ">app.NoteEmbedding<p>" in page
+        assert ">app.ArticleEmbedding<p>" not in page
         assert "app.ArticleEmbedding is in the database default: see manage.py" in page
         assert listed == 200
 
@@ -385,7 +385,7 @@ class TestAdmin:
             scraped = metrics.view(rf.get("/")).content.decode()
         del connections["lite"]
 
-        assert ">app.NoteEmbedding</h2>" in overview
+        assert ">app.NoteEmbedding<p>" in overview
         assert [job.spec for job in listed] == ["app.NoteEmbedding"]
         assert failures == 200
         assert 'spec="app.NoteEmbedding"' in scraped

@@ -102,9 +102,7 @@ def pages() -> dict[str, str]:
         "one kind": f"{LIST}?{kind}",
         "one unit": f"{LIST}?status=failed&q={KEY}+999999",
         "one job": f"{LIST}{last}/change/",
-        "held by a worker": f"{LIST}?worker=1",
-        "retry all": f"{reverse('admin:pgembed_job_all', args=['retry'])}?{kind}",
-        "dismiss all": reverse("admin:pgembed_job_all", args=["dismiss"]),
+        "held by a worker": f"{LIST}?status=running&worker_id=1",
         "spaces": "/admin/pgembed/space/",
         "workers": "/admin/pgembed/worker/",
     }
@@ -160,10 +158,12 @@ def test_every_page_takes_few_queries_that_read_little(operator: Client) -> None
     assert f'pgembed_open_failures{{spec="{KEY}"}} 100000.0' in scraped
     assert cost.blocks < MAX_BLOCKS
     # And so is an action on all of them.
-    where = f"{reverse('admin:pgembed_job_all', args=['dismiss'])}?status=failed"
+    everything = {"action": "dismiss", "_selected_action": "all", "select_across": "1"}
+    asked = operator.post(f"{LIST}?status=failed", everything)
+    assert "Dismiss more than 100,000 jobs?" in asked.content.decode()
 
     with counted() as cost:
-        operator.post(where)
+        operator.post(f"{LIST}?status=failed", {**everything, **dict(asked.context["form"])})
 
     dismissed = Job.objects.filter(status="dismissed").count()
     assert cost.blocks < MAX_BLOCKS + dismissed * MAX_BLOCKS_OF_A_DISMISSAL

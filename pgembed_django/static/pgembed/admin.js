@@ -1,48 +1,31 @@
 "use strict";
 
-// Refreshes the overview. Without JavaScript there is a link that does the same.
-document.addEventListener("DOMContentLoaded", () => {
-  const live = document.querySelector("[data-pgembed-refresh]");
-  if (!live) {
-    return;
-  }
+// Refreshes the overview every ten seconds, unless somebody reads or uses it just now.
+const live = document.querySelector("[data-pgembed-refresh]");
 
-  async function refresh() {
-    const focused = document.activeElement;
-    // A summary that was just used keeps the focus, and does not stop the refresh.
-    const folded = focused.matches("details[id] > summary") ? focused.parentElement.id : null;
-    const isReading =
-      document.hidden ||
-      (live.contains(focused) && !folded) ||
-      (getSelection().type === "Range" && live.contains(getSelection().anchorNode));
-    if (isReading) {
-      return;
-    }
-    const response = await fetch(location.href, { headers: { Accept: "text/html" } });
-    if (!response.ok || response.redirected) {
-      throw new Error("The overview cannot be refreshed: an error, or the login has expired.");
-    }
-    const page = new DOMParser().parseFromString(await response.text(), "text/html");
-    const next = page.querySelector("[data-pgembed-refresh]");
-    if (!next || document.activeElement !== focused) {
-      return;
-    }
-    for (const details of live.querySelectorAll("details[id]")) {
-      next.querySelector(`#${CSS.escape(details.id)}`)?.toggleAttribute("open", details.open);
-    }
-    live.replaceChildren(...next.childNodes);
-    if (folded) {
-      document
-        .querySelector(`#${CSS.escape(folded)} > summary`)
-        ?.focus({ preventScroll: true });
-    }
-  }
-
-  // The next successful refresh replaces this notice.
-  const showThatItIsOld = () => live.querySelector("[data-pgembed-old]")?.removeAttribute("hidden");
-
-  setInterval(
-    () => refresh().catch(showThatItIsOld),
-    Number(live.dataset.pgembedRefresh) * 1000,
+function isInUse() {
+  const selection = getSelection();
+  return (
+    document.hidden ||
+    live.contains(document.activeElement) ||
+    (selection.type === "Range" && live.contains(selection.anchorNode))
   );
-});
+}
+
+async function refresh() {
+  const response = await fetch(location.href);
+  if (!response.ok || response.redirected) {
+    throw new Error("The overview cannot be refreshed: an error, or the login has expired.");
+  }
+  const page = new DOMParser().parseFromString(await response.text(), "text/html");
+  if (!isInUse()) {
+    live.replaceChildren(...page.querySelector("[data-pgembed-refresh]").childNodes);
+  }
+}
+
+// The next successful refresh replaces the notice that the page is out of date.
+setInterval(() => {
+  if (live && !isInUse()) {
+    refresh().catch(() => live.querySelector("[data-pgembed-old]").removeAttribute("hidden"));
+  }
+}, 10_000);
