@@ -76,7 +76,10 @@ def checks() -> str:
 
 @functools.cache
 def fields_of_events() -> dict[str, set[str]]:
-    """Return the fields that the code gives each event, by its name."""
+    """Return the fields that the code gives each event, by its name.
+
+    Of those that it gives by ``**``, only the ones of the text are known.
+    """
     from pgembed_django import events
 
     constants = {name: one for name, one in vars(events).items() if isinstance(one, events.Event)}
@@ -86,6 +89,9 @@ def fields_of_events() -> dict[str, set[str]]:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == EMIT:
                 event = constants[ast.unparse(node.args[0]).removeprefix("events.")]
                 given = {str(keyword.arg) for keyword in node.keywords} - {"about", "is_logged"}
+                if "None" in given:  # **fields
+                    assert not event.means, f"{event.name} is public: name its fields in the call"
+                    given = given - {"None"} | set(re.findall(r"%\((\w+)\)", event.text))
                 assert found.setdefault(event.name, given) == given, path
     return found
 
