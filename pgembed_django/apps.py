@@ -17,11 +17,11 @@ class PgembedConfig(AppConfig):
         # Importing checks registers the system checks.
         from pgembed_django import checks, unmigrated  # noqa: F401
         from pgembed_django.contrib import tracing
-        from pgembed_django.maintenance import numbering, rebinding, renaming
+        from pgembed_django.spaces import renames, sequences, trigger_repair
 
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)
         post_migrate.connect(unmigrated.after_migrate, sender=self)
-        post_migrate.connect(numbering.after_migrate, sender=self)
-        post_migrate.connect(renaming.after_migrate, sender=self)
-        post_migrate.connect(rebinding.after_migrate, sender=self)
+        post_migrate.connect(sequences.after_migrate, sender=self)
+        post_migrate.connect(renames.after_migrate, sender=self)
+        post_migrate.connect(trigger_repair.after_migrate, sender=self)

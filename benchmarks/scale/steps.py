@@ -10,9 +10,9 @@ from django.db import connections, transaction
 
 from benchmarks.compare import Figures
 from benchmarks.scale.worlds import spec
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Lap
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import reconcile
 
 UNITS, TIMES = 100, 5
 FIGURES = tuple(

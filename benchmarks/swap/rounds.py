@@ -24,9 +24,8 @@ from benchmarks.swap import counting
 from benchmarks.swap.looking import USING, Looks, active, spec
 from benchmarks.swap.writing import Writer
 from pgembed_django import database, spaces
-from pgembed_django.maintenance import gaps
 from pgembed_django.models import Job, Lap, Space, StagedVector
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces import gaps, indexes
 
 COVER_SECONDS = 0.25
 """The interval at which the rows that can be found are counted."""

@@ -15,7 +15,8 @@ from pgembed_django.spaces.coverage import (
     lost_by_switching,
     of_other_language,
 )
-from pgembed_django.spaces.living import (
+from pgembed_django.spaces.lifecycle import adopt, ensure
+from pgembed_django.spaces.live import (
     LiveState,
     active,
     ask_for_weights,
@@ -27,7 +28,6 @@ from pgembed_django.spaces.living import (
     provider_of_texts,
     warm_up,
 )
-from pgembed_django.spaces.opening import adopt, ensure
 from pgembed_django.spaces.recognizing import (
     is_recognized,
     known_of,

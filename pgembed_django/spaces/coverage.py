@@ -12,7 +12,8 @@ from django.db.models.functions import Cast
 from pgembed_django import conf, database
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
-from pgembed_django.spaces.living import active
+from pgembed_django.models.job import CHANGES, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
+from pgembed_django.spaces.live import active
 from pgembed_django.specs import Spec
 
 FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))

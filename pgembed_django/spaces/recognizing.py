@@ -16,7 +16,7 @@ from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vectors
 from pgembed_django.providers.recognition import AnotherModel, Known
-from pgembed_django.spaces.living import provider_of
+from pgembed_django.spaces.live import provider_of
 from pgembed_django.text import clean
 
 

@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from pgembed_django import locks
 from pgembed_django.models import Lap, Space
-from pgembed_django.spaces.opening import number
+from pgembed_django.spaces.lifecycle import number
 
 MADE_BY = (
     "spec",

@@ -19,11 +19,11 @@ from django.test import Client
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue import maintenance as queue_maintenance
 from pgembed_django.queue.work import Work
+from pgembed_django.spaces import reconcile
 from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Note

@@ -13,8 +13,9 @@ from django.test import Client
 from django.urls import reverse
 
 from pgembed_django.admin import actions
-from pgembed_django.maintenance import reconcile
+from pgembed_django.admin import actions, views
 from pgembed_django.models import Job, Lap
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.test_admin import hidden, said
 from tests.db.test_operator_commands import KEY, run

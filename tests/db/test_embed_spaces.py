@@ -9,9 +9,9 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Rollup, Space, Worker
 from pgembed_django.queue import rollups
+from pgembed_django.spaces import reconcile
 from tests.app.models import ArticleEmbedding
 from tests.db.test_status import make_failures
 

@@ -14,13 +14,13 @@ import pytest
 from django.core.management import call_command
 
 from pgembed_django import search, spaces, specs
-from pgembed_django.maintenance import recognizing
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
 from pgembed_django.providers import recognition
 from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
+from pgembed_django.spaces.recognition import recognize
 from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import make_due
@@ -166,9 +166,9 @@ def test_behind_a_proxy_what_was_stored_meanwhile_is_taken_back(server, run_jobs
     assert is_of(server, salmon)
     NoteEmbedding.objects.filter(passage="trout").update(created_at="2026-01-01T00:00:00Z")
 
-    recognizing.recognize(specs.get(NOTE), using="default", only_exchanged=False)
+    recognize(specs.get(NOTE), using="default", only_exchanged=False)
     assert space().exchanged
-    recognizing.recognize(specs.get(NOTE), using="default", only_exchanged=True)
+    recognize(specs.get(NOTE), using="default", only_exchanged=True)
 
     stored = NoteEmbedding.objects.order_by("pk").values_list("passage", "embedding")
     assert [(passage, vector is None) for passage, vector in stored] == [

@@ -12,8 +12,8 @@ from django.core.management import call_command
 from django.db import connection
 
 from pgembed_django import specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, Worker
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import embedded_text
 

@@ -15,10 +15,10 @@ from django.db import connection, transaction
 from django.db.models import Q
 
 from pgembed_django import database, spaces, specs
-from pgembed_django.maintenance import gaps
 from pgembed_django.models import Ending, Job, Space
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.work import Work
+from pgembed_django.spaces import gaps
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pgembed_django import search, spaces, specs
-from pgembed_django.maintenance import reconcile, retired
-from pgembed_django.maintenance import stored as pruning
+from pgembed_django import search, spaces, specs, store
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
+from pgembed_django.spaces import pruning, reconcile
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -494,9 +494,9 @@ def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
     fill(maintenance, spec, run_jobs)
     assert spaces.active(spec, using="default") != former
     former.refresh_from_db()
-    monkeypatch.setattr(retired, "CHUNKS", 1)
+    monkeypatch.setattr(pruning, "CHUNKS", 1)
     looks = iter([False, False, False, True])
-    assert not retired.prune(spec, former, using="default", is_stopping=lambda: next(looks))
+    assert not pruning.prune(spec, former, using="default", is_stopping=lambda: next(looks))
 
     settings.PGEMBED_PROVIDERS = declared
     assert spaces.reopen(former, using="default") == former

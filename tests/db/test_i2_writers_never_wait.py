@@ -10,11 +10,11 @@ from django.db import DatabaseError, connection, transaction
 from psycopg import sql
 
 from pgembed_django import database, faults, spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Ending, Job, Lap
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
 from pgembed_django.reembedding import reembed
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import PUBLISHED, embedded_text, wait_until
 from tests.db.conftest import (

@@ -10,9 +10,9 @@ import pytest
 from django.db import connection, transaction
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import reconcile
 from tests.app.models import (
     Article,
     ArticleComment,

@@ -15,12 +15,13 @@ from django.db.models import Q
 from pgembed_django import sources, spaces, specs
 from pgembed_django.chunking import Chunker
 from pgembed_django.embedding import planner
-from pgembed_django.maintenance import gaps, reconcile
-from pgembed_django.maintenance.backfill import Backfill
+from pgembed_django.embedding import planner, reader
 from pgembed_django.models import Job, Lap
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
+from pgembed_django.spaces import gaps, reconcile
+from pgembed_django.spaces.backfill import Backfill
 from pgembed_django.specs import Spec
 from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding
 

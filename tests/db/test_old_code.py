@@ -11,8 +11,8 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Lap, Space, Worker
+from pgembed_django.spaces import reconcile
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import Maintenance, make_due

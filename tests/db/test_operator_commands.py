@@ -19,12 +19,12 @@ from django.utils import timezone
 
 from pgembed_django import specs
 from pgembed_django.exceptions import ProviderMisconfigured
-from pgembed_django.maintenance import backfill, laps, reconcile
-from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job, Lap, Rollup, Space, Worker
 from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.reembedding import MAX_BUSY
+from pgembed_django.spaces import backfill, laps, reconcile
+from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import Article, ArticleComment, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
 from tests.db.conftest import claim

@@ -19,9 +19,9 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
 from pgembed_django.admin import mixin
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db

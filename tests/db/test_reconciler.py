@@ -12,8 +12,8 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import gaps, laps, reconcile
 from pgembed_django.models import Job, Lap
+from pgembed_django.spaces import gaps, laps, reconcile
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
 from tests.db.conftest import Maintenance, make_due
@@ -318,7 +318,7 @@ def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
     Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
     run_jobs()
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
-    monkeypatch.setattr("pgembed_django.maintenance.upkeep.QUIET_SECONDS", 0)
+    monkeypatch.setattr("pgembed_django.spaces.upkeep.QUIET_SECONDS", 0)
     keeping = Maintenance(
         {KEY: spec()},
     )
@@ -332,7 +332,7 @@ def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
 
 def test_a_drain_looks_through_whole_tables(monkeypatch, run_jobs):
     """It has nobody to take turns with, so it does not stop at pages without a gap."""
-    monkeypatch.setattr("pgembed_django.maintenance.upkeep.QUIET_SECONDS", 0)
+    monkeypatch.setattr("pgembed_django.spaces.upkeep.QUIET_SECONDS", 0)
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
     draining = Maintenance({KEY: spec()})
     for number in range(3):

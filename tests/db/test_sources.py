@@ -20,8 +20,8 @@ from django.utils.timezone import localtime, now
 from pgembed_django import database, search, sources, specs
 from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.embedding import reader
-from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
+from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import (
     Article,
     Category,

@@ -12,14 +12,13 @@ from django.test.utils import CaptureQueriesContext
 from pgembed_django import conf, locks, providers, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.embedding.units import READ_SECONDS
-from pgembed_django.maintenance import laps, reconcile, stored
-from pgembed_django.maintenance import retired as pruning
 from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.ops import status
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import fusion, queries, search, statistics, targets
-from pgembed_django.spaces import builder, indexes
+from pgembed_django.spaces import builder, indexes, laps, reconcile
+from pgembed_django.spaces import pruning as pruning
 from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import Maintenance, Writer, backend_pid, make_due

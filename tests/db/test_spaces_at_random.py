@@ -27,13 +27,13 @@ from pgembed_django.exceptions import (
     ProviderLost,
     ProviderUnavailable,
 )
-from pgembed_django.maintenance import laps, reconcile, stored
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed
+from pgembed_django.spaces import laps, reconcile
 from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding

@@ -12,8 +12,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import locks, spaces, specs
-from pgembed_django.maintenance import gaps, reconcile
-from pgembed_django.maintenance.filling import (
+from pgembed_django.models import Job, Space
+from pgembed_django.spaces import gaps, indexes, reconcile, switching
+from pgembed_django.spaces.filling import (
     FIRST_FILL,
     FIRST_LAP_SECONDS,
     HELD_UP_SECONDS,
@@ -21,8 +22,6 @@ from pgembed_django.maintenance.filling import (
     RESTS,
     Filling,
 )
-from pgembed_django.models import Job, Space
-from pgembed_django.spaces import indexes, switching
 from tests import played
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import backend_pid

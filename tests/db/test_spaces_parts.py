@@ -10,11 +10,10 @@ from django.db import connections
 from django.db.models.functions import Now
 
 from pgembed_django import conf, database, locks, spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import switching
+from pgembed_django.spaces import reconcile, switching
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, Note, NoteEmbedding
 from tests.db.conftest import Maintenance
 from tests.providers import Moody

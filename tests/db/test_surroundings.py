@@ -24,12 +24,12 @@ from django.test import Client
 from django.urls import path
 
 from pgembed_django import sources, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.listener import Listener
 from pgembed_django.queue.maintenance import Chore, Chores
 from pgembed_django.queue.worker import Worker
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding, Page, PageExtra
 from tests.conftest import embedded_text, testing_url, wait_until
 from tests.db.conftest import claim, reap, reconcile_deeply, until_waiting

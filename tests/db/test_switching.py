@@ -10,11 +10,10 @@ from django.db import Error, connections
 
 from pgembed_django import database, spaces, specs
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces import indexes, reconcile
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 from tests.db.conftest import Maintenance

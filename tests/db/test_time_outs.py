@@ -18,12 +18,11 @@ from django.db.models.expressions import RawSQL
 
 from pgembed_django import adapting, faults, sources, spaces, specs
 from pgembed_django.faults import Fault
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.queue import maintenance as chores_module
 from pgembed_django.queue.maintenance import Chore, Chores, attempt
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces import indexes, reconcile
 from tests.app.models import Note, NoteEmbedding, Product, ProductEmbedding
 from tests.conftest import wait_until
 from tests.db.conftest import backend_pid

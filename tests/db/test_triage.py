@@ -10,11 +10,11 @@ import pytest
 from django.db import IntegrityError, connection
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Attempt, Job, Worker
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply

@@ -24,9 +24,9 @@ from pgembed_django import search, similar_to, specs
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.checks import check_databases, check_declarations
 from pgembed_django.contrib import metrics
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job, Space
 from pgembed_django.ops import status
+from pgembed_django.spaces import reconcile
 from pgembed_django.testing import (
     assert_embedding_pending,
     assert_fresh,

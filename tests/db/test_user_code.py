@@ -23,9 +23,9 @@ from pgembed_django import faults, specs
 from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.embedding import reader
 from pgembed_django.embedding.units import State
-from pgembed_django.maintenance.backfill import Backfill
 from pgembed_django.models import Job
 from pgembed_django.queue import maintenance
+from pgembed_django.spaces.backfill import Backfill
 from pgembed_django.user_code import progress_of
 from tests.app.models import Note, Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply

@@ -11,8 +11,8 @@ import pytest
 from django.db import connection
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import reconcile
 from pgembed_django.models import Job
+from pgembed_django.spaces import reconcile
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.django_db(transaction=True)]

@@ -8,9 +8,10 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import database, specs
-from pgembed_django.maintenance import forgetting, renaming
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
+from pgembed_django.spaces import forgetting, renames
 from pgembed_django.triggers import installed
 
 
@@ -29,7 +30,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.chosen_database(options["database"], writes=options["yes"])
-        if options["yes"] and not renaming.follow(using=self.using):
+        if options["yes"] and not renames.follow(using=self.using):
             raise CommandError(
                 "The jobs and spaces of a renamed model may still have its old name: an open "
                 "transaction has locked a job, or another process is moving them. Run it again."

@@ -9,10 +9,11 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
 from pgembed_django import faults, spaces, specs
-from pgembed_django.maintenance import laps, reconcile
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import progress
+from pgembed_django.ops.command import CANNOT_START, EmbedCommand
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import laps, reconcile
 
 TRIES = 100
 LOOK_SECONDS = 0.05

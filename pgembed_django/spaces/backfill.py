@@ -16,11 +16,12 @@ from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import database, providers, sources, spaces
-from pgembed_django.maintenance import gaps, reconcile
+from pgembed_django import database, providers, sources, spaces
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import Reembedded, reembed
+from pgembed_django.spaces import gaps, reconcile
 from pgembed_django.specs import Spec
 from pgembed_django.user_code import Failed, UserCode
 

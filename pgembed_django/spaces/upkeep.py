@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pgembed_django import conf, spaces
-from pgembed_django.maintenance import backfill, laps, recognizing, reconcile, renaming, retired
-from pgembed_django.maintenance.filling import Filling
 from pgembed_django.models import Lap, Space
 from pgembed_django.queue.maintenance import Chore, apart
+from pgembed_django.spaces import backfill, laps, pruning, recognition, reconcile, renames
+from pgembed_django.spaces.filling import Filling
 from pgembed_django.specs import Spec
 
 LAPS_SECONDS = 1.0
@@ -128,7 +128,7 @@ class Upkeep:
         spaces.ask_for_weights(live)
         for spec in self.specs.values():
             with apart(spec.key, chore="open_spaces", using=self.using):
-                recognizing.recognize(spec, using=self.using, only_exchanged=self._has_recognized)
+                recognition.recognize(spec, using=self.using, only_exchanged=self._has_recognized)
         self._has_recognized = True
         return 0
 
@@ -139,7 +139,7 @@ class Upkeep:
             with apart(spec.key, chore="build", using=self.using):
                 live = spaces.live(spec, using=self.using)
                 # After a ``flush`` none is live: jobs would wait for the next open_spaces.
-                if not live and renaming.follow(using=self.using):
+                if not live and renames.follow(using=self.using):
                     live = spaces.ensure(spec, using=self.using)
                 enqueued += sum(self._build(spec, space) for space in live)
         return enqueued
@@ -164,7 +164,7 @@ class Upkeep:
             is_stopping = self._is_stopping
             if spec is not None and not is_stopping():
                 with apart(spec.key, chore="prune_spaces", using=self.using):
-                    retired.prune(spec, space, using=self.using, is_stopping=is_stopping)
+                    pruning.prune(spec, space, using=self.using, is_stopping=is_stopping)
         return 0
 
     def _look_for_stale_rows(self, spec: Spec) -> int:

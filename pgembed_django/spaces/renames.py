@@ -7,9 +7,10 @@ from typing import Any
 from django.db import DatabaseError, connections
 
 from pgembed_django import database, events, faults, spaces, specs
-from pgembed_django.maintenance import laps, stored
+from pgembed_django import database, events, faults, spaces, specs, store
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import laps
 
 IS_MIGRATED = "SELECT to_regclass('pgembed_space') IS NOT NULL"
 # Keyed by the table, because several schemas of one database may be migrated side by side.

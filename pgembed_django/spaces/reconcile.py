@@ -17,10 +17,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import database, events, faults, spaces
-from pgembed_django.maintenance import gaps, laps
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
 from pgembed_django.queue import jobs
+from pgembed_django.spaces import gaps, laps
 from pgembed_django.specs import Spec
 
 PAGE_ROWS = 1000

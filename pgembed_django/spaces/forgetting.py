@@ -9,9 +9,10 @@ from typing import Any
 from django.db.models import Count
 
 from pgembed_django import spaces, specs
-from pgembed_django.maintenance import laps, stored
+from pgembed_django import spaces, specs, store
 from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
 from pgembed_django.queue import jobs, rollups
+from pgembed_django.spaces import laps
 
 HOLDS: Mapping[str, Any] = {
     "jobs": Job,

@@ -23,7 +23,7 @@ from pgembed_django.models import Space
 from pgembed_django.once import Told
 from pgembed_django.providers import answers
 from pgembed_django.providers.base import Provider
-from pgembed_django.spaces.living import is_of, live
+from pgembed_django.spaces.live import is_of, live
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 

@@ -18,10 +18,9 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import database, events, spaces
-from pgembed_django.maintenance import gaps, laps, reconcile
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import OPEN_FAILURE
-from pgembed_django.spaces import indexes
+from pgembed_django.spaces import gaps, indexes, laps, reconcile
 from pgembed_django.specs import Spec
 
 FIRST_LAP_SECONDS = 5.0
