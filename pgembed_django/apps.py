@@ -17,11 +17,9 @@ class PgembedConfig(AppConfig):
         # Importing checks registers the system checks.
         from pgembed_django import checks, unmigrated  # noqa: F401
         from pgembed_django.contrib import tracing
-        from pgembed_django.spaces import renames, sequences, trigger_repair
+        from pgembed_django.spaces import repairs
 
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)
         post_migrate.connect(unmigrated.after_migrate, sender=self)
-        post_migrate.connect(sequences.after_migrate, sender=self)
-        post_migrate.connect(renames.after_migrate, sender=self)
-        post_migrate.connect(trigger_repair.after_migrate, sender=self)
+        post_migrate.connect(repairs.after_migrate, sender=self)

@@ -25,7 +25,7 @@ from benchmarks.swap.looking import USING, Looks, active, spec
 from benchmarks.swap.writing import Writer
 from pgembed_django import database, spaces
 from pgembed_django.models import Job, Lap, Space, StagedVector
-from pgembed_django.spaces import gaps, indexes
+from pgembed_django.spaces import indexes, reconcile
 
 COVER_SECONDS = 0.25
 """The interval at which the rows that can be found are counted."""
@@ -163,7 +163,7 @@ class Swapping:
 
     def _gaps(self, space: Space) -> list[str]:
         """Return the rows whose vectors in the space are missing or not those of their text."""
-        missing = [f"{pk}: missing" for pk in gaps.missing(spec(), [space], Q(), using=USING)]
+        missing = [f"{pk}: missing" for pk in reconcile.missing(spec(), [space], Q(), using=USING)]
         return missing + [f"{pk}: stale" for pk in _stale(space)]
 
     def _empty(self) -> None:
@@ -181,9 +181,9 @@ class Swapping:
 
 def _stale(space: Space) -> list[str]:
     """Return all rows whose stored vectors are those of another text."""
-    found, end = gaps.stale(spec(), [space], Q(), using=USING)
+    found, end = reconcile.stale(spec(), [space], Q(), using=USING)
     while end is not None:
-        more, end = gaps.stale(spec(), [space], Q(pk__gt=end), using=USING)
+        more, end = reconcile.stale(spec(), [space], Q(pk__gt=end), using=USING)
         found += more
     return found
 

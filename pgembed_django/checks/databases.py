@@ -21,8 +21,8 @@ from django.db.backends.postgresql import psycopg_any
 from django.db.migrations.executor import MigrationExecutor
 
 from pgembed_django import conditions, conf, database, postgres, specs, sql
-from pgembed_django.maintenance import numbering
 from pgembed_django.models import Job
+from pgembed_django.spaces import repairs
 from pgembed_django.triggers import installed
 
 OLDEST_POSTGRES = 15
@@ -287,7 +287,7 @@ def _tables(alias: str) -> Iterator[CheckMessage]:
 
 
 def _sequences(alias: str) -> Iterator[CheckMessage]:
-    if found := numbering.behind(using=alias):
+    if found := repairs.sequences_behind(using=alias):
         yield Warning(
             f"In the database {alias!r} {', '.join(found)} would give a number that is taken: "
             "writes to embeddable models, or embedding them, fails.",

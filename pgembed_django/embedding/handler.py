@@ -17,14 +17,13 @@ from pgembed_django.embedding.planner import Planner
 from pgembed_django.embedding.pool import Pool
 from pgembed_django.embedding.units import Live, State, Stored, Unit, Units
 from pgembed_django.embedding.writer import Writer
-from pgembed_django.embedding.units import Stored, Unit, Units
 from pgembed_django.providers import NotInstalled
 from pgembed_django.queue.completing import Completion
 from pgembed_django.queue.handler import Handler, Hindrances, Ready, Setting, Write
 from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
-from pgembed_django.spaces import recognition, renames, sequences
+from pgembed_django.spaces import repairs
 from pgembed_django.spaces.upkeep import Upkeep
 from pgembed_django.specs import Spec
 from pgembed_django.triggers import installed
@@ -54,14 +53,14 @@ class EmbeddingHandler(Handler):
     def prepare(self) -> None:
         """Advance sequences, follow renamings, open spaces, and log drifted triggers."""
         using = self.using
-        sequences.catch_up(using=using)
+        repairs.advance_sequences(using=using)
         # Before spaces are opened: one for the new name would take the place of the former one's.
         until = time.monotonic() + FOLLOW_SECONDS
-        while not renames.follow(using=using) and time.monotonic() < until:
+        while not repairs.follow_renames(using=using) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
         for spec in self.worked_on.values():
             spaces.ensure(spec, using=using)
-            recognition.recognize(spec, using=using, only_exchanged=True)
+            spaces.recognize(spec, using=using, only_exchanged=True)
         for key, states in installed.drifted(self.worked_on, using=using).items():
             events.tell(events.TRIGGERS_AMISS, spec=key, states=", ".join(states), database=using)
 

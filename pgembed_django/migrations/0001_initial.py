@@ -133,7 +133,6 @@ class Migration(migrations.Migration):
                 ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a lap last ended.')),
                 ('selection', models.TextField(db_default='', help_text='Of a backfill: which rows it was asked for.')),
                 ('passed', models.JSONField(default=list, help_text='Keys that it has to come back to: an open write had their rows.')),
-                ('started_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={

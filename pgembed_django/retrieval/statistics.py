@@ -18,7 +18,7 @@ from pgembed_django import text as texts
 from pgembed_django.chunking import truncate
 from pgembed_django.models import Space
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.spaces.index_kinds import VectorIndex, found_among
+from pgembed_django.spaces.indexes import VectorIndex, found_among
 from pgembed_django.specs import Spec
 
 MOST_CHARACTERS = 1000

@@ -16,12 +16,11 @@ from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import database, providers, sources, spaces
-from pgembed_django import database, providers, sources, spaces
 from pgembed_django.models import Job, Lap, Space
 from pgembed_django.models.job import READY
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import Reembedded, reembed
-from pgembed_django.spaces import gaps, reconcile
+from pgembed_django.spaces import reconcile
 from pgembed_django.specs import Spec
 from pgembed_django.user_code import Failed, UserCode
 
@@ -34,7 +33,7 @@ TRIES = 20
 """How often in a row a run retries locked rows in vain before it gives up on them."""
 
 KEPT_FOR = timedelta(days=1)
-"""How long the lap of a backfill is kept after its end."""
+"""How long the cursor of a backfill is kept after its end."""
 
 
 class Step(NamedTuple):
@@ -71,6 +70,8 @@ class Backfill:
 
     ``where``: (lookup, value) pairs as for ``filter``. All of them must match.
     ``resumed_from``: the key after which it goes on, or None if it starts from the beginning.
+    ``left``: the keys that ``force`` skipped because open writers had locked their rows.
+    ``ended``: when the last run ended, as text. Empty: a run is under way, or there was none.
     """
 
     def __init__(
@@ -80,26 +81,17 @@ class Backfill:
         self.using = using
         # One Q, so that lookups across a relation must match in the same related row.
         self._where = Q(*where)
-        self.force = force
+        self._force = force
         self._is: dict[str, Any] = {
             "spec": spec.key,
             "sweep": Lap.Sweep.BACKFILL,
             # Other lookups make it another backfill, but another order of the same ones does not.
             "selection": json.dumps({"force": force, "where": sorted(where, key=str)}, default=str),
         }
-        self._lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
-        self.resumed_from = self._lap.cursor
-
-    @property
-    def left(self) -> Sequence[str]:
-        """The keys that ``force`` skipped because open writers had locked their rows."""
-        passed: list[str] = self._lap.passed
-        return passed
-
-    @property
-    def ended(self) -> str:
-        """When the last run ended, as text. Empty: a run is under way, or there was none."""
-        return str(self._lap.finished_at or "")
+        lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
+        self._cursor = self.resumed_from = lap.cursor
+        self.left: Sequence[str] = lap.passed
+        self.ended = str(lap.finished_at or "")
 
     @property
     def rows(self) -> QuerySet[Model]:
@@ -122,76 +114,41 @@ class Backfill:
     @property
     def unfinished(self) -> int:
         """How many of its jobs are pending or running."""
-        mine = Job.objects.using(self.using).filter(
-            spec=self.spec.key,
-            priority=Job.Kind.BACKFILL.priority(self.spec.priority),
-        )
+        priority = Job.Kind.BACKFILL.priority(self.spec.priority)
+        mine = Job.objects.using(self.using).filter(spec=self.spec.key, priority=priority)
         # One statement, so as not to miss a job that is claimed meanwhile. A union, because each
         # status has its own index.
-        return (
-            mine.filter(READY)
-            .values("pk")
-            .union(mine.filter(status=Job.Status.RUNNING).values("pk"), all=True)
-            .count()
-        )
+        running = mine.filter(status=Job.Status.RUNNING).values("pk")
+        return mine.filter(READY).values("pk").union(running, all=True).count()
 
     def step(self, *, limit: int = PAGE_ROWS) -> Step | None:
-        """Enqueue the next page. Return None while the backlog is full."""
+        """Enqueue the next page, or else skipped rows. Return None while the backlog is full."""
         room = reconcile.MAX_BACKLOG - self.waiting
         if room <= 0:
             return None
-        page = list(self.keys_left[: max(0, min(limit, room, MAX_LEFT - len(self.left)))])
+        limit = min(limit, room)
+        page = list(self.keys_left[: max(0, min(limit, MAX_LEFT - len(self.left)))])
         if page:
-            enqueued, passed = self._enqueue(page[-1])
-            self._lap.cursor = str(page[-1])
-            self._lap.passed = [*self.left, *passed]
+            done = self._enqueue(self._after() & Q(pk__lte=page[-1]))
+            self._cursor = str(page[-1])
+            self.left = [*self.left, *done.busy]
         else:
-            enqueued = self._step_back(min(limit, room))
+            done = self._reembed(self.left[:limit])
+            self.left = [*self.left[limit:], *done.busy]
         is_last = not self.left and not self.keys_left.exists()
         if is_last:
-            self._lap.cursor = None
+            self._cursor = None
         # Stored last: after a kill before this, the page is enqueued again, which changes nothing.
         state = {
-            "cursor": self._lap.cursor,
-            "passed": self._lap.passed,
+            "cursor": self._cursor,
+            "passed": self.left,
             "finished_at": Now() if is_last else None,
         }
-        laps = Lap.objects.using(self.using)
-        if not laps.filter(**self._is).update(**state):
-            laps.bulk_create([Lap(**self._is, **state)], ignore_conflicts=True)
-        return Step(len(page), enqueued, is_last)
-
-    def _step_back(self, limit: int) -> int:
-        """Enqueue some of the skipped rows, unless they are still locked. Return how many."""
-        first, others = self.left[:limit], self.left[limit:]
-        done = self._reembed(first)
-        # Rows that are still locked go to the end of the list.
-        self._lap.passed = [*others, *done.busy]
-        return done.enqueued
-
-    def _after(self) -> Q:
-        after = self.spec.parse_cursor(self._lap.cursor)
-        return Q() if after is None else Q(pk__gt=after)
-
-    def _enqueue(self, last: Any) -> Reembedded:
-        page = self._where & self._after() & Q(pk__lte=last)
-        if self.force:
-            rows = self.spec.rows(using=self.using).filter(page).order_by("pk")
-            return self._reembed(rows.values_list(Cast("pk", TextField()), flat=True))
-        live = spaces.live(self.spec, using=self.using)
-        enqueued = jobs.enqueue(
-            self.spec.key,
-            list(gaps.missing(self.spec, live, page, using=self.using)),
-            kind=Job.Kind.BACKFILL,
-            priority=self.spec.priority,
-            using=self.using,
-        )
-        if enqueued:
-            jobs.nudge(using=self.using)
-        return Reembedded(enqueued, ())
-
-    def _reembed(self, source_pks: Iterable[str]) -> Reembedded:
-        return reembed(self.spec, source_pks, using=self.using, wait=database.BRIEFLY)
+        Lap.put(state, using=self.using, **self._is)
+        if is_last:
+            ended = Lap.objects.using(self.using).filter(sweep=Lap.Sweep.BACKFILL)
+            ended.filter(finished_at__lt=Now() - KEPT_FOR).delete()
+        return Step(len(page), done.enqueued, is_last)
 
     def estimates(self) -> Iterator[Estimate]:
         """Yield what it would embed in each live space. Reads every text, and writes nothing.
@@ -221,20 +178,37 @@ class Backfill:
                     tokens += sum(provider.count_document(piece.text) for piece in pieces)
             yield Estimate(provider.model, rows, chunks, tokens, errors)
 
+    def _after(self) -> Q:
+        after = self.spec.parse_cursor(self._cursor)
+        return Q() if after is None else Q(pk__gt=after)
+
+    def _enqueue(self, page: Q) -> Reembedded:
+        if self._force:
+            rows = self.rows.filter(page).order_by("pk")
+            return self._reembed(rows.values_list(Cast("pk", TextField()), flat=True))
+        live = spaces.live(self.spec, using=self.using)
+        enqueued = jobs.enqueue(
+            self.spec.key,
+            reconcile.missing(self.spec, live, self._where & page, using=self.using),
+            kind=Job.Kind.BACKFILL,
+            priority=self.spec.priority,
+            using=self.using,
+        )
+        if enqueued:
+            jobs.nudge(using=self.using)
+        return Reembedded(enqueued, ())
+
+    def _reembed(self, source_pks: Iterable[str]) -> Reembedded:
+        return reembed(self.spec, source_pks, using=self.using, wait=database.BRIEFLY)
+
     def _texts(self, space: Space | None) -> Iterator[sources.Loaded]:
         after = Q()
         while page := sources.fitting(self.spec, self.rows.filter(after), most=PAGE_ROWS):
             within = after & Q(pk__lte=page[-1])
             rows = self.rows.filter(within).annotate(pgembed_source_pk=Cast("pk", TextField()))
-            if space and not self.force:
+            if space and not self._force:
                 where = self._where & within
-                missing = gaps.missing(self.spec, [space], where, using=self.using)
-                rows = rows.filter(pgembed_source_pk__in=list(missing))
+                missing = reconcile.missing(self.spec, [space], where, using=self.using)
+                rows = rows.filter(pgembed_source_pk__in=missing)
             yield sources.read(self.spec, rows)
             after = Q(pk__gt=page[-1])
-
-
-def prune(*, using: str) -> None:
-    """Delete the state of backfills that ended more than ``KEPT_FOR`` ago."""
-    ended = Lap.objects.using(using).filter(sweep=Lap.Sweep.BACKFILL)
-    ended.filter(finished_at__lt=Now() - KEPT_FOR).delete()

@@ -12,7 +12,6 @@ from django.db.models.functions import Cast
 from pgembed_django import conf, database
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
-from pgembed_django.models.job import CHANGES, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.live import active
 from pgembed_django.specs import Spec
 
@@ -21,9 +20,6 @@ FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offs
 
 FEW = 0.01
 """The share of the rows that a switch may lose because they have failed."""
-
-AT_ONCE = 100
-"""How many gaps to read at once, to find one that is not a row written a moment ago."""
 
 MOST_COMPARED = 10
 LONGEST_COMPARED = 10_000
@@ -189,13 +185,13 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
         .exclude(LookedUp(covering_chunk(spec, space)))
         .exclude(LookedUp(jobs_of_row(spec, UNSETTLED)))
     )
+    searched = active(spec, using=using) if space.state == Space.State.BUILDING else None
+    if searched:
+        is_searched = Q(LookedUp(covering_chunk(spec, searched)))
+        for status in (PENDING, RUNNING):  # each has an index of its own
+            rows = rows.filter(is_searched | ~Q(LookedUp(jobs_of_row(spec, status))))
     with database.giving_way(using):
-        found = list(rows.order_by("-pk").values_list("pk", flat=True)[:AT_ONCE])
-        if space.state == Space.State.BUILDING and found:
-            written = _just_written(spec, found, using=using)
-            # If all of a full read were just written, there may be more gaps: count the last one.
-            found = [key for key in found if key not in written] or found[AT_ONCE - 1 :]
-    return found[0] if found else None
+        return rows.order_by("-pk").values_list("pk", flat=True).first()
 
 
 def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
@@ -230,20 +226,3 @@ def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
 def are_few(lost: int, *, of: int) -> bool:
     """Return whether a switch may lose so many rows. A single one it may always."""
     return lost <= max(FEW * of, 1)
-
-
-def _just_written(spec: Spec, keys: Sequence[Any], *, using: str) -> set[Any]:
-    """Return the rows with a pending or running job that lack vectors in the active space too."""
-    searched = active(spec, using=using)
-    if searched is None:
-        return set()
-    rows = (
-        spec.rows(using=using).filter(pk__in=keys).exclude(LookedUp(covering_chunk(spec, searched)))
-    )
-    lacking = dict(rows.values_list(Cast("pk", TextField()), "pk"))
-    jobs = Job.objects.using(using).filter(spec=spec.key, source_pk__in=list(lacking))
-    # Two queries, not one condition: each status has its own partial index.
-    pending, running = (
-        jobs.filter(status).values_list("source_pk", flat=True) for status in (PENDING, RUNNING)
-    )
-    return {lacking[source_pk] for source_pk in pending.union(running, all=True)}

@@ -1,4 +1,4 @@
-"""Build and drop the partial indexes of a space, ``CONCURRENTLY``: writers need not wait.
+"""The partial indexes of a space, built and dropped ``CONCURRENTLY``: writers need not wait.
 
 A space has an HNSW index for nearest neighbours, on an expression with the vectors' width, and a
 GIN index for full text. Below ``PGEMBED_INDEX_ROWS`` chunks it has none: then reading all vectors
@@ -8,33 +8,42 @@ is fast, and exact.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psycopg
-from django.db import ProgrammingError, connections
+from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
-from pgembed_django import conf, database, events, faults, postgres
+from pgembed_django import conf, database, events, faults, locks, postgres
 from pgembed_django.models import Space
 from pgembed_django.once import Told
-from pgembed_django.spaces.builder import as_builder
-from pgembed_django.spaces.index_kinds import KINDS, chosen_index, vector_name
 from pgembed_django.specs import Spec
 
-STATE = """
-    SELECT indisvalid AND indisready
-    FROM pg_index
-    WHERE indexrelid = to_regclass(%(name)s)
-"""
+AUTO = "auto"
 
-# Not by search_path: with a schema per tenant, other schemas have an index of the same name.
-SCHEMA = """
-    SELECT nspname::text
-    FROM pg_class
-    JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE pg_class.oid = %(table)s::regclass
+# Only one worker at a time builds indexes: two builds on one table wait for each other. Only ever
+# try the lock: a session that waited for it would hold a snapshot, and the builder would wait for
+# that.
+LOCK = "pgembed_index_builder"
+
+# No time-out may end a build or a drop: they wait for older transactions, however long it takes.
+# ``transaction_timeout`` exists since PostgreSQL 17.
+TAKE_TIME = """
+    SELECT set_config(name, '0', false)
+    FROM pg_settings
+    WHERE name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout')
+"""
+HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, false)"
+
+# By the table, not by search_path: with a schema per tenant, other schemas have an index of the
+# same name.
+PRESENT = """
+    SELECT relname::text, indexrelid::regclass::text, indisvalid AND indisready
+    FROM pg_index
+    JOIN pg_class ON pg_class.oid = indexrelid
+    WHERE indrelid = %(table)s::regclass
 """
 
 # Stops counting at the bound.
@@ -63,25 +72,89 @@ CREATE_FULLTEXT = """
     WHERE space_id = {space}
 """
 
-HELPERS = "SELECT set_config('max_parallel_maintenance_workers', %(workers)s, false)"
-
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
-
-
-class _Index(NamedTuple):
-    """An index that a space should have, and the statement that creates it."""
-
-    name: str
-    create: sql.Composed
-
 
 _told = Told()
 """Keyed by index and database. Refused builds are tried again: the role may get the privilege."""
 
 
+class Kind(NamedTuple):
+    """A kind of HNSW index. ``widest``: the most dimensions that pgvector can index with it."""
+
+    name: str
+    widest: int
+    expression: str
+    operators: str
+    distance: str
+    """The operator that the index is ordered by."""
+    spread: int
+    """How many times as many chunks to fetch from the index as are wanted.
+
+    If an index stores less than the full vectors, its order is approximate. So chunks from it are
+    ranked again by exact distance.
+    """
+
+
+KINDS = (
+    Kind("vector", 2000, "{column}::vector({width})", "vector_cosine_ops", "<=>", 1),
+    Kind("halfvec", 4000, "{column}::halfvec({width})", "halfvec_cosine_ops", "<=>", 2),
+    Kind(
+        "binary",
+        64_000,
+        "binary_quantize({column}::vector({width}))::bit({width})",
+        "bit_hamming_ops",
+        "<~>",
+        8,
+    ),
+)
+
+
+class VectorIndex(NamedTuple):
+    """How the vectors of one width are indexed."""
+
+    kind: Kind
+    width: int
+
+    def of(self, column: str) -> str:
+        """Return the indexed expression, as SQL."""
+        return self.kind.expression.format(column=column, width=self.width)
+
+    @property
+    def wanted(self) -> str:
+        """What to compare the expression with, as SQL: the query's vector, or its signs."""
+        return self.of("%(vector)s") if self.kind.distance == "<~>" else "%(vector)s"
+
+
+def vector_index(width: int, *, chosen: str = AUTO) -> VectorIndex:
+    """Return the index for vectors of this width: of the chosen kind, if the width allows it.
+
+    Otherwise vectors are indexed as they are up to 2,000 dimensions, in half precision up to
+    4,000, and above that by their signs.
+    """
+    fitting = [kind for kind in KINDS if width <= kind.widest]
+    return VectorIndex(next((one for one in fitting if one.name == chosen), fitting[0]), width)
+
+
+def vector_name(space: Space, kind: str = "") -> str:
+    """Return the name of a space's vector index of a kind. By default, of the chosen kind."""
+    return f"pgembed_{space.pk}_{kind or _chosen(space).kind.name}"
+
+
 def fulltext_name(space: Space) -> str:
     """Return the name of a space's full-text index."""
     return f"pgembed_{space.pk}_fulltext"
+
+
+def found_among(names: Collection[str], space: Space) -> VectorIndex | None:
+    """Return the space's vector index among these names, or None.
+
+    An index of the chosen kind is preferred. While it is being built, there may be one of the
+    kind that was chosen before.
+    """
+    for kind in (_chosen(space).kind, *KINDS):
+        if vector_name(space, kind.name) in names:
+            return VectorIndex(kind, space.dimensions)
+    return None
 
 
 def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
@@ -92,15 +165,20 @@ def is_complete(spec: Spec, space: Space, *, using: str) -> bool:
 def build(spec: Spec, space: Space, *, using: str) -> int:
     """Build the missing indexes, and return how many. Only one worker builds at a time.
 
-    Call it outside a transaction. An index that a crash left invalid is built again.
+    Call it outside a transaction. An index that a crash left invalid is built again. Vector indexes
+    of other kinds are dropped once the one of the chosen kind is valid.
     """
     built = 0
-    for index in _missing(spec, space, using=using):
-        with as_builder(using) as is_builder:
+    for name in _missing(spec, space, using=using):
+        with _as_builder(using) as is_builder:
             if is_builder:
-                with _told_if_refused(spec, index.name, using=using):
-                    built += _build_one(spec, index, using=using)
-    _drop_other_kinds(spec, space, using=using)
+                with _told_if_refused(spec, name, using=using):
+                    built += _build_one(spec, space, name, using=using)
+    present = _present(spec, using=using)
+    others = {vector_name(space, kind.name) for kind in KINDS} - {vector_name(space)}
+    is_valid = vector_name(space) in present and present[vector_name(space)].is_valid
+    if is_valid and others & present.keys():
+        _drop(spec, others, using=using)
     return built
 
 
@@ -109,14 +187,91 @@ def drop(spec: Spec, space: Space, *, using: str) -> bool:
 
     It is not done while another worker builds or drops an index.
     """
+    names = {fulltext_name(space), *(vector_name(space, kind.name) for kind in KINDS)}
+    return _drop(spec, names, using=using)
+
+
+class _Present(NamedTuple):
+    """An index in the database, by its name qualified as this session needs it."""
+
+    qualified: str
+    is_valid: bool
+
+
+def _present(spec: Spec, *, using: str) -> dict[str, _Present]:
+    found = database.rows(using, PRESENT, table=postgres.quoted_table(spec.embedding_model))
+    return {name: _Present(*rest) for name, *rest in found}
+
+
+def _missing(spec: Spec, space: Space, *, using: str) -> list[str]:
+    """Return the names of the indexes that the space lacks. With too few rows it needs none."""
+    present = _present(spec, using=using)
+    wanted = fulltext_name(space), vector_name(space)
+    missing = [name for name in wanted if not (name in present and present[name].is_valid)]
+    least = conf.current().index_rows
+    if missing and least:  # count rows last, because this reads the table
+        statement = sql.SQL(HAS_ROWS).format(table=_table(spec)).as_string(None)
+        if database.rows(using, statement, rows=least, space=space.pk) == [(True,)]:
+            return missing
+    return []
+
+
+def _build_one(spec: Spec, space: Space, name: str, *, using: str) -> bool:
+    """Build an index, unless another worker has. Return whether it was built."""
+    before = _present(spec, using=using).get(name)
+    if before and before.is_valid:
+        return False
+    settings = conf.current()
+    index = _chosen(space)
+    create = CREATE_FULLTEXT if name == fulltext_name(space) else CREATE_VECTOR
+    statement = sql.SQL(create).format(
+        name=sql.Identifier(name),
+        table=_table(spec),
+        space=sql.Literal(space.pk),
+        expression=sql.SQL(index.of("embedding")),
+        operators=sql.SQL(index.kind.operators),
+        m=sql.Literal(settings.hnsw_m),
+        ef_construction=sql.Literal(settings.hnsw_ef_construction),
+    )
+    database.execute(using, HELPERS, workers=str(settings.index_workers))
+    if before:
+        _run(using, DROP.format(name=before.qualified))
+    events.tell(events.INDEX_STARTED, spec=spec.key, index=name)
+    started = time.monotonic()
+    _run(using, statement.as_string(None))
+    seconds = time.monotonic() - started
+    events.tell(events.INDEX_BUILT, spec=spec.key, index=name, seconds=seconds)
+    return True
+
+
+def _drop(spec: Spec, names: Collection[str], *, using: str) -> bool:
     is_done = False
-    with as_builder(using) as is_builder:
+    with _as_builder(using) as is_builder:
         if is_builder:
-            for name in (*(vector_name(space, kind) for kind in KINDS), fulltext_name(space)):
-                with _told_if_refused(spec, name, using=using):
-                    _run(using, DROP, name=_qualified(spec, name, using=using))
+            for name, index in _present(spec, using=using).items():
+                if name in names:
+                    with _told_if_refused(spec, name, using=using):
+                        _run(using, DROP.format(name=index.qualified))
             is_done = True
     return is_done
+
+
+@contextmanager
+def _as_builder(using: str) -> Iterator[bool]:
+    """Try the builders' lock, and yield whether it was free.
+
+    If Postgres ends a build because of a deadlock, this logs it: the build is tried again later.
+    """
+    try:
+        with locks.session_lock(LOCK, using=using) as is_builder:
+            if is_builder:
+                database.rows(using, TAKE_TIME)
+            yield is_builder
+    except OperationalError as error:
+        # A VACUUM or another CREATE INDEX on the same table: Postgres ended our build.
+        if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
+            raise
+        events.tell(events.INDEX_POSTPONED, error=str(error).strip())
 
 
 @contextmanager
@@ -132,87 +287,14 @@ def _told_if_refused(spec: Spec, name: str, *, using: str) -> Iterator[None]:
             events.tell(events.INDEX_REFUSED, spec=spec.key, index=name, error=str(error).strip())
 
 
-def _drop_other_kinds(spec: Spec, space: Space, *, using: str) -> None:
-    """Drop vector indexes of other kinds, once the index of the chosen kind is valid."""
-    if not _is_valid(spec, vector_name(space), using=using):
-        return
-    for name in {vector_name(space, kind) for kind in KINDS} - {vector_name(space)}:
-        if database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None)):
-            with as_builder(using) as is_builder:
-                if not is_builder:
-                    continue
-                with _told_if_refused(spec, name, using=using):
-                    _run(using, DROP, name=_qualified(spec, name, using=using))
-
-
-def _missing(spec: Spec, space: Space, *, using: str) -> list[_Index]:
-    """Return the indexes that the space lacks. With too few rows it needs none."""
-    least = conf.current().index_rows
-    missing = [one for one in _wanted(spec, space) if not _is_valid(spec, one.name, using=using)]
-    # Count rows last, because this reads the table.
-    return missing if missing and least and _has_rows(spec, space, least, using=using) else []
-
-
-def _wanted(spec: Spec, space: Space) -> list[_Index]:
-    """Return the indexes of a space that has enough rows for them."""
-    settings = conf.current()
-    index = chosen_index(space)
-    names: dict[str, Any] = {"table": _table(spec), "space": sql.Literal(space.pk)}
-    return [
-        _Index(
-            fulltext_name(space),
-            sql.SQL(CREATE_FULLTEXT).format(name=sql.Identifier(fulltext_name(space)), **names),
-        ),
-        _Index(
-            vector_name(space),
-            sql.SQL(CREATE_VECTOR).format(
-                name=sql.Identifier(vector_name(space)),
-                expression=sql.SQL(index.of("embedding")),
-                operators=sql.SQL(index.kind.operators),
-                m=sql.Literal(settings.hnsw_m),
-                ef_construction=sql.Literal(settings.hnsw_ef_construction),
-                **names,
-            ),
-        ),
-    ]
-
-
-def _build_one(spec: Spec, index: _Index, *, using: str) -> bool:
-    """Build an index, unless another worker has. Return whether it was built."""
-    if _is_valid(spec, index.name, using=using):
-        return False
-    database.execute(using, HELPERS, workers=str(conf.current().index_workers))
-    _run(using, DROP, name=_qualified(spec, index.name, using=using))
-    events.tell(events.INDEX_STARTED, spec=spec.key, index=index.name)
-    started = time.monotonic()
-    _run(using, index.create)
-    seconds = time.monotonic() - started
-    events.tell(events.INDEX_BUILT, spec=spec.key, index=index.name, seconds=seconds)
-    return True
-
-
-def _has_rows(spec: Spec, space: Space, rows: int, *, using: str) -> bool:
-    statement = sql.SQL(HAS_ROWS).format(table=_table(spec)).as_string(None)
-    [[has]] = database.rows(using, statement, rows=rows, space=space.pk)
-    return bool(has)
-
-
-def _is_valid(spec: Spec, name: str, *, using: str) -> bool:
-    found = database.rows(using, STATE, name=_qualified(spec, name, using=using).as_string(None))
-    return bool(found and found[0][0])
-
-
-def _run(using: str, statement: str | sql.Composed, **names: sql.Composable) -> None:
-    composed = sql.SQL(statement).format(**names) if isinstance(statement, str) else statement
+def _run(using: str, statement: str) -> None:
     with connections[using].cursor() as cursor:
-        cursor.execute(composed.as_string(None))
+        cursor.execute(statement)
+
+
+def _chosen(space: Space) -> VectorIndex:
+    return vector_index(space.dimensions, chosen=conf.current().index_type)
 
 
 def _table(spec: Spec) -> sql.Composable:
     return sql.SQL(postgres.quoted_table(spec.embedding_model))
-
-
-def _qualified(spec: Spec, name: str, *, using: str) -> sql.Composable:
-    """Return an index's name qualified with the schema of its table. The table must exist."""
-    [[schema]] = database.rows(using, SCHEMA, table=postgres.quoted_table(spec.embedding_model))
-    return sql.Identifier(schema, name)

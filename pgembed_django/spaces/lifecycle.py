@@ -1,7 +1,7 @@
-"""Open a space for a spec's declared provider, if it is new.
+"""The life of spaces: opened as ``building``, switched to as ``active``, ``retired``, and pruned.
 
 A declaration never reopens a retired space: during a deploy, old and new workers disagree for a
-while about what is declared.
+while about what is declared. Only a person reopens one.
 """
 
 from __future__ import annotations
@@ -9,26 +9,49 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 from django.db import IntegrityError, ProgrammingError, transaction
-from django.db.models import Max
+from django.db.models import Max, Value
 from django.db.models.functions import Now
 
-from pgembed_django import conf, events, providers, specs
+from pgembed_django import conf, events, locks, providers, specs
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.models import Space
+from pgembed_django.models import Lap, Space
 from pgembed_django.once import Told
 from pgembed_django.providers import answers
 from pgembed_django.providers.base import Provider
-from pgembed_django.spaces.live import is_of, live
+from pgembed_django.spaces import indexes, stored
+from pgembed_django.spaces.live import LIVE, is_of, live
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
 STEP = 10_000_000
 """A new space's number exceeds the highest so far by at most this."""
+
+CHUNKS = 2000
+"""How many chunks to prune in one transaction."""
+
+MADE_BY = (
+    "spec",
+    "fingerprint",
+    "provider",
+    "backend",
+    "model",
+    "model_digest",
+    "dimensions",
+    "document_prefix",
+    "query_prefix",
+    "options",
+)
+"""The columns that a new space copies from the one that it replaces."""
+
+# Between the last look for gaps and the switch, no unit may be stored without the new space.
+LAST_LOOK = "pgembed_last_look"
 
 _told = Told()
 
@@ -41,22 +64,21 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
     provider = providers.get(spec.provider)
     told = _identity(provider)
     identity = told or {**provider.declared(), "digest": None}
-    for space in live(spec, using=using):
-        if is_of(space, provider) and _may_be(space, identity["digest"]):
+    every = list(Space.objects.using(using).filter(spec=spec.key).order_by("state"))
+    same = [space for space in every if is_of(space, provider)]
+    for space in same:
+        # An unknown digest matches any.
+        may_be = not identity["digest"] or space.model_digest in ("", identity["digest"])
+        if space.state in LIVE and may_be:
             _learn_digest(space, identity, using=using)
             _follow_options(space, spec, using=using)
             return live(spec, using=using)
-    if specs.without_table([spec], using=using):
-        return []  # newer code has renamed the table, or nobody has migrated yet
-    if told is None and _has_had_one_of(spec, provider, using=using):
-        return live(spec, using=using)  # the model may be a retired space's: wait for its digest
-    if _is_renamed(spec, using=using):
-        return live(spec, using=using)  # until that is followed: ``adopt``
-    try:
-        with transaction.atomic(using=using):
-            _open(spec, provider, identity, using=using)
-    except IntegrityError:
-        events.tell(events.SPACE_OPENED_ELSEWHERE, spec=spec.key)
+    # Without its digest, the model may be a retired space's: wait until that is known.
+    if (told or not same) and not _is_misplaced(spec, using=using):
+        if known := _retired_before(same, identity["digest"] or ""):
+            _tell_of(known, same, using=using)  # we are an old worker, or a person rolled back
+        else:
+            _open(spec, provider, identity, every, using=using)
     return live(spec, using=using)
 
 
@@ -75,19 +97,8 @@ def _identity(provider: Provider) -> Identity | None:
     return identity
 
 
-def _has_had_one_of(spec: Spec, provider: Provider, *, using: str) -> bool:
-    """Return whether any space of the spec, live or retired, may be of this provider."""
-    spaces = Space.objects.using(using).filter(spec=spec.key)
-    return any(is_of(space, provider) for space in spaces)
-
-
 def _fingerprint(identity: Identity) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def _may_be(space: Space, digest: str | None) -> bool:
-    """Return whether the space may have this digest. An unknown digest matches any."""
-    return not digest or space.model_digest in ("", digest)
 
 
 def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
@@ -118,86 +129,81 @@ def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
         )
 
 
-def adopt(known: Iterable[Spec], *, using: str) -> dict[Space, str]:
-    """Assign spaces to the specs whose tables hold their rows. Return the new key of each.
+def _is_misplaced(spec: Spec, *, using: str) -> bool:
+    """Return whether the spec's table is missing, or has rows of spaces that it has yet to adopt.
 
-    Call it in a transaction. After a model was renamed, its spaces still have the former key.
-    Meanwhile another model may have taken the former name. A worker may also have opened a space
-    under the new name, which stays empty and is deleted.
+    Newer code has renamed it, or nobody has migrated yet.
     """
-    moved: dict[Space, str] = {}
-    for spec in known:
-        with suppress(ProgrammingError), transaction.atomic(using=using):
-            moved |= dict.fromkeys(_strays(spec, using=using), spec.key)
-    every = Space.objects.using(using)
-    emptied = every.filter(spec__in=moved.values()).exclude(pk__in=[one.pk for one in moved])
-    emptied.delete()
-    # First change to a key that no spec has: two specs may have swapped names, and only one space
-    # per spec may be active.
-    for space in moved:
-        every.filter(pk=space.pk).update(spec=f"pgembed:{space.pk}")
-    for space, key in moved.items():
-        every.filter(pk=space.pk).update(spec=key)
-    return moved
-
-
-def _is_renamed(spec: Spec, *, using: str) -> bool:
-    """Return whether the spec's table has rows of spaces that it has yet to adopt."""
     try:
         with transaction.atomic(using=using):
-            return bool(_strays(spec, using=using))
-    except ProgrammingError:
-        return False  # this role may not read it: the spec will be set aside
+            return bool(adoptable(spec, using=using))
+    except ProgrammingError as error:
+        # A table that this role may not read has the spec set aside later.
+        return isinstance(error.__cause__, psycopg.errors.UndefinedTable)
 
 
-def _strays(spec: Spec, *, using: str) -> list[Space]:
-    """Return other specs' spaces whose rows are in this spec's table, if its own have no rows."""
+def adoptable(spec: Spec, *, using: str) -> list[Space]:
+    """Return other specs' spaces whose rows are in this spec's table, if its own have no rows.
+
+    After a model was renamed, its spaces still have the former key.
+    """
     rows = spec.embedding_model._base_manager.using(using)
     every = Space.objects.using(using).filter(pruned_at=None)
-    own = list(every.filter(spec=spec.key).values_list("pk", flat=True))
-    if own and rows.filter(space__in=own).exists():
+    if rows.filter(space__in=every.filter(spec=spec.key)).exists():
         return []
     held = set(rows.order_by().values_list("space_id", flat=True).distinct())
     return [
         space
-        for space in every.filter(pk__in=held).exclude(spec=spec.key)
-        if not _is_held(specs.get(space.spec), space, using=using)
+        for space in (every.filter(pk__in=held).exclude(spec=spec.key) if held else ())
+        # Meanwhile another model may have taken the former name.
+        if not (
+            (former := specs.get(space.spec))
+            and former.embedding_model._base_manager.using(using).filter(space=space).exists()
+        )
     ]
 
 
-def _is_held(spec: Spec | None, space: Space, *, using: str) -> bool:
-    """Return whether the spec's own table has rows of the space."""
-    return (
-        spec is not None
-        and spec.embedding_model._base_manager.using(using).filter(space=space).exists()
-    )
+def _retired_before(same: Sequence[Space], digest: str) -> Space | None:
+    """Return the latest retired space of this digest. One that was never searched may have it."""
+    known = [
+        space
+        for space in same
+        if space.model_digest == digest or not (space.model_digest or space.activated_at)
+    ]
+    return max(known, key=lambda space: int(space.pk), default=None)
 
 
-def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> None:
-    """Open a space, active if it is the spec's first. Retires one that is being built.
+def _tell_of(retired: Space, same: Iterable[Space], *, using: str) -> None:
+    """Log once that no space is opened, and how a person can reopen the retired one."""
+    way = f"embed_spaces rollback {retired.pk}"
+    # The server had other weights under this name. The space may contain vectors of those, from the
+    # minutes before the change was noticed.
+    if not retired.pruned_at and any(
+        space.model_digest not in ("", retired.model_digest) for space in same
+    ):
+        way = (
+            f"embed_spaces prune {retired.pk}, because some of its vectors may be of other "
+            f"weights, then {way}"
+        )
+    if _told.is_new((using, retired.spec), str(retired.pk)):
+        events.tell(
+            events.SPACE_NOT_REOPENED,
+            spec=retired.spec,
+            space=f"{retired.model} ({retired.dimensions})",
+            number=retired.pk,
+            way=way,
+        )
 
-    Raises:
-        IntegrityError: another worker has opened one at the same time.
-    """
-    spaces = Space.objects.using(using).filter(spec=spec.key)
-    fingerprint = _fingerprint(identity)
-    # One that was cancelled before its digest was known stays so.
-    unknown = spaces.filter(state=Space.State.RETIRED, activated_at=None, model_digest="")
-    known = spaces.filter(fingerprint=fingerprint).first() or next(
-        (space for space in unknown if is_of(space, provider)), None
-    )
-    if known:
-        same = spaces.filter(model_digest=known.model_digest).order_by("-pk")
-        known = next((space for space in same if is_of(space, provider)), known)  # if renewed
-        if known.state == Space.State.RETIRED:
-            _tell_of(known, provider, using=using)  # we are an old worker, or a person rolled back
-        return  # else another worker has just opened it
-    spaces.filter(state=Space.State.BUILDING).update(state=Space.State.RETIRED, retired_at=Now())
-    is_first = not spaces.filter(state=Space.State.ACTIVE).exists()
+
+def _open(
+    spec: Spec, provider: Provider, identity: Identity, every: Sequence[Space], *, using: str
+) -> None:
+    """Open a space, active if it is the spec's first. Retires one that is being built."""
+    is_first = not any(space.state == Space.State.ACTIVE for space in every)
     space = Space(
-        pk=number(using=using),
+        pk=_number(using=using),
         spec=spec.key,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint(identity),
         provider=spec.provider,
         **provider.declared(),
         model_digest=identity["digest"] or "",
@@ -205,39 +211,16 @@ def _open(spec: Spec, provider: Provider, identity: Identity, *, using: str) -> 
         state=Space.State.ACTIVE if is_first else Space.State.BUILDING,
         **({"activated_at": Now()} if is_first else {}),
     )
-    Space.objects.using(using).bulk_create([space])  # sends no signals, like all our writes
+    try:
+        with transaction.atomic(using=using):
+            if every:
+                cancel(spec.key, using=using)
+            Space.objects.using(using).bulk_create([space])  # sends no signals, like all our writes
+    except IntegrityError:  # another worker has opened one at the same time
+        events.tell(events.SPACE_OPENED_ELSEWHERE, spec=spec.key)
 
 
-def _tell_of(retired: Space, provider: Provider, *, using: str) -> None:
-    """Log once that no space is opened, and how a person can reopen the retired one."""
-    if _told.is_new((using, retired.spec), str(retired.pk)):
-        events.tell(
-            events.SPACE_NOT_REOPENED,
-            spec=retired.spec,
-            space=f"{retired.model} ({retired.dimensions})",
-            number=retired.pk,
-            way=_way_back(retired, provider, using=using),
-        )
-
-
-def _way_back(retired: Space, provider: Provider, *, using: str) -> str:
-    """Return the command, or the two commands, to reopen a retired space.
-
-    If the server had other weights under the same model name, the space may contain vectors of
-    those, from the minutes before the change was noticed.
-    """
-    rollback = f"embed_spaces rollback {retired.pk}"
-    every = Space.objects.using(using).filter(spec=retired.spec)
-    others = every.exclude(model_digest__in=["", retired.model_digest])
-    if retired.pruned_at or not any(is_of(one, provider) for one in others):
-        return rollback
-    return (
-        f"embed_spaces prune {retired.pk}, because some of its vectors may be of other weights, "
-        f"then {rollback}"
-    )
-
-
-def number(*, using: str) -> int:
+def _number(*, using: str) -> int:
     """Return a number that no space has had, in this database or another.
 
     Not from the sequence: TRUNCATE … RESTART IDENTITY and ``loaddata`` restart it, and vectors that
@@ -245,3 +228,165 @@ def number(*, using: str) -> int:
     """
     highest = Space.objects.using(using).aggregate(highest=Max("pk"))["highest"] or 0
     return int(highest) + 1 + secrets.randbelow(STEP)
+
+
+# The switch
+
+
+def last_look(space: Space, *, using: str) -> AbstractContextManager[bool]:
+    """Keep units from being stored without the space, to see that it is full, and switch to it.
+
+    Yields False if one is being stored without it now.
+    """
+    return locks.transaction_lock(LAST_LOOK, space.pk, using=using)
+
+
+def put_off_switch(space_ids: Iterable[int], *, using: str) -> None:
+    """Keep these spaces from becoming active by a last look, until the transaction ends.
+
+    Then look whether one of them is active by now.
+    """
+    for space_id in sorted(space_ids):
+        locks.share(LAST_LOOK, space_id, using=using)
+
+
+def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
+    """Make a building space the active one, and retire the former one, in one transaction.
+
+    Returns False if another process has activated or retired it meanwhile.
+    """
+    with transaction.atomic(using=using):
+        # Lock all spaces of the spec, so that one of two concurrent switches waits for the other.
+        spaces = Space.objects.using(using).select_for_update().filter(spec=space.spec)
+        states = dict(spaces.order_by("pk").values_list("pk", "state"))
+        if states.get(space.pk) != Space.State.BUILDING:
+            return False
+        _retire(space.spec, Space.State.ACTIVE, using=using)
+        Space.objects.using(using).filter(pk=space.pk).update(
+            state=Space.State.ACTIVE, activated_at=Now(), is_partial=is_partial
+        )
+        if is_partial:
+            # Some of its rows may have a former text: begin a scan that compares all of them.
+            anew = {"recipe": "", "finished_recipe": "", "cursor": None}
+            Lap.put(anew, spec=space.spec, sweep=Lap.Sweep.STALE, using=using)
+    return True
+
+
+def cancel(spec_key: str, *, using: str) -> bool:
+    """Retire the building space of a spec. Its vectors are pruned later."""
+    return _retire(spec_key, Space.State.BUILDING, using=using)
+
+
+def reopen(space: Space, *, using: str) -> Space | None:
+    """Reopen a retired space at a person's request: its gaps are filled, then it is activated.
+
+    If its vectors are pruned, a new space with another number replaces it, because some vectors
+    may still be there. Returns the space that is building. None: this one is not retired, or was
+    replaced before.
+
+    It keeps the time at which it was retired, so that units that were planned before then are
+    planned again: chunks that they count on may have been pruned meanwhile.
+    """
+    every = Space.objects.using(using)
+    with transaction.atomic(using=using):
+        retired = every.select_for_update().filter(pk=space.pk, state=Space.State.RETIRED).first()
+        if retired is None or renewed(retired, using=using):
+            return None
+        cancel(space.spec, using=using)
+        if retired.pruned_at is None:
+            every.filter(pk=space.pk).update(state=Space.State.BUILDING)
+            return retired
+        begun = _successor(retired, using=using)
+        # A spec's fingerprints are unique, so change the pruned space's. It gets the number of the
+        # new space, for ``renewed``: that one's own fingerprint changes once its digest is known.
+        every.filter(pk=space.pk).update(fingerprint=f"{retired.fingerprint} {begun.pk}")
+        every.bulk_create([begun])
+        return begun
+
+
+def renew(space: Space, *, using: str) -> Space | None:
+    """Begin a new space for the model that answers now in place of a live space's.
+
+    It has the same declaration, so its fingerprint tells them apart. Searches use the former space
+    until it is full. Returns None if the space is not live any more.
+    """
+    every = Space.objects.using(using)
+    with transaction.atomic(using=using):
+        states = dict(every.select_for_update().filter(spec=space.spec).values_list("pk", "state"))
+        if states.get(space.pk) not in LIVE:
+            return None
+        cancel(space.spec, using=using)
+        begun = _successor(space, using=using)
+        another = f"{space.fingerprint} renewed as {begun.pk}"
+        begun.fingerprint = hashlib.sha256(another.encode()).hexdigest()
+        every.bulk_create([begun])
+        return begun
+
+
+def renewed(space: Space, *, using: str) -> Space | None:
+    """Return the latest space that replaced a pruned one, or None."""
+    _, _, begun_as = space.fingerprint.partition(" ")
+    begun = Space.objects.using(using).filter(pk=int(begun_as)).first() if begun_as else None
+    return begun and (renewed(begun, using=using) or begun)
+
+
+def _successor(space: Space, *, using: str) -> Space:
+    made = {name: getattr(space, name) for name in MADE_BY}
+    return Space(pk=_number(using=using), state=Space.State.BUILDING, **made)
+
+
+def _retire(spec_key: str, state: str, *, using: str) -> bool:
+    spaces = Space.objects.using(using).filter(spec=spec_key, state=state)
+    return bool(spaces.update(state=Space.State.RETIRED, retired_at=Now()))
+
+
+# The end of retired spaces
+
+
+def prunable(*, retired_for_seconds: float, using: str) -> list[Space]:
+    """Return the spaces that have been retired for long enough to delete their vectors."""
+    return list(
+        Space.objects.using(using).filter(
+            state=Space.State.RETIRED,
+            pruned_at=None,
+            retired_at__lt=Now() - Value(timedelta(seconds=retired_for_seconds)),
+        )
+    )
+
+
+def prune(
+    spec: Spec, space: Space, *, using: str, is_stopping: Callable[[], bool] = lambda: False
+) -> bool:
+    """Delete the indexes and vectors of a retired space. Return whether all are deleted.
+
+    They are not if another worker is building an index, somebody has reopened the space, or this
+    worker is stopping.
+    """
+    if not indexes.drop(spec, space, using=using):
+        return False
+    # Delete first chunks first: if the space is reopened midway, these rows then count as gaps. A
+    # unit planned before that cannot store its first chunk alone: see ``reopen``.
+    for first_only in (True, False):
+        last: int | None = 0
+        while last is not None:
+            if is_stopping():
+                return False
+            last = stored.prune(
+                spec, space.pk, after=last, limit=CHUNKS, first_only=first_only, using=using
+            )
+    while stored.prune_staged(space.pk, limit=CHUNKS, using=using):
+        if is_stopping():
+            return False
+    is_pruned = mark_pruned(space, using=using)
+    if is_pruned:
+        events.tell(events.SPACE_PRUNED, spec=spec.key, space=str(space))
+    return is_pruned
+
+
+def mark_pruned(space: Space, *, using: str) -> bool:
+    """Note that a retired space's vectors are deleted. Its row stays, to keep its number in use.
+
+    Returns False if it has been reopened, even if it was retired again since then.
+    """
+    same = Space.objects.using(using).filter(pk=space.pk, retired_at=space.retired_at)
+    return bool(same.filter(state=Space.State.RETIRED).update(pruned_at=Now()))

@@ -1,24 +1,26 @@
-"""Find the live spaces, the one that is searched, and each one's provider."""
+"""The live spaces of a spec, the provider of each, and whether its model is still the same."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
+from django.db.models import Value
+from django.db.models.functions import Greatest, Now
 
 from pgembed_django import conf, database, events, providers
-from pgembed_django.exceptions import ProviderError
+from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers import NotInstalled, answers
-from pgembed_django.providers.base import Provider
+from pgembed_django.providers.base import Provider, Vectors
+from pgembed_django.providers.recognition import AnotherModel, Known
+from pgembed_django.spaces import stored
 from pgembed_django.specs import Spec
 from pgembed_django.text import clean
 
@@ -43,6 +45,12 @@ LIVE_STATES = """
       AND state = ANY(%(states)s)
 """
 
+CHUNKS = 2000
+"""How many vectors to take back in one transaction."""
+
+_taken_back: set[tuple[int, object]] = set()
+"""The spaces, and when their models were exchanged, whose doubtful vectors were taken back."""
+
 
 class LiveState(NamedTuple):
     """Whether a live space is searched, and when it was last retired, if it was ever reopened."""
@@ -65,15 +73,9 @@ def live_of(specs: Iterable[Spec], *, using: str) -> dict[str, list[Space]]:
     return found
 
 
-def warm_up(specs: Iterable[Spec], *, using: str) -> None:
-    """Load the models of live spaces, and log those that cannot be loaded yet."""
-    for space in itertools.chain.from_iterable(live_of(specs, using=using).values()):
-        provider = provider_of(space)
-        try:
-            with answers.provider_errors(provider):
-                provider.warm_up()
-        except ProviderError as error:
-            events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
+def active(spec: Spec, *, using: str) -> Space | None:
+    """Return the space that is searched, or None if no worker has started yet."""
+    return Space.objects.using(using).filter(spec=spec.key, state=Space.State.ACTIVE).first()
 
 
 def ask_live_states(
@@ -95,9 +97,7 @@ def ask_live_states(
     return read_states
 
 
-def active(spec: Spec, *, using: str) -> Space | None:
-    """Return the space that is searched, or None if no worker has started yet."""
-    return Space.objects.using(using).filter(spec=spec.key, state=Space.State.ACTIVE).first()
+# Its provider
 
 
 def provider_of(space: Space) -> Provider:
@@ -107,18 +107,17 @@ def provider_of(space: Space) -> Provider:
     time-out takes effect at once. Otherwise one is built from what is stored in the space. If that
     fails, a ``NotInstalled`` takes its place, which is always down, so that other spaces go on.
     """
+    with suppress(ImproperlyConfigured):  # which may not be about this space
+        declared = providers.get(space.provider)
+        if is_of(space, declared):
+            return declared
     try:
-        if _may_be_declared(space):
-            provider = providers.get(space.provider)
-            if is_of(space, provider):
-                return provider
-        options = json.dumps(space.options, sort_keys=True)
-        return _former(
+        return _build(
             space.provider,
             space.backend,
             space.model,
             space.dimensions,
-            options,
+            json.dumps(space.options, sort_keys=True),
             conf.current().batch_size,
         )
     except ImproperlyConfigured as error:
@@ -145,6 +144,18 @@ def is_of(space: Space, provider: Provider) -> bool:
     return all(getattr(space, name) == value for name, value in provider.declared().items())
 
 
+def warm_up(specs: Iterable[Spec], *, using: str) -> None:
+    """Load the models of live spaces, and log those that cannot be loaded yet."""
+    for spaces in live_of(specs, using=using).values():
+        for space in spaces:
+            provider = provider_of(space)
+            try:
+                with answers.provider_errors(provider):
+                    provider.warm_up()
+            except ProviderError as error:
+                events.tell(events.MODEL_NOT_LOADED, space=str(space), error=clean(str(error)))
+
+
 def ask_for_weights(spaces: Iterable[Space]) -> None:
     """Have the providers of spaces read their models' digests: a tag may have been pulled again."""
     for provider in {provider_of(space) for space in spaces if space.model_digest}:
@@ -162,28 +173,10 @@ def _lost(space: Space, why: str) -> NotInstalled:
     )
 
 
-def _may_be_declared(space: Space) -> bool:
-    """Return whether the declared provider may be the space's, without building it.
-
-    If it declares another model, building it might raise an error that is not about this space.
-    """
-    declared = conf.current().declared.get(space.provider, {})
-    wanted = declared.get("MODEL"), declared.get("DIMENSIONS")
-    if wanted != (space.model, space.dimensions):
-        return False
-    try:
-        backend = import_string(declared.get("BACKEND", ""))
-    except (AttributeError, ImportError, ValueError):
-        return False
-    is_provider = isinstance(backend, type) and issubclass(backend, Provider)
-    return is_provider and backend.backend_path() == space.backend
-
-
 @functools.lru_cache(maxsize=32)
-def _former(
+def _build(
     alias: str, backend: str, model: str, dimensions: int, options: str, batch_size: int
 ) -> Provider:
-    """Build the provider of a space that the settings no longer declare."""
     return providers.build(
         alias=alias,
         backend=backend,
@@ -192,3 +185,84 @@ def _former(
         options=json.loads(options),
         batch_size=batch_size,
     )
+
+
+# Its model, recognized by what it makes of a few fixed texts: see ``providers.recognition``
+
+
+def known_of(space: Space) -> Known | None:
+    """Return what a space's model is recognized by. None: nothing yet, or it is not wanted."""
+    if not conf.current().canary_seconds or space.canary is None:
+        return None
+    return Known(bytes(space.canary), f"space {space.pk} ({space})", space.model_facts)
+
+
+def learn(space: Space, vectors: Vectors, *, facts: str, using: str) -> Known | None:
+    """Let a space know its model, if no other worker has: call it before vectors are stored.
+
+    Returns what the space knows then. None: the space is gone.
+    """
+    same = Space.objects.using(using).filter(pk=space.pk)
+    same.filter(canary=None).update(
+        canary=vectors.astype("<f4").tobytes(), canary_at=Now(), model_facts=clean(facts)
+    )
+    return next(map(known_of, same), None)
+
+
+def note_exchange(space: Space, error: AnotherModel, *, using: str) -> None:
+    """Note that a space's model is another one now: its provider is lost until it is back.
+
+    Updates the instance too.
+    """
+    space.exchanged = clean(str(error))
+    same = Space.objects.using(using).filter(pk=space.pk, exchanged="")
+    if same.update(exchanged=space.exchanged, exchanged_at=Now()):
+        events.tell(events.MODEL_EXCHANGED, spec=space.spec, space=str(space), error=str(error))
+
+
+def note_recognized(space: Space, *, seconds_ago: float, using: str) -> None:
+    """Note when a space's model was last seen to be the same."""
+    Space.objects.using(using).filter(pk=space.pk, exchanged="").update(
+        canary_at=Greatest("canary_at", Now() - Value(timedelta(seconds=seconds_ago)))
+    )
+
+
+def recognize(spec: Spec, *, using: str, only_exchanged: bool) -> None:
+    """Ask the models of a spec's live spaces whether they are the same.
+
+    ``only_exchanged``: only those that were seen to be others, which may be back by now.
+    """
+    for space in live(spec, using=using):
+        known = known_of(space)
+        if known and (space.exchanged or not only_exchanged):
+            _recognize(spec, space, known, using=using)
+
+
+def _recognize(spec: Spec, space: Space, known: Known, *, using: str) -> None:
+    once = space.pk, space.exchanged_at
+    if space.exchanged and once not in _taken_back and _take_back(spec, space, using=using):
+        _taken_back.add(once)
+    try:
+        strangers = provider_of(space).canary.look([known], seconds=0).strangers
+    except ProviderUnavailable:
+        return  # nothing is known now
+    if strangers:
+        note_exchange(space, strangers[known], using=using)
+    # Once more: what was embedded before the exchange was seen may have been stored after it.
+    elif space.exchanged and _take_back(spec, space, using=using):
+        same = Space.objects.using(using).filter(pk=space.pk).exclude(exchanged="")
+        if same.update(exchanged="", canary_at=Now()):
+            events.tell(events.MODEL_BACK, spec=space.spec, space=str(space))
+
+
+def _take_back(spec: Spec, space: Space, *, using: str) -> bool:
+    """Delete the vectors that were stored after the model was last recognized. Keep their texts.
+
+    Returns whether that is done: rows that others have locked are left.
+    """
+    since = space.canary_at
+    if since is None:
+        return True
+    while stored.take_back(spec, space.pk, since=since, limit=CHUNKS, using=using):
+        pass
+    return not stored.is_to_be_taken_back(spec, space.pk, since=since, using=using)

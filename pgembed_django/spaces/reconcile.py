@@ -1,30 +1,40 @@
-"""Walk the tables for gaps, and enqueue these with a lower priority than writes.
+"""Scan the tables for gaps: rows whose stored vectors do not match them. Enqueue these.
 
-A lap goes over one table page by page, in key order. Workers share its cursor without a leader:
-each takes the next page. One short transaction finds the gaps of a page and enqueues them, so that
-no TRUNCATE can come in between.
+Gaps have a lower priority than writes. A lap goes over one table page by page, in key order.
+Workers share its cursor without a leader: each takes the next page. One short transaction finds the
+gaps of a page and enqueues them, so that no TRUNCATE can come in between. Chunks and jobs are
+looked up by index, so a page costs the same however large the tables are.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError
-from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models import Model, OuterRef, Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
 
-from pgembed_django import database, events, faults, spaces
+from pgembed_django import database, events, faults, sources, spaces
 from pgembed_django.models import Job, Lap, Space
-from pgembed_django.models.job import READY
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, READY, RUNNING, UNSETTLED
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import gaps, laps
+from pgembed_django.spaces import stored
+from pgembed_django.spaces.coverage import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
+
+CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
+ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
 
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
+
+TEXTS_SECONDS = 1.0
+"""How long one transaction makes texts at most: TRUNCATE and ALTER TABLE wait for its end."""
+
+PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 _fewer_rows: dict[tuple[str, str, str], int] = {}
 """(spec key, sweep, database) -> page size, after a page failed. Zero: skip a single bad row."""
@@ -35,16 +45,6 @@ class Page(NamedTuple):
 
     enqueued: int
     is_last: bool
-    is_cut: bool
-    """Whether the page ended early because its texts took long to make."""
-
-
-class Found(NamedTuple):
-    """The units with a gap on a page."""
-
-    units: Sequence[str]
-    cut_at: Any = None
-    """The key after which the page ended early. None: it did not."""
 
 
 class Refreshing(NamedTuple):
@@ -67,27 +67,25 @@ def reconcile_once(
     spec: Spec,
     *,
     using: str,
-    sweeps: Sequence[str] = laps.CHEAP_SWEEPS,
+    sweeps: Sequence[str] = CHEAP_SWEEPS,
     quiet_seconds: float = math.inf,
 ) -> int:
     """Go over the spec's rows once. Return how many jobs were added.
 
     Stops early when the backlog is full, and after ``quiet_seconds`` on pages without a gap, but
-    does at least one page of each sweep. The next call goes on there. ``laps.ALL_SWEEPS`` also
-    reads every text, and so finds what was written past the triggers.
+    does at least one page of each sweep. The next call goes on there. ``ALL_SWEEPS`` also reads
+    every text, and so finds what was written past the triggers.
     """
     enqueued = 0
     quiet = 0.0
     for sweep in sweeps:
-        while True:
-            started = time.monotonic()
-            page = reconcile_page(spec, sweep, using=using)
-            if page is None:
-                break
+        started = time.monotonic()
+        while page := reconcile_page(spec, sweep, using=using):
             enqueued += page.enqueued
             quiet += 0 if page.enqueued else time.monotonic() - started
             if page.is_last or (not page.enqueued and quiet >= quiet_seconds):
                 break
+            started = time.monotonic()
     if enqueued:
         events.tell(events.GAPS_FOUND, spec=spec.key, count=enqueued)
     return enqueued
@@ -104,11 +102,11 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     room = _room(spec, using=using)
     if not live or not room:
         return None
-    laps.begin(spec, sweep, using=using)
+    begin(spec, sweep, using=using)
     lap = spec.key, sweep, using
     rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
     try:
-        page = _next_page(spec, sweep, live, rows=max(rows, 1), using=using, is_skipped=not rows)
+        page = _next_page(spec, sweep, live, rows=rows, using=using)
     except database.Busy:
         return None  # a TRUNCATE or ALTER TABLE has locked the whole table
     except DatabaseError as error:
@@ -121,16 +119,11 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
 
 
 def _next_page(
-    spec: Spec,
-    sweep: str,
-    live: Sequence[Space],
-    *,
-    rows: int,
-    using: str,
-    is_skipped: bool = False,
+    spec: Spec, sweep: str, live: Sequence[Space], *, rows: int, using: str
 ) -> Page | None:
     with database.giving_way(using):
-        free = Lap.objects.using(using).select_for_update(skip_locked=True)
+        laps = Lap.objects.using(using)
+        free = laps.select_for_update(skip_locked=True)
         lap = free.filter(spec=spec.key, sweep=sweep).first()
         if lap is None:
             return None
@@ -138,40 +131,147 @@ def _next_page(
             # The declaration has changed: begin a lap that compares every row with it.
             lap.recipe, lap.cursor = spec.recipe, None
         after = spec.parse_cursor(lap.cursor)
-        page, last_key = _page(spec, sweep, after, rows=rows, using=using)
-        found = Found([]) if is_skipped else _gaps(spec, sweep, live, page, using=using)
+        end = _page_end(spec, sweep, after, rows=max(rows, 1), using=using)
+        units: Sequence[str] = ()
+        if rows:
+            key = "source_id" if sweep == Lap.Sweep.ORPHANED else "pk"
+            page = Q() if after is None else Q(**{f"{key}__gt": after})
+            page &= Q() if end is None else Q(**{f"{key}__lte": end})
+            if sweep == Lap.Sweep.STALE:
+                units, cut_at = stale(spec, live, page, using=using)
+                end = end if cut_at is None else cut_at
+            elif sweep == Lap.Sweep.ORPHANED:
+                units = list(orphaned(spec, page, using=using))
+            else:
+                units = missing(spec, live, page, using=using)
         enqueued = jobs.enqueue(
-            spec.key,
-            found.units,
-            kind=Job.Kind.RECONCILER,
-            priority=spec.priority,
-            using=using,
+            spec.key, units, kind=Job.Kind.RECONCILER, priority=spec.priority, using=using
         )
-        is_cut = found.cut_at is not None
-        end = found.cut_at if is_cut else last_key
-        _move(lap, end, using=using)
-    return Page(enqueued, is_last=end is None, is_cut=is_cut)
+        state: dict[str, Any] = {"recipe": lap.recipe}
+        if end is None:
+            state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
+        else:
+            state |= {"cursor": str(end), "finished_at": None}
+        # update() sends no signals: an error in a receiver must not end the lap.
+        laps.filter(pk=lap.pk).update(**state)
+    return Page(enqueued, is_last=end is None)
 
 
-def _move(lap: Lap, end: Any, *, using: str) -> None:
-    """Store that a lap has come to a key. None: it has ended."""
-    state: dict[str, Any] = {"recipe": lap.recipe}
-    if lap.cursor is None:
-        state["started_at"] = Now()
-    if end is None:
-        state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
-    else:
-        state |= {"cursor": str(end), "finished_at": None}
-    # update() sends no signals: an error in a receiver must not end the lap.
-    Lap.objects.using(using).filter(pk=lap.pk).update(**state)
+def _page_end(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> Any:
+    """Return the last key of the page after a key, or None on the last page.
+
+    The texts of a page that compares them fit in one read.
+    """
+    key = "source_id" if sweep == Lap.Sweep.ORPHANED else "pk"
+    walked = spec.all_rows(using=using)
+    if sweep == Lap.Sweep.ORPHANED:
+        walked = spec.embedding_model._base_manager.using(using).all()
+    if after is not None:
+        walked = walked.filter(**{f"{key}__gt": after})
+    if sweep == Lap.Sweep.STALE:
+        keys = sources.fitting(spec, walked, most=rows)
+        is_cut = len(keys) == rows or (keys and walked.filter(pk__gt=keys[-1]).exists())
+        return keys[-1] if is_cut else None
+    return next(iter(walked.order_by(key).values_list(key, flat=True)[rows - 1 : rows]), None)
+
+
+# The gaps of one page of keys
+
+
+def missing(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> list[str]:
+    """Return rows that lack vectors in a space, have no unfinished job, and are not parked.
+
+    Also returns rows that lack nothing but have an open failure: it may be of a space that is no
+    longer live, and only a job settles it.
+    """
+    fresh = ~Q(LookedUp(jobs_of_row(spec, OPEN_FAILURE)))
+    for space in live:
+        fresh &= Q(LookedUp(covering_chunk(spec, space)))
+    rows = spec.rows(using=using).filter(page).exclude(fresh)
+    for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
+        rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))
+    return list(rows.values_list(Cast("pk", TextField()), flat=True))
+
+
+def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
+    """Return units with stored chunks whose row is gone or no longer matches the condition."""
+    rows = spec.rows(using=using).filter(pk=OuterRef("source_id"))
+    return (
+        spec.embedding_model._base_manager.using(using)
+        .filter(page)
+        .exclude(LookedUp(rows))
+        .values_list(Cast("source_id", TextField()), flat=True)
+        .distinct()
+    )
+
+
+def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[list[str], Any]:
+    """Return rows whose text differs from the stored digest. Reads every text.
+
+    The second value is the key after which it stopped early because text methods took too long,
+    or None.
+    """
+    rows = spec.rows(using=using).filter(page).exclude(LookedUp(jobs_of_row(spec, PARKED)))
+    # Rows whose text method raises are left out: jobs fail of that when such rows are written.
+    texts, end = sources.digests(spec, rows, seconds=TEXTS_SECONDS)
+    found = stored.text_digests(spec, list(texts), [space.pk for space in live], using=using)
+    return sorted({key for key, digest in found if digest != texts[key]}), end
+
+
+# The laps
+
+
+def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
+    """Return the sweeps that have to go on without waiting for their next turn.
+
+    These are the sweeps in the middle of a table, and ``stale`` until it has compared all rows
+    with a changed recipe. In one statement, because this runs every second.
+    """
+    by_key = {spec.key: spec for spec in specs}
+    may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
+    laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
+    found: dict[Spec, list[str]] = {}
+    for key, sweep, recipe in laps.order_by("pk").values_list("spec", "sweep", "finished_recipe"):
+        spec = by_key[key]
+        if sweep != Lap.Sweep.STALE or recipe != spec.recipe:
+            found.setdefault(spec, []).append(sweep)
+    return found
+
+
+def begin(spec: Spec, sweep: str, *, using: str) -> None:
+    """Ensure that there is a lap. A new one takes what is stored as made by the present recipe."""
+    known = Lap.objects.using(using)
+    if not known.filter(spec=spec.key, sweep=sweep).exists():
+        recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
+        known.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
+
+
+def restart(spec: Spec, sweep: str, *, using: str) -> None:
+    """Begin a new lap with the next page."""
+    Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)
+
+
+def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
+    """Return how many rows were compared with a changed recipe, or None if all were.
+
+    Counts the whole table, so call it only when a person asks.
+    """
+    lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
+    if lap is None or lap.finished_recipe == spec.recipe:
+        return None
+    rows = spec.rows(using=using)
+    after = spec.parse_cursor(lap.cursor) if lap.recipe == spec.recipe else None
+    compared = 0 if after is None else rows.filter(pk__lte=after).count()
+    return Refreshing(rows.count(), compared, backlog(spec, using=using))
+
+
+# The jobs that wait
 
 
 def backlog(spec: Spec, *, using: str, kind: Job.Kind = Job.Kind.RECONCILER) -> int:
     """Return how many jobs of a kind are waiting, counted up to ``MAX_BACKLOG``."""
     waiting = Job.objects.using(using).filter(
-        READY,
-        spec=spec.key,
-        priority=kind.priority(spec.priority),
+        READY, spec=spec.key, priority=kind.priority(spec.priority)
     )
     return waiting.order_by()[:MAX_BACKLOG].count()
 
@@ -188,44 +288,3 @@ def _room(spec: Spec, *, using: str) -> int:
     """
     room = MAX_BACKLOG - backlog(spec, using=using)
     return room if room >= min(PAGE_ROWS, MAX_BACKLOG) else 0
-
-
-def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
-    """Return how many rows were compared with a changed recipe, or None if all were.
-
-    Counts the whole table, so call it only when a person asks.
-    """
-    lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
-    if lap is None or lap.finished_recipe == spec.recipe:
-        return None
-    rows = spec.rows(using=using)
-    compared = 0
-    after = spec.parse_cursor(lap.cursor)
-    if lap.recipe == spec.recipe and after is not None:
-        compared = rows.filter(pk__lte=after).count()
-    return Refreshing(rows.count(), compared, backlog(spec, using=using))
-
-
-def _page(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> tuple[Q, Any]:
-    """Return (filter, last key) of the page after a key. The last key is None on the last page."""
-    by_source = sweep == Lap.Sweep.ORPHANED
-    key = "source_id" if by_source else "pk"
-    if sweep == Lap.Sweep.STALE:
-        end = gaps.text_page_end(spec, after, size=rows, using=using)
-    else:
-        chunks = spec.embedding_model._base_manager.using(using)
-        walked = chunks if by_source else spec.all_rows(using=using)
-        end = gaps.page_end(walked, key, after, size=rows)
-    page = Q() if after is None else Q(**{f"{key}__gt": after})
-    if end is not None:
-        page &= Q(**{f"{key}__lte": end})
-    return page, end
-
-
-def _gaps(spec: Spec, sweep: str, live: Sequence[Space], page: Q, *, using: str) -> Found:
-    if sweep == Lap.Sweep.ORPHANED:
-        return Found(list(gaps.orphaned(spec, page, using=using)))
-    if sweep == Lap.Sweep.STALE:
-        units, cut_at = gaps.stale(spec, live, page, using=using)
-        return Found(units, cut_at)
-    return Found(gaps.missing(spec, live, page, using=using))

@@ -13,7 +13,6 @@ from pgembed_django import conf, postgres, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import recognition
 
 BACKEND = f"{DeterministicProvider.__module__}.{DeterministicProvider.__qualname__}"
 
@@ -33,7 +32,7 @@ def run_jobs(*, using: str = DEFAULT_DB_ALIAS) -> int:
     known = {spec.key: spec for spec in specs.on(using)}
     for spec in known.values():
         spaces.ensure(spec, using=using)
-        recognition.recognize(spec, using=using, only_exchanged=True)
+        spaces.recognize(spec, using=using, only_exchanged=True)
     handler = EmbeddingHandler(known, using=using)
     work = Work(handler, using=using, worker_id=0, settings=conf.current(), inline=True)
     while work.step() or handler.embedder.wait_seconds:

@@ -13,7 +13,6 @@ from django.test import Client
 from django.urls import reverse
 
 from pgembed_django.admin import actions
-from pgembed_django.admin import actions, views
 from pgembed_django.models import Job, Lap
 from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding

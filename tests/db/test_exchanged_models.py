@@ -20,7 +20,6 @@ from pgembed_django.providers import recognition
 from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
-from pgembed_django.spaces.recognition import recognize
 from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import make_due
@@ -166,9 +165,9 @@ def test_behind_a_proxy_what_was_stored_meanwhile_is_taken_back(server, run_jobs
     assert is_of(server, salmon)
     NoteEmbedding.objects.filter(passage="trout").update(created_at="2026-01-01T00:00:00Z")
 
-    recognize(specs.get(NOTE), using="default", only_exchanged=False)
+    spaces.recognize(specs.get(NOTE), using="default", only_exchanged=False)
     assert space().exchanged
-    recognize(specs.get(NOTE), using="default", only_exchanged=True)
+    spaces.recognize(specs.get(NOTE), using="default", only_exchanged=True)
 
     stored = NoteEmbedding.objects.order_by("pk").values_list("passage", "embedding")
     assert [(passage, vector is None) for passage, vector in stored] == [

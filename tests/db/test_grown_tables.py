@@ -18,7 +18,7 @@ from pgembed_django import database, spaces, specs
 from pgembed_django.models import Ending, Job, Space
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import gaps
+from pgembed_django.spaces import reconcile
 from tests.app.models import Article
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -292,7 +292,7 @@ def test_a_look_for_the_job_of_a_row_does_not_read_its_lane(
     [space] = spaces.live(spec, using="default")
     before = count_read()
 
-    assert len(gaps.missing(spec, [space], Q(), using="default")) == len(articles) - 2
+    assert len(reconcile.missing(spec, [space], Q(), using="default")) == len(articles) - 2
     assert spaces.last_gap(spec, space, using="default")
     assert jobs.release(released, using="default") is Ending.REQUEUED
     assert jobs.fail(failed, "no", using="default") is Ending.FAILED

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from pgembed_django import search, spaces, specs
-from pgembed_django import search, spaces, specs, store
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import reembed
-from pgembed_django.spaces import pruning, reconcile
+from pgembed_django.spaces import lifecycle, reconcile
+from pgembed_django.spaces.stored import prune
 from tests.app.models import (
     Article,
     ArticleComment,
@@ -494,9 +494,9 @@ def test_a_space_that_is_reopened_in_the_middle_of_its_pruning_is_filled_again(
     fill(maintenance, spec, run_jobs)
     assert spaces.active(spec, using="default") != former
     former.refresh_from_db()
-    monkeypatch.setattr(pruning, "CHUNKS", 1)
+    monkeypatch.setattr(lifecycle, "CHUNKS", 1)
     looks = iter([False, False, False, True])
-    assert not pruning.prune(spec, former, using="default", is_stopping=lambda: next(looks))
+    assert not spaces.prune(spec, former, using="default", is_stopping=lambda: next(looks))
 
     settings.PGEMBED_PROVIDERS = declared
     assert spaces.reopen(former, using="default") == former
@@ -555,7 +555,7 @@ def test_a_row_that_fails_while_a_space_is_pruned_and_reopened_is_not_stored_the
 def prune_in_part_and_reopen(spec: specs.Spec, space: Space) -> None:
     spaces.cancel(spec.key, using="default")
     for first_only in (True, False):
-        pruning.prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
+        prune(spec, space.pk, after=0, limit=2, first_only=first_only, using="default")
     assert spaces.reopen(space, using="default") == space
 
 

@@ -15,12 +15,11 @@ from django.db.models import Q
 from pgembed_django import sources, spaces, specs
 from pgembed_django.chunking import Chunker
 from pgembed_django.embedding import planner
-from pgembed_django.embedding import planner, reader
 from pgembed_django.models import Job, Lap
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import gaps, reconcile
+from pgembed_django.spaces import reconcile
 from pgembed_django.spaces.backfill import Backfill
 from pgembed_django.specs import Spec
 from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding
@@ -100,7 +99,7 @@ def test_texts_that_a_method_makes_of_short_rows_are_dropped_one_by_one(run_jobs
     product = specs.get("app.ProductEmbedding")
     live = spaces.live(product, using="default")
 
-    (found, _), megabytes = peak(lambda: gaps.stale(product, live, Q(), using="default"))
+    (found, _), megabytes = peak(lambda: reconcile.stale(product, live, Q(), using="default"))
 
     assert len(found) == 20
     assert megabytes < 30

@@ -11,7 +11,7 @@ from django.db import connection, transaction
 
 from pgembed_django.checks import check_databases
 from pgembed_django.models import Job, Worker
-from pgembed_django.spaces import sequences
+from pgembed_django.spaces import repairs
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
 
@@ -55,7 +55,7 @@ def came_without_sequences(run_jobs):
 
 def catch_up_elsewhere() -> None:
     try:
-        sequences.catch_up(using="default")
+        repairs.advance_sequences(using="default")
     finally:
         connection.close()
 
@@ -91,7 +91,7 @@ class TestRowsBeyondTheirSequences:
         execute("GRANT USAGE ON SCHEMA archive TO pgembed_reader")
         execute("SET LOCAL ROLE pgembed_reader")
 
-        sequences.catch_up(using="default")
+        repairs.advance_sequences(using="default")
 
         execute("RESET ROLE")
         assert ids() == ["pgembed.W008"]
@@ -115,7 +115,7 @@ def test_tables_whose_sequences_are_ahead_are_left_as_they_are():
         cursor.execute(last)
         before = cursor.fetchone()
 
-        sequences.catch_up(using="default")
+        repairs.advance_sequences(using="default")
 
         cursor.execute(last)
         assert cursor.fetchone() == before
@@ -148,7 +148,7 @@ def test_what_wraps_statements_is_given_text(came_without_sequences):
         return execute(statement, *rest)
 
     with connection.execute_wrapper(wrapper):
-        sequences.catch_up(using="default")
+        repairs.advance_sequences(using="default")
 
-    assert sequences.behind(using="default") == []
+    assert repairs.sequences_behind(using="default") == []
     assert {type(statement) for statement in seen} == {str}

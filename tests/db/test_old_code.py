@@ -245,7 +245,7 @@ def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift,
     for _ in specs.all():
         maintenance.upkeep.look_for_stale_rows()
     maintenance.upkeep.continue_laps()
-    maintenance.upkeep.fill()
+    maintenance.upkeep.build()
 
     refused = [one for one in caplog.records if one.event == "pgembed.chore_refused"]
     assert {one.spec for one in refused} <= {NOTE}

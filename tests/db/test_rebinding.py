@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from pgembed_django.models import Job
-from pgembed_django.spaces import trigger_repair
+from pgembed_django.spaces import repairs
 from pgembed_django.triggers import installed
 from tests.app.models import Note, Oddity
 
@@ -84,7 +84,7 @@ def test_triggers_that_always_fire_go_on_doing_so():
         execute(f"ALTER TABLE app_note ENABLE ALWAYS TRIGGER {name}")
     execute(TAKE)
 
-    trigger_repair.follow(using="default")
+    repairs.repair_triggers(using="default")
 
     assert installed.drifted([NOTE], using="default") == {}
     assert set(enabled().values()) == {"A"}
@@ -95,7 +95,7 @@ def test_triggers_that_somebody_disabled_stay_so(caplog):
     execute("ALTER TABLE app_note DISABLE TRIGGER USER")
     execute(TAKE)
 
-    trigger_repair.follow(using="default")
+    repairs.repair_triggers(using="default")
 
     assert set(enabled().values()) == {"D"}
     assert told(caplog) == []
@@ -108,7 +108,7 @@ def test_a_role_that_does_not_own_the_table_is_told(caplog):
     execute("GRANT USAGE ON SCHEMA archive TO pgembed_guest")
     execute("SET LOCAL ROLE pgembed_guest")
 
-    trigger_repair.follow(using="default")
+    repairs.repair_triggers(using="default")
 
     assert told(caplog) == [("pgembed.triggers_amiss", NOTE)]
 
@@ -116,12 +116,12 @@ def test_a_role_that_does_not_own_the_table_is_told(caplog):
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("column")
 def test_a_table_that_a_writer_holds_is_followed_later(second_connection, caplog, monkeypatch):
-    monkeypatch.setattr(trigger_repair, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(repairs, "TRY_SECONDS", 0.2)
     note = Note.objects.create(body="a")
     execute(TAKE)
     try:
         second_connection.execute("LOCK TABLE app_note IN ROW EXCLUSIVE MODE")
-        trigger_repair.follow(using="default")
+        repairs.repair_triggers(using="default")
         assert told(caplog) == [("pgembed.triggers_amiss", NOTE)]
 
         second_connection.rollback()
@@ -133,5 +133,5 @@ def test_a_table_that_a_writer_holds_is_followed_later(second_connection, caplog
     finally:
         second_connection.rollback()
         execute(GIVE_BACK)
-        trigger_repair.follow(using="default")
+        repairs.repair_triggers(using="default")
         execute("ALTER TABLE app_note DROP body_new")

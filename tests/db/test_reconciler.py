@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
 from pgembed_django.models import Job, Lap
-from pgembed_django.spaces import gaps, laps, reconcile
+from pgembed_django.spaces import reconcile
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
 from tests.db.conftest import Maintenance, make_due
@@ -66,11 +66,11 @@ def test_one_reconcile_mends_all_that_went_past_the_triggers(run_jobs):
         cursor.execute("RESET session_replication_role")
     assert not Job.objects.filter(status="pending").exists()
 
-    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 4
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 4
     run_jobs()
 
     assert stored() == {str(changed.pk): "new", str(robbed.pk): "kept", restored: "restored"}
-    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
 
 
 def test_rows_from_before_the_decorator_need_no_command(run_jobs):
@@ -93,9 +93,9 @@ def test_a_unit_that_keeps_failing_is_parked_for_longer_and_longer(run_jobs, pro
     for _ in range(3):
         [failure] = Job.objects.filter(status="failed", settled_at=None)
         parked.append(failure.run_at - failure.finished_at)
-        assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
+        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
         make_due()
-        assert find_gaps(sweeps=laps.ALL_SWEEPS) == 1
+        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
         run_jobs()
 
     assert parked == [timedelta(hours=1), timedelta(hours=2), timedelta(hours=4)]
@@ -139,10 +139,10 @@ def test_a_stale_row_that_keeps_failing_stays_parked_too(run_jobs, provider):
     note.save()
     run_jobs()
 
-    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 0
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
     assert stored() == {str(note.pk): "good"}
     make_due()
-    assert find_gaps(sweeps=laps.ALL_SWEEPS) == 1
+    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
 
 
 def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkey
     monkeypatch.setattr(Product, "pitch", lambda row: 1 / 0 if row.pk == bad.pk else pitch(row))
     product = spec("app.ProductEmbedding")
 
-    found, _ = gaps.stale(
+    found, _ = reconcile.stale(
         product,
         spaces.live(product, using="default"),
         Q(),
@@ -170,18 +170,15 @@ def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
     run_jobs()
     past_the_triggers("UPDATE app_product SET price = 7")
     Job.objects.all().delete()
-    monkeypatch.setattr(gaps, "TEXTS_SECONDS", 0.0, raising=False)  # every text takes that long
+    monkeypatch.setattr(reconcile, "TEXTS_SECONDS", 0.0)  # every text takes that long
     product = spec("app.ProductEmbedding")
 
     page = reconcile.reconcile_page(product, Lap.Sweep.STALE, using="default")
 
     assert (page.enqueued, page.is_last) == (1, False)
     assert Lap.objects.get(spec=product.key).cursor == str(products[0].pk)
-    # A worker goes on at once, in further transactions.
-    maintenance = Maintenance(
-        {product.key: product},
-    )
-    assert maintenance.upkeep.look_for_stale_rows() == 3
+    maintenance = Maintenance({product.key: product})
+    assert [maintenance.upkeep.look_for_stale_rows() for _ in range(3)] == [1, 1, 1]
     assert Lap.objects.get(spec=product.key).cursor is None
 
 
@@ -221,10 +218,10 @@ def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monk
     second_connection.rollback()
     rest = [page(), page()]
 
-    assert first == (3, False, False)
+    assert first == (3, False)
     assert beside is None
     assert not any("app_note" in query["sql"] for query in seen)
-    assert rest == [(3, False, False), (2, True, False)]
+    assert rest == [(3, False), (2, True)]
     assert Job.objects.filter(spec=KEY).count() == 8
 
 
@@ -284,9 +281,9 @@ def test_a_lap_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
 
     assert find_gaps(quiet_seconds=0) == 0
 
-    assert laps.open_sweeps(spec(), using="default") == ["missing", "orphaned"]
+    assert reconcile.under_way([spec()], using="default").get(spec(), []) == ["missing", "orphaned"]
     found = []
-    while sweeps := laps.open_sweeps(spec(), using="default"):
+    while sweeps := reconcile.under_way([spec()], using="default").get(spec(), []):
         found.append(find_gaps(sweeps=sweeps, quiet_seconds=0))
     assert sum(found) == 1
     assert len(found) <= 3

@@ -10,7 +10,7 @@ from pgembed_django import search, spaces, specs
 from pgembed_django.embedding import handler
 from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import renames
+from pgembed_django.spaces import repairs
 from tests.app.models import Article, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import Maintenance, claim
@@ -45,7 +45,7 @@ def test_what_was_written_before_is_not_lost(article, run_jobs):
     Article.objects.update(title="new")
     call_it(FORMER)
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert run_jobs() == 1
     assert "new" in (embedded_text(article) or "")
@@ -85,7 +85,7 @@ def test_what_a_worker_with_the_former_name_had_at_hand_is_claimed_anew(article,
     claim()
     call_it(FORMER)
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert Job.objects.get(spec=KEY, source_pk=str(article.pk)).status == "pending"
     assert run_jobs() == 1
@@ -98,7 +98,7 @@ def test_what_was_written_since_is_newer(article):
     call_it(FORMER)
     Article.objects.update(title="newer")
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     [job] = Job.objects.filter(status="pending")
     assert (job.spec, job.attempts) == (KEY, 0)
@@ -112,7 +112,7 @@ def test_how_a_unit_has_failed_goes_with_it(article):
     Lap.objects.create(spec=KEY, sweep="stale", cursor="7", recipe="r", finished_recipe="q")
     call_it(FORMER)
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     job = Job.objects.get(spec=KEY, status="pending")
     assert (job.attempts, job.crashes, job.last_error) == (2, 1, "refused")
@@ -142,7 +142,7 @@ def test_a_new_model_with_the_former_name_keeps_its_own(article, run_jobs):
     call_it(NOTE)
     assert not NoteEmbedding.objects.exists()
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
     unfinished = [(str(article.pk), "pending")]
@@ -156,7 +156,7 @@ def test_a_renaming_that_is_undone_is_followed_back(article, run_jobs):
     # Until it was stopped, a worker went on under this name.
     spaces.ensure(specs.get(KEY), using="default")
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
     assert Space.objects.filter(spec=KEY).count() == 1
@@ -172,7 +172,7 @@ def test_two_models_that_swap_their_names_keep_each_its_own(article, run_jobs):
         Space.objects.filter(pk__in=space).update(spec=key)
     Article.objects.update(title="new")
 
-    assert renames.follow(using="default")
+    assert repairs.follow_renames(using="default")
 
     for key, ids in held.items():
         assert set(Space.objects.filter(spec=key).values_list("pk", flat=True)) == ids
@@ -188,9 +188,9 @@ def note_spaces(note: Note) -> list[int]:
 def test_one_process_follows_at_a_time(article, second_connection):
     call_it(FORMER)
     with second_connection.transaction():
-        second_connection.execute(renames.TRY_LOCK)
-        assert not renames.follow(using="default")
-    assert renames.follow(using="default")
+        second_connection.execute(repairs.TRY_LOCK)
+        assert not repairs.follow_renames(using="default")
+    assert repairs.follow_renames(using="default")
 
     assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
 
@@ -198,7 +198,7 @@ def test_one_process_follows_at_a_time(article, second_connection):
 def test_spaces_of_others_are_left_alone(article, run_jobs):
     before = list(Space.objects.order_by("pk").values_list("pk", "spec"))
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert list(Space.objects.order_by("pk").values_list("pk", "spec")) == before
 
@@ -228,10 +228,10 @@ def test_a_busy_writer_puts_it_off(article, second_connection):
     call_it(FORMER)
     with second_connection.transaction():
         second_connection.execute("SELECT FROM pgembed_job WHERE status = 'pending' FOR UPDATE")
-        renames.follow(using="default")
+        repairs.follow_renames(using="default")
         assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {FORMER}
 
-    renames.follow(using="default")
+    repairs.follow_renames(using="default")
 
     assert {one.spec for one in Space.objects.filter(pk__in=spaces_of(article))} == {KEY}
 

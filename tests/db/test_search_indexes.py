@@ -21,7 +21,7 @@ from pgembed_django.models import Space
 from pgembed_django.retrieval import queries, retrievers, statistics, targets
 from pgembed_django.retrieval.statistics import Survey, Words
 from pgembed_django.spaces import indexes
-from pgembed_django.spaces.index_kinds import vector_index
+from pgembed_django.spaces.indexes import vector_index
 from tests.app.models import Article, ArticleEmbedding
 
 pytestmark = pytest.mark.django_db

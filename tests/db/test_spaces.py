@@ -17,8 +17,7 @@ from pgembed_django.ops import status
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import fusion, queries, search, statistics, targets
-from pgembed_django.spaces import builder, indexes, laps, reconcile
-from pgembed_django.spaces import pruning as pruning
+from pgembed_django.spaces import indexes, reconcile, stored
 from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.conftest import Maintenance, Writer, backend_pid, make_due
@@ -366,12 +365,12 @@ def test_a_space_that_was_reopened_while_it_was_pruned_is_not_taken_for_pruned_o
         return last
 
     monkeypatch.setattr(stored, "prune", reopened_meanwhile)
-    assert not pruning.prune(spec, retired, using="default")
+    assert not spaces.prune(spec, retired, using="default")
     monkeypatch.undo()
 
     retired.refresh_from_db()
     assert (retired.state, retired.pruned_at) == ("retired", None)
-    assert pruning.prune(spec, retired, using="default")
+    assert spaces.prune(spec, retired, using="default")
     assert not ArticleEmbedding.objects.filter(space=retired).exists()
 
 
@@ -552,7 +551,7 @@ def test_of_all_workers_one_builds_an_index(spec, make_article, run_jobs, second
     make_article()
     run_jobs()
     space = spaces.active(spec, using="default")
-    second_connection.execute(locks.TRY, {"name": builder.LOCK, "number": 0})
+    second_connection.execute(locks.TRY, {"name": indexes.LOCK, "number": 0})
 
     assert indexes.build(spec, space, using="default") == 0
     assert not indexes.drop(spec, space, using="default")
@@ -772,10 +771,10 @@ def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, r
     maintain().upkeep.look_for_stale_rows()
     changed = dataclasses.replace(spec, fields=("contents", "title"))
 
-    assert laps.open_sweeps(spec, using="default") == []
-    assert laps.open_sweeps(changed, using="default") == ["stale"]
+    assert reconcile.under_way([spec], using="default").get(spec, []) == []
+    assert reconcile.under_way([changed], using="default").get(changed, []) == ["stale"]
     assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == 3
-    assert laps.open_sweeps(changed, using="default") == []
+    assert reconcile.under_way([changed], using="default").get(changed, []) == []
 
 
 @pytest.mark.django_db
@@ -791,7 +790,7 @@ def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
 
     assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == len(articles)
 
-    assert laps.open_sweeps(changed, using="default") == []
+    assert reconcile.under_way([changed], using="default").get(changed, []) == []
 
 
 @pytest.mark.django_db

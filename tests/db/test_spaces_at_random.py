@@ -33,7 +33,7 @@ from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
 from pgembed_django.reembedding import reembed
-from pgembed_django.spaces import laps, reconcile
+from pgembed_django.spaces import reconcile, stored
 from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
@@ -147,7 +147,7 @@ class World:
         self._notice()
         for _ in range(12):
             self._retry()
-            reconcile.reconcile_once(self.spec, using="default", sweeps=laps.ALL_SWEEPS)
+            reconcile.reconcile_once(self.spec, using="default", sweeps=reconcile.ALL_SWEEPS)
             self._let_time_pass(100)
             for worker in self._workers.values():
                 while worker.step():

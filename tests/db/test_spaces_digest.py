@@ -15,7 +15,6 @@ from pgembed_django.models import Job, Space
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import queries
-from pgembed_django.spaces import switching
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import Maintenance
 
@@ -220,7 +219,7 @@ def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_j
     run_jobs()
     old, new = Space.objects.filter(spec=NOTE).order_by("pk")
     assert (old.model_digest, new.model_digest) == ("sha-one", "sha-two")
-    assert switching.activate(new, using="default")
+    assert spaces.activate(new, using="default")
     queries.vectors.clear()
     results = search(Note, "trout")
     assert (list(results), results.ranking, results.degraded) == ([note], "hybrid", False)

@@ -13,7 +13,7 @@ from pgembed_django import conf, database, locks, spaces, specs
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
-from pgembed_django.spaces import reconcile, switching
+from pgembed_django.spaces import lifecycle, reconcile
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, Note, NoteEmbedding
 from tests.db.conftest import Maintenance
 from tests.providers import Moody
@@ -348,7 +348,7 @@ def test_a_space_does_not_become_active_while_a_unit_is_stored_without_it(
 ):
     reconcile.reconcile_once(specs.get(NOTE), using="default")
     run(make_worker())
-    second_connection.execute(locks.SHARE, {"name": switching.LAST_LOOK, "number": swap.pk})
+    second_connection.execute(locks.SHARE, {"name": lifecycle.LAST_LOOK, "number": swap.pk})
 
     build()
     assert spaces.active(specs.get(NOTE), using="default") != swap

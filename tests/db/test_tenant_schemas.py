@@ -20,7 +20,7 @@ from pgembed_django.checks import check_databases
 from pgembed_django.models import Job, Space
 from pgembed_django.queue.listener import KEYS
 from pgembed_django.retrieval import statistics
-from pgembed_django.spaces import indexes, renames
+from pgembed_django.spaces import indexes, repairs
 from pgembed_django.testing import assert_fresh, run_jobs
 from pgembed_django.triggers import triggers
 from tests.app.models import Note, NoteEmbedding
@@ -254,8 +254,8 @@ def test_a_renaming_is_followed_while_another_tenant_follows_its_own():
     Space.objects.using("umbra").update(spec="app.FormerEmbedding")
 
     with transaction.atomic(using="acme"):
-        execute("acme", renames.TRY_LOCK)
-        assert renames.follow(using="umbra")
+        execute("acme", repairs.TRY_LOCK)
+        assert repairs.follow_renames(using="umbra")
 
     assert {space.spec for space in spaces_of("umbra")} == {"app.NoteEmbedding"}
 

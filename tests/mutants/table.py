@@ -268,7 +268,7 @@ MUTANTS = [
     Mutant(
         "I10",
         "stale-stays",
-        "spaces/gaps.py",
+        "spaces/reconcile.py",
         "if digest != texts[key]",
         "if not digest",
         "db/test_reconciler.py::test_one_reconcile_mends_all_that_went_past_the_triggers",

@@ -17,8 +17,6 @@ from pgembed_django.exceptions import ProviderError
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import above_zero, progress, rows_text
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.ops.formatting import above_zero, rows_text
 from pgembed_django.spaces.backfill import PAGE_ROWS, TRIES, Backfill
 from pgembed_django.specs import Spec
 

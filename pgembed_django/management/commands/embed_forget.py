@@ -10,8 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 from pgembed_django import database, specs
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
-from pgembed_django.spaces import forgetting, renames
+from pgembed_django.spaces import repairs
 from pgembed_django.triggers import installed
 
 
@@ -30,7 +29,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         self.using = self.chosen_database(options["database"], writes=options["yes"])
-        if options["yes"] and not renames.follow(using=self.using):
+        if options["yes"] and not repairs.follow_renames(using=self.using):
             raise CommandError(
                 "The jobs and spaces of a renamed model may still have its old name: an open "
                 "transaction has locked a job, or another process is moving them. Run it again."
@@ -45,7 +44,7 @@ class Command(EmbedCommand):
             told = ", ".join(f"{number:,} {what}" for what, number in rows.items())
             if options["yes"] and key not in used:
                 try:
-                    forgetting.forget(key, using=self.using)
+                    repairs.forget(key, using=self.using)
                     told = f"deleted: {told}"
                 except database.Busy:
                     used[key] = "an open transaction has some of its jobs. Run it again"
@@ -56,7 +55,7 @@ class Command(EmbedCommand):
             self.stdout.write("Nothing was deleted. Pass --yes to delete it.")
 
     def _chosen(self, keys: list[str] | None) -> Mapping[str, Mapping[str, int]]:
-        left = forgetting.left(using=self.using)
+        left = repairs.left_of_undeclared(using=self.using)
         for key in keys or ():
             if specs.get(key):
                 raise cannot_start(

@@ -11,9 +11,8 @@ from django.db import DatabaseError
 from pgembed_django import faults, spaces, specs
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import progress
-from pgembed_django.ops.command import CANNOT_START, EmbedCommand
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import laps, reconcile
+from pgembed_django.spaces import reconcile
 
 TRIES = 100
 LOOK_SECONDS = 0.05
@@ -40,6 +39,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         using = self.chosen_database(options["database"])
+        sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
         unfinished = []
         chosen = self.chosen_specs(options["specs"], using=using).values()
         self.require_rows(chosen, using=using)
@@ -49,8 +49,8 @@ class Command(EmbedCommand):
                     f"{spec.key} has no space yet: start manage.py embed_worker once."
                 )
             found = 0
-            for sweep in laps.ALL_SWEEPS if options["deep"] else laps.CHEAP_SWEEPS:
-                laps.restart(spec, sweep, using=using)
+            for sweep in sweeps:
+                reconcile.restart(spec, sweep, using=using)
                 with progress(
                     spec.model._base_manager.using(using).count() if options["verbosity"] else 0,
                     what=f"{spec.key}, {sweep}",

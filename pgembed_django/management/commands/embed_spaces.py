@@ -8,12 +8,11 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pgembed_django import spaces, specs
-from pgembed_django.database import Busy
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import duration, whole
-from pgembed_django.spaces import pruning, reconcile
+from pgembed_django.spaces import reconcile
 
 
 class Command(EmbedCommand):
@@ -138,7 +137,7 @@ class Command(EmbedCommand):
         if not of_chosen:
             self.stdout.write("No retired space has vectors to delete.")
         for space in of_chosen:
-            if not pruning.prune(chosen[space.spec], space, using=self.using):
+            if not spaces.prune(chosen[space.spec], space, using=self.using):
                 raise CommandError(
                     f"{space} is not pruned: a worker is building an index, or it was "
                     "reopened. Try again when embed_spaces lists it as retired."
