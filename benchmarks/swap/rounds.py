@@ -150,7 +150,7 @@ class Swapping:
             space is not None
             and looks.covered == self.rows
             and indexes.is_complete(spec(), space, using=USING)
-            and not spaces.has_gap(spec(), space, using=USING)
+            and spaces.last_gap(spec(), space, using=USING) is None
         )
 
     def _deploy(self, width: int) -> None:

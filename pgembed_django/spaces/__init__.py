@@ -1,85 +1,38 @@
 """The life of spaces: ``building`` -> ``active`` -> ``retired``. Only a person reopens one."""
 
-from pgembed_django.spaces.coverage import (
-    FOUND,
-    Coverage,
-    LookedUp,
-    are_few,
-    coverage_of,
-    has_gap,
-    is_empty,
-    is_found,
-    last_gap,
-    lost_by_switching,
-    of_other_language,
-)
-from pgembed_django.spaces.lifecycle import (
-    activate,
-    cancel,
-    ensure,
-    last_look,
-    mark_pruned,
-    prunable,
-    prune,
-    put_off_switch,
-    renew,
-    renewed,
-    reopen,
-)
-from pgembed_django.spaces.live import (
-    LiveState,
-    active,
-    ask_for_weights,
-    ask_live_states,
-    is_of,
-    known_of,
-    learn,
-    live,
-    live_of,
-    note_exchange,
-    note_recognized,
-    provider_of,
-    provider_of_texts,
-    recognize,
-    warm_up,
-)
-
-__all__ = [
-    "FOUND",
-    "Coverage",
-    "LiveState",
-    "LookedUp",
-    "activate",
-    "active",
-    "are_few",
-    "ask_for_weights",
-    "ask_live_states",
-    "cancel",
-    "coverage_of",
-    "ensure",
-    "has_gap",
-    "is_empty",
-    "is_found",
-    "is_of",
-    "known_of",
-    "last_gap",
-    "last_look",
-    "learn",
-    "live",
-    "live_of",
-    "lost_by_switching",
-    "mark_pruned",
-    "note_exchange",
-    "note_recognized",
-    "of_other_language",
-    "provider_of",
-    "provider_of_texts",
-    "prunable",
-    "prune",
-    "put_off_switch",
-    "recognize",
-    "renew",
-    "renewed",
-    "reopen",
-    "warm_up",
-]
+from pgembed_django.spaces.coverage import FOUND as FOUND
+from pgembed_django.spaces.coverage import Coverage as Coverage
+from pgembed_django.spaces.coverage import LookedUp as LookedUp
+from pgembed_django.spaces.coverage import are_few as are_few
+from pgembed_django.spaces.coverage import coverage_of as coverage_of
+from pgembed_django.spaces.coverage import is_empty as is_empty
+from pgembed_django.spaces.coverage import is_found as is_found
+from pgembed_django.spaces.coverage import last_gap as last_gap
+from pgembed_django.spaces.coverage import lost_by_switching as lost_by_switching
+from pgembed_django.spaces.coverage import of_other_language as of_other_language
+from pgembed_django.spaces.lifecycle import activate as activate
+from pgembed_django.spaces.lifecycle import cancel as cancel
+from pgembed_django.spaces.lifecycle import ensure as ensure
+from pgembed_django.spaces.lifecycle import last_look as last_look
+from pgembed_django.spaces.lifecycle import mark_pruned as mark_pruned
+from pgembed_django.spaces.lifecycle import prunable as prunable
+from pgembed_django.spaces.lifecycle import prune as prune
+from pgembed_django.spaces.lifecycle import put_off_switch as put_off_switch
+from pgembed_django.spaces.lifecycle import renew as renew
+from pgembed_django.spaces.lifecycle import renewed as renewed
+from pgembed_django.spaces.lifecycle import reopen as reopen
+from pgembed_django.spaces.live import LiveState as LiveState
+from pgembed_django.spaces.live import active as active
+from pgembed_django.spaces.live import ask_for_weights as ask_for_weights
+from pgembed_django.spaces.live import ask_live_states as ask_live_states
+from pgembed_django.spaces.live import is_of as is_of
+from pgembed_django.spaces.live import known_of as known_of
+from pgembed_django.spaces.live import learn as learn
+from pgembed_django.spaces.live import live as live
+from pgembed_django.spaces.live import live_of as live_of
+from pgembed_django.spaces.live import note_exchange as note_exchange
+from pgembed_django.spaces.live import note_recognized as note_recognized
+from pgembed_django.spaces.live import provider_of as provider_of
+from pgembed_django.spaces.live import provider_of_texts as provider_of_texts
+from pgembed_django.spaces.live import recognize as recognize
+from pgembed_django.spaces.live import warm_up as warm_up

@@ -194,14 +194,6 @@ def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -
         return rows.order_by("-pk").values_list("pk", flat=True).first()
 
 
-def has_gap(spec: Spec, space: Space, *, using: str) -> bool:
-    """Return whether ``last_gap`` finds one, or a writer has locked the whole table."""
-    try:
-        return last_gap(spec, space, using=using) is not None
-    except database.Busy:
-        return True
-
-
 def lost_by_switching(spec: Spec, space: Space, *, using: str) -> int:
     """Count the rows that the active space covers but a full one does not: they have failed.
 

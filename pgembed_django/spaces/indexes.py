@@ -57,20 +57,14 @@ HAS_ROWS = """
     ) AS counted
 """
 
-CREATE_VECTOR = """
+CREATE = """
     CREATE INDEX CONCURRENTLY {name}
     ON {table}
-    USING hnsw (({expression}) {operators})
-    WITH (m = {m}, ef_construction = {ef_construction})
+    USING {method}
     WHERE space_id = {space}
 """
-
-CREATE_FULLTEXT = """
-    CREATE INDEX CONCURRENTLY {name}
-    ON {table}
-    USING gin (fulltext)
-    WHERE space_id = {space}
-"""
+FULLTEXT = "gin (fulltext)"
+NEAREST = "hnsw (({expression}) {operators}) WITH (m = {m}, ef_construction = {ef_construction})"
 
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
@@ -223,15 +217,14 @@ def _build_one(spec: Spec, space: Space, name: str, *, using: str) -> bool:
         return False
     settings = conf.current()
     index = _chosen(space)
-    create = CREATE_FULLTEXT if name == fulltext_name(space) else CREATE_VECTOR
-    statement = sql.SQL(create).format(
-        name=sql.Identifier(name),
-        table=_table(spec),
-        space=sql.Literal(space.pk),
+    method = sql.SQL(FULLTEXT if name == fulltext_name(space) else NEAREST).format(
         expression=sql.SQL(index.of("embedding")),
         operators=sql.SQL(index.kind.operators),
         m=sql.Literal(settings.hnsw_m),
         ef_construction=sql.Literal(settings.hnsw_ef_construction),
+    )
+    statement = sql.SQL(CREATE).format(
+        name=sql.Identifier(name), table=_table(spec), method=method, space=sql.Literal(space.pk)
     )
     database.execute(using, HELPERS, workers=str(settings.index_workers))
     if before:

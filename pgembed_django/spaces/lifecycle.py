@@ -70,8 +70,7 @@ def ensure(spec: Spec, *, using: str) -> list[Space]:
         # An unknown digest matches any.
         may_be = not identity["digest"] or space.model_digest in ("", identity["digest"])
         if space.state in LIVE and may_be:
-            _learn_digest(space, identity, using=using)
-            _follow_options(space, spec, using=using)
+            _bring_up_to_date(space, spec, identity, using=using)
             return live(spec, using=using)
     # Without its digest, the model may be a retired space's: wait until that is known.
     if (told or not same) and not _is_misplaced(spec, using=using):
@@ -97,36 +96,20 @@ def _identity(provider: Provider) -> Identity | None:
     return identity
 
 
-def _fingerprint(identity: Identity) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+def _bring_up_to_date(space: Space, spec: Spec, identity: Identity, *, using: str) -> None:
+    """Store the digest, if it was unknown when the space was opened, and the declared options.
 
-
-def _learn_digest(space: Space, identity: Identity, *, using: str) -> None:
-    """Store the digest of a space that was opened while the server could not be asked."""
-    if not identity["digest"] or space.model_digest:
-        return
-    unknown = Space.objects.using(using).filter(pk=space.pk, model_digest="")
-    try:
-        with transaction.atomic(using=using):
-            unknown.update(model_digest=identity["digest"], fingerprint=_fingerprint(identity))
-    except IntegrityError:
-        # A retired space already has this digest, and no declaration reopens it. So retire this
-        # space too if it is building. An active one is still searched.
-        unknown.filter(state=Space.State.BUILDING).update(
-            state=Space.State.RETIRED, retired_at=Now()
-        )
-
-
-def _follow_options(space: Space, spec: Spec, *, using: str) -> None:
-    """Update the space's options, in case the settings later declare another model.
-
-    The declared options make the same vectors.
+    These make the same vectors, and the settings may later declare another model.
     """
-    options = dict(conf.current().providers[spec.provider].get("OPTIONS", {}))
-    if (space.provider, space.options) != (spec.provider, options):
-        Space.objects.using(using).filter(pk=space.pk).update(
-            provider=spec.provider, options=options
-        )
+    options = _options(spec)
+    digest = space.model_digest or identity["digest"] or ""
+    if (space.provider, space.options, space.model_digest) != (spec.provider, options, digest):
+        same = Space.objects.using(using).filter(pk=space.pk, model_digest=space.model_digest)
+        same.update(provider=spec.provider, options=options, model_digest=digest)
+
+
+def _options(spec: Spec) -> dict[str, Any]:
+    return dict(conf.current().providers[spec.provider].get("OPTIONS", {}))
 
 
 def _is_misplaced(spec: Spec, *, using: str) -> bool:
@@ -203,11 +186,11 @@ def _open(
     space = Space(
         pk=_number(using=using),
         spec=spec.key,
-        fingerprint=_fingerprint(identity),
+        fingerprint=hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest(),
         provider=spec.provider,
         **provider.declared(),
         model_digest=identity["digest"] or "",
-        options=dict(conf.current().providers[spec.provider].get("OPTIONS", {})),
+        options=_options(spec),
         state=Space.State.ACTIVE if is_first else Space.State.BUILDING,
         **({"activated_at": Now()} if is_first else {}),
     )
@@ -297,8 +280,8 @@ def reopen(space: Space, *, using: str) -> Space | None:
             every.filter(pk=space.pk).update(state=Space.State.BUILDING)
             return retired
         begun = _successor(retired, using=using)
-        # A spec's fingerprints are unique, so change the pruned space's. It gets the number of the
-        # new space, for ``renewed``: that one's own fingerprint changes once its digest is known.
+        # A spec's fingerprints are unique, so add the number of the new space to that of the pruned
+        # one, for ``renewed``.
         every.filter(pk=space.pk).update(fingerprint=f"{retired.fingerprint} {begun.pk}")
         every.bulk_create([begun])
         return begun

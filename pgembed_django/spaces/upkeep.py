@@ -94,7 +94,7 @@ class Upkeep:
 
     def chores_of_drain(self) -> list[Callable[[], int]]:
         """Return what finds gaps, compares texts with a changed recipe, and tends the spaces."""
-        self._filling.look_at_once()
+        self._filling = Filling(using=self.using, reconcile_seconds=self._filling.reconcile_seconds)
         self._quiet_seconds = math.inf  # there is nobody to take turns with
         return [
             self.reconcile,
@@ -233,11 +233,6 @@ class Filling:
         except database.Busy:
             return 0  # a writer has locked the whole table
 
-    def look_at_once(self) -> None:
-        """Make the next look due now, however long the last one took."""
-        for seen in self._seen.values():
-            seen.look_at = float("-inf")
-
     def _tend_active(self, spec: Spec, space: Space, seen: Seen) -> None:
         """Build the indexes of the active space.
 
@@ -245,19 +240,17 @@ class Filling:
         many times as long. But a fill may take days, so wait at most for ``FIRST_FILL``.
         """
         same = Space.objects.using(self.using).filter(pk=space.pk)
-        if space.is_partial and not spaces.has_gap(spec, space, using=self.using):
+        if space.is_partial and spaces.last_gap(spec, space, using=self.using) is None:
             same.update(is_partial=False)
         if (
             not same.filter(activated_at__gt=Now() - FIRST_FILL).exists()
             or indexes.is_complete(spec, space, using=self.using)
-            or not spaces.has_gap(spec, space, using=self.using)
+            or spaces.last_gap(spec, space, using=self.using) is None
         ):
             started = self._clock()
             if not indexes.build(spec, space, using=self.using) and not space.is_partial:
-                # Nothing was built. Rest for longer than the look took: until there are enough rows
-                # for an index, each look counts them.
-                ended = self._clock()
-                seen.look_at = ended + max(INDEXED_SECONDS, RESTS * (ended - started))
+                # Until there are enough rows for an index, each look counts them.
+                self._rest(seen, started, least=INDEXED_SECONDS)
 
     def _tend_building(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Switch to the space if it is full and indexed, or else enqueue its gaps."""
@@ -303,7 +296,10 @@ class Filling:
         started = self._clock()
         failed = Job.objects.using(self.using).filter(OPEN_FAILURE, spec=spec.key)
         lost = failed.exists() and spaces.lost_by_switching(spec, space, using=self.using)
-        if lost and _told.is_new((space.pk, self.using), "held up"):
+        if not lost:
+            _told.clear((space.pk, self.using))
+            return False
+        if _told.is_new((space.pk, self.using), "held up"):
             events.tell(
                 events.SPACE_HELD_UP,
                 spec=spec.key,
@@ -311,9 +307,8 @@ class Filling:
                 number=space.pk,
                 count=lost,
             )
-        if lost:
-            self._rest(seen, started, least=HELD_UP_SECONDS)
-        return bool(lost)
+        self._rest(seen, started, least=HELD_UP_SECONDS)
+        return True
 
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Go over the rows now, if no job covers the gap. Return how many jobs were added.

@@ -110,7 +110,7 @@ def test_a_model_that_is_being_built_goes_on_while_a_retired_ones_server_is_down
 
 
 @pytest.mark.django_db(transaction=True)  # the worker has connections of its own
-def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare):
+def test_a_space_that_is_reopened_learns_the_digest_of_a_retired_one(declare):
     declare("one", is_down=True)
     declare("two")
     switch()
@@ -121,7 +121,7 @@ def test_a_worker_starts_where_a_digest_turns_out_to_be_a_retired_spaces(declare
     declare("one")
 
     assert states() == [
-        ("one", "", "retired"),
+        ("one", "digest of one", "building"),
         ("two", "digest of two", "active"),
         ("one", "digest of one", "retired"),
         ("three", "digest of three", "retired"),

@@ -266,7 +266,7 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
         elif sweep == "orphaned":
             list(reconcile.orphaned(spec, Q(source_id__gt=0), using="default"))
         elif sweep == "full":
-            spaces.has_gap(spec, swap, using="default")
+            spaces.last_gap(spec, swap, using="default")
         else:
             spaces.coverage_of(spec, swap, using="default")
     plans = []
@@ -347,7 +347,5 @@ def test_a_space_that_lacks_no_index_is_left_alone_for_a_while(
     assert statements() > 0
     clock.now += INDEXED_SECONDS - 1
     assert statements() == 0
-    filling.look_at_once()
-    assert statements() > 0
-    clock.now += INDEXED_SECONDS
+    clock.now += 1
     assert statements() > 0

@@ -61,7 +61,7 @@ def test_a_dismissed_unit_does_not_keep_a_space_from_being_full(
     jobs.dismiss([make_failed().pk], using="default")
     spec = specs.of(Article)[0]
 
-    assert not spaces.has_gap(spec, spaces.active(spec, using="default"), using="default")
+    assert spaces.last_gap(spec, spaces.active(spec, using="default"), using="default") is None
 
 
 def test_a_write_overrides_a_dismissal(
