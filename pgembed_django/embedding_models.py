@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from typing import Any, cast
 
 from django.db import models
+from django.db.backends.utils import truncate_name
 
-CONSTRAINT_NAME_LENGTH = 63
+NAME_LENGTH = 63
+"""Postgres silently cuts longer names."""
 QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
 
 
@@ -39,7 +40,7 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
         "constraints": [
             models.UniqueConstraint(
                 fields=["source", "space", "position"],
-                name=_constraint_name(f"pgembed_{app_label}_{name.lower()}_position"),
+                name=truncate_name(f"pgembed_{app_label}_{name.lower()}_position", NAME_LENGTH, 8),
                 deferrable=models.Deferrable.DEFERRED,
             )
         ],
@@ -75,12 +76,3 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
 def is_of_module(model: type[models.Model]) -> bool:
     """Return whether a model is defined in its module, rather than in a function or class."""
     return model.__qualname__ == model.__name__
-
-
-def _constraint_name(name: str) -> str:
-    # Postgres limits names in bytes, and silently cuts longer ones.
-    encoded = name.encode()
-    if len(encoded) <= CONSTRAINT_NAME_LENGTH:
-        return name
-    digest = hashlib.sha256(encoded).hexdigest()[:8]
-    return f"{encoded[: CONSTRAINT_NAME_LENGTH - 9].decode(errors='ignore')}_{digest}"

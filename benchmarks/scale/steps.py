@@ -10,7 +10,7 @@ from django.db import connections, transaction
 
 from benchmarks.compare import Figures
 from benchmarks.scale.worlds import spec
-from pgembed_django.models import Lap
+from pgembed_django.models import ScanCursor
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import reconcile
 
@@ -55,7 +55,7 @@ def _steps(using: str) -> tuple[float, float, float, float]:
             jobs.complete(dict.fromkeys(held.ours, 1), keep_seconds=KEEP_SECONDS, using=using)
 
     def reconcile_page() -> None:
-        page = reconcile.reconcile_page(spec(), Lap.Sweep.MISSING, using=using)
+        page = reconcile.reconcile_page(spec(), ScanCursor.Scan.MISSING, using=using)
         assert page is not None
         assert page.enqueued == 0
 

@@ -24,7 +24,7 @@ from benchmarks.swap import counting
 from benchmarks.swap.looking import USING, Looks, active, spec
 from benchmarks.swap.writing import Writer
 from pgembed_django import database, spaces
-from pgembed_django.models import Job, Lap, Space, StagedVector
+from pgembed_django.models import Job, ScanCursor, Space, StagedVector
 from pgembed_django.spaces import indexes, reconcile
 
 COVER_SECONDS = 0.25
@@ -171,7 +171,7 @@ class Swapping:
         self.workers.stop()
         for space in Space.objects.filter(spec=spec().key):
             indexes.drop(spec(), space, using=USING)
-        tables = [spec().embedding_model, Space, Job, StagedVector, Lap]
+        tables = [spec().embedding_model, Space, Job, StagedVector, ScanCursor]
         with connection.cursor() as cursor:
             for model in tables:
                 cursor.execute(

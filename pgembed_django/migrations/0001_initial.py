@@ -123,20 +123,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='Lap',
+            name='ScanCursor',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('spec', models.TextField()),
-                ('sweep', models.TextField(choices=[('missing', 'missing'), ('orphaned', 'orphaned'), ('stale', 'stale'), ('backfill', 'backfill')])),
+                ('scan', models.TextField(choices=[('missing', 'missing'), ('orphaned', 'orphaned'), ('stale', 'stale'), ('backfill', 'backfill')])),
                 ('cursor', models.TextField(null=True)),
-                ('recipe', models.TextField(db_default='', help_text='What the lap under way compares the rows with.')),
-                ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a lap last ended.')),
+                ('recipe', models.TextField(db_default='', help_text='What the scan under way compares the rows with.')),
+                ('finished_recipe', models.TextField(db_default='', help_text='What all rows had been compared with when a scan last ended.')),
                 ('selection', models.TextField(db_default='', help_text='Of a backfill: which rows it was asked for.')),
                 ('passed', models.JSONField(default=list, help_text='Keys that it has to come back to: an open write had their rows.')),
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
             ],
             options={
-                'constraints': [models.UniqueConstraint(condition=models.Q(('sweep', 'backfill'), _negated=True), fields=('spec', 'sweep'), name='pgembed_one_lap_per_sweep'), models.UniqueConstraint(condition=models.Q(('sweep', 'backfill')), fields=('spec', 'selection'), name='pgembed_one_lap_per_backfill')],
+                'constraints': [models.UniqueConstraint(condition=models.Q(('scan', 'backfill'), _negated=True), fields=('spec', 'scan'), name='pgembed_one_cursor_per_scan'), models.UniqueConstraint(condition=models.Q(('scan', 'backfill')), fields=('spec', 'selection'), name='pgembed_one_cursor_per_backfill')],
             },
         ),
         migrations.CreateModel(

@@ -1,13 +1,12 @@
 """Our tables. Only ``jobs``, ``quotas``, ``rollups``, ``spaces`` and ``store`` write to them.
 
-There are two exceptions: ``maintenance`` writes laps, and a worker writes its own row.
-An early switch of ``spaces`` begins a lap, too.
+There are two exceptions: ``spaces`` writes scan cursors, and a worker writes its own row.
 """
 
 from pgembed_django.models.abstract_embedding import AbstractEmbedding
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import Ending, Job, Rollup
-from pgembed_django.models.operations import Lap, Pause, Quota, Worker
+from pgembed_django.models.operations import Pause, Quota, ScanCursor, Worker
 from pgembed_django.models.space import Space, StagedVector
 
 __all__ = [
@@ -15,10 +14,10 @@ __all__ = [
     "Attempt",
     "Ending",
     "Job",
-    "Lap",
     "Pause",
     "Quota",
     "Rollup",
+    "ScanCursor",
     "Space",
     "StagedVector",
     "Worker",

@@ -1,4 +1,4 @@
-"""What processes share apart from jobs: live workers, cursors of laps, quotas, pauses."""
+"""What processes share apart from jobs: live workers, scan cursors, quotas, pauses."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Worker(NotFromFixtures):
         return f"{self.host}:{self.pid}"
 
 
-class Lap(NotFromFixtures):
-    """How far a sweep of the reconciler over a table has come, shared by all workers.
+class ScanCursor(NotFromFixtures):
+    """How far a scan of the reconciler over a table has come, shared by all workers.
 
-    Also how far a backfill has come: there is one lap per ``selection`` of rows.
+    Also how far a backfill has come: there is one cursor per ``selection`` of rows.
     """
 
-    class Sweep(models.TextChoices):
+    class Scan(models.TextChoices):
         MISSING = "missing", _("missing")
         ORPHANED = "orphaned", _("orphaned")
         STALE = "stale", _("stale")
@@ -50,13 +50,13 @@ class Lap(NotFromFixtures):
 
     id = models.BigAutoField(primary_key=True)
     spec = models.TextField()
-    sweep = models.TextField(choices=Sweep)
+    scan = models.TextField(choices=Scan)
     cursor = models.TextField(null=True)  # noqa: DJ001 - NULL is "from the start", "" a key
     recipe = models.TextField(
-        db_default="", help_text=_("What the lap under way compares the rows with.")
+        db_default="", help_text=_("What the scan under way compares the rows with.")
     )
     finished_recipe = models.TextField(
-        db_default="", help_text=_("What all rows had been compared with when a lap last ended.")
+        db_default="", help_text=_("What all rows had been compared with when a scan last ended.")
     )
     selection = models.TextField(
         db_default="", help_text=_("Of a backfill: which rows it was asked for.")
@@ -69,26 +69,26 @@ class Lap(NotFromFixtures):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["spec", "sweep"],
-                condition=~models.Q(sweep="backfill"),
-                name="pgembed_one_lap_per_sweep",
+                fields=["spec", "scan"],
+                condition=~models.Q(scan="backfill"),
+                name="pgembed_one_cursor_per_scan",
             ),
             models.UniqueConstraint(
                 fields=["spec", "selection"],
-                condition=models.Q(sweep="backfill"),
-                name="pgembed_one_lap_per_backfill",
+                condition=models.Q(scan="backfill"),
+                name="pgembed_one_cursor_per_backfill",
             ),
         ]
 
     def __str__(self) -> str:
-        return f"{self.spec} {self.sweep}"
+        return f"{self.spec} {self.scan}"
 
     @staticmethod
     def put(state: dict[str, Any], *, using: str, **key: Any) -> None:
-        """Insert or update a lap. Sends no signals: an error in a receiver must not end it."""
-        laps = Lap.objects.using(using)
-        if not laps.filter(**key).update(**state):
-            laps.bulk_create([Lap(**key, **state)], ignore_conflicts=True)
+        """Insert or update a cursor. Sends no signals: a receiver's error must not end a scan."""
+        cursors = ScanCursor.objects.using(using)
+        if not cursors.filter(**key).update(**state):
+            cursors.bulk_create([ScanCursor(**key, **state)], ignore_conflicts=True)
 
 
 class Quota(NotFromFixtures):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import database, providers, sources, spaces
-from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import READY
 from pgembed_django.queue import jobs
 from pgembed_django.reembedding import Reembedded, reembed
@@ -31,9 +30,6 @@ MAX_LEFT = 10_000
 
 TRIES = 20
 """How often in a row a run retries locked rows in vain before it gives up on them."""
-
-KEPT_FOR = timedelta(days=1)
-"""How long the cursor of a backfill is kept after its end."""
 
 
 class Step(NamedTuple):
@@ -84,14 +80,14 @@ class Backfill:
         self._force = force
         self._is: dict[str, Any] = {
             "spec": spec.key,
-            "sweep": Lap.Sweep.BACKFILL,
+            "scan": ScanCursor.Scan.BACKFILL,
             # Other lookups make it another backfill, but another order of the same ones does not.
             "selection": json.dumps({"force": force, "where": sorted(where, key=str)}, default=str),
         }
-        lap = Lap.objects.using(using).filter(**self._is).first() or Lap()
-        self._cursor = self.resumed_from = lap.cursor
-        self.left: Sequence[str] = lap.passed
-        self.ended = str(lap.finished_at or "")
+        cursor = ScanCursor.objects.using(using).filter(**self._is).first() or ScanCursor()
+        self._cursor = self.resumed_from = cursor.cursor
+        self.left: Sequence[str] = cursor.passed
+        self.ended = str(cursor.finished_at or "")
 
     @property
     def rows(self) -> QuerySet[Model]:
@@ -144,10 +140,7 @@ class Backfill:
             "passed": self.left,
             "finished_at": Now() if is_last else None,
         }
-        Lap.put(state, using=self.using, **self._is)
-        if is_last:
-            ended = Lap.objects.using(self.using).filter(sweep=Lap.Sweep.BACKFILL)
-            ended.filter(finished_at__lt=Now() - KEPT_FOR).delete()
+        ScanCursor.put(state, using=self.using, **self._is)
         return Step(len(page), done.enqueued, is_last)
 
     def estimates(self) -> Iterator[Estimate]:

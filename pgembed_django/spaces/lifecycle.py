@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 
 from pgembed_django import conf, events, locks, providers, specs
 from pgembed_django.exceptions import ProviderError
-from pgembed_django.models import Lap, Space
+from pgembed_django.models import ScanCursor, Space
 from pgembed_django.once import Told
 from pgembed_django.providers import answers
 from pgembed_django.providers.base import Provider
@@ -251,7 +251,7 @@ def activate(space: Space, *, using: str, is_partial: bool = False) -> bool:
         if is_partial:
             # Some of its rows may have a former text: begin a scan that compares all of them.
             anew = {"recipe": "", "finished_recipe": "", "cursor": None}
-            Lap.put(anew, spec=space.spec, sweep=Lap.Sweep.STALE, using=using)
+            ScanCursor.put(anew, spec=space.spec, scan=ScanCursor.Scan.STALE, using=using)
     return True
 
 

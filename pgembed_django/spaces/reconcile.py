@@ -1,6 +1,6 @@
 """Scan the tables for gaps: rows whose stored vectors do not match them. Enqueue these.
 
-Gaps have a lower priority than writes. A lap goes over one table page by page, in key order.
+Gaps have a lower priority than writes. A scan goes over one table page by page, in key order.
 Workers share its cursor without a leader: each takes the next page. One short transaction finds the
 gaps of a page and enqueues them, so that no TRUNCATE can come in between. Chunks and jobs are
 looked up by index, so a page costs the same however large the tables are.
@@ -18,15 +18,16 @@ from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django import database, events, faults, sources, spaces
-from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, READY, RUNNING, UNSETTLED
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import stored
 from pgembed_django.spaces.coverage import LookedUp, covering_chunk, jobs_of_row
 from pgembed_django.specs import Spec
 
-CHEAP_SWEEPS = (Lap.Sweep.MISSING, Lap.Sweep.ORPHANED)
-ALL_SWEEPS = (*CHEAP_SWEEPS, Lap.Sweep.STALE)
+Scan = ScanCursor.Scan
+CHEAP_SCANS = (Scan.MISSING, Scan.ORPHANED)
+ALL_SCANS = (*CHEAP_SCANS, Scan.STALE)
 
 PAGE_ROWS = 1000
 MAX_BACKLOG = 10_000
@@ -37,11 +38,11 @@ TEXTS_SECONDS = 1.0
 PARKED = UNSETTLED & Q(run_at__gt=Now())
 
 _fewer_rows: dict[tuple[str, str, str], int] = {}
-"""(spec key, sweep, database) -> page size, after a page failed. Zero: skip a single bad row."""
+"""(spec key, scan, database) -> page size, after a page failed. Zero: skip a single bad row."""
 
 
 class Page(NamedTuple):
-    """The result of one page: jobs added, and whether it was the lap's last page."""
+    """The result of one page: jobs added, and whether it was the scan's last page."""
 
     enqueued: int
     is_last: bool
@@ -67,20 +68,20 @@ def reconcile_once(
     spec: Spec,
     *,
     using: str,
-    sweeps: Sequence[str] = CHEAP_SWEEPS,
+    scans: Sequence[str] = CHEAP_SCANS,
     quiet_seconds: float = math.inf,
 ) -> int:
     """Go over the spec's rows once. Return how many jobs were added.
 
     Stops early when the backlog is full, and after ``quiet_seconds`` on pages without a gap, but
-    does at least one page of each sweep. The next call goes on there. ``ALL_SWEEPS`` also reads
+    does at least one page of each scan. The next call goes on there. ``ALL_SCANS`` also reads
     every text, and so finds what was written past the triggers.
     """
     enqueued = 0
     quiet = 0.0
-    for sweep in sweeps:
+    for scan in scans:
         started = time.monotonic()
-        while page := reconcile_page(spec, sweep, using=using):
+        while page := reconcile_page(spec, scan, using=using):
             enqueued += page.enqueued
             quiet += 0 if page.enqueued else time.monotonic() - started
             if page.is_last or (not page.enqueued and quiet >= quiet_seconds):
@@ -91,10 +92,10 @@ def reconcile_once(
     return enqueued
 
 
-def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
-    """Do the next page of a lap.
+def reconcile_page(spec: Spec, scan: str, *, using: str) -> Page | None:
+    """Do the next page of a scan.
 
-    None: the lap or the table is locked, the backlog is full, or no space is live.
+    None: the scan or the table is locked, the backlog is full, or no space is live.
     Raises the database's error if the page timed out or met a damaged value. The next call then
     takes half as many rows.
     """
@@ -102,73 +103,73 @@ def reconcile_page(spec: Spec, sweep: str, *, using: str) -> Page | None:
     room = _room(spec, using=using)
     if not live or not room:
         return None
-    begin(spec, sweep, using=using)
-    lap = spec.key, sweep, using
-    rows = min(_fewer_rows.get(lap, PAGE_ROWS), room)
+    begin(spec, scan, using=using)
+    key = spec.key, scan, using
+    rows = min(_fewer_rows.get(key, PAGE_ROWS), room)
     try:
-        page = _next_page(spec, sweep, live, rows=rows, using=using)
+        page = _next_page(spec, scan, live, rows=rows, using=using)
     except database.Busy:
         return None  # a TRUNCATE or ALTER TABLE has locked the whole table
     except DatabaseError as error:
         if faults.may_pass(error):
-            _fewer_rows[lap] = rows // 2
+            _fewer_rows[key] = rows // 2
         raise
-    if lap in _fewer_rows:
-        _fewer_rows[lap] = min(2 * rows or 1, PAGE_ROWS)
+    if key in _fewer_rows:
+        _fewer_rows[key] = min(2 * rows or 1, PAGE_ROWS)
     return page
 
 
 def _next_page(
-    spec: Spec, sweep: str, live: Sequence[Space], *, rows: int, using: str
+    spec: Spec, scan: str, live: Sequence[Space], *, rows: int, using: str
 ) -> Page | None:
     with database.giving_way(using):
-        laps = Lap.objects.using(using)
-        free = laps.select_for_update(skip_locked=True)
-        lap = free.filter(spec=spec.key, sweep=sweep).first()
-        if lap is None:
+        cursors = ScanCursor.objects.using(using)
+        free = cursors.select_for_update(skip_locked=True)
+        cursor = free.filter(spec=spec.key, scan=scan).first()
+        if cursor is None:
             return None
-        if sweep == Lap.Sweep.STALE and lap.recipe != spec.recipe:
-            # The declaration has changed: begin a lap that compares every row with it.
-            lap.recipe, lap.cursor = spec.recipe, None
-        after = spec.parse_cursor(lap.cursor)
-        end = _page_end(spec, sweep, after, rows=max(rows, 1), using=using)
+        if scan == Scan.STALE and cursor.recipe != spec.recipe:
+            # The declaration has changed: begin a scan that compares every row with it.
+            cursor.recipe, cursor.cursor = spec.recipe, None
+        after = spec.parse_cursor(cursor.cursor)
+        end = _page_end(spec, scan, after, rows=max(rows, 1), using=using)
         units: Sequence[str] = ()
         if rows:
-            key = "source_id" if sweep == Lap.Sweep.ORPHANED else "pk"
+            key = "source_id" if scan == Scan.ORPHANED else "pk"
             page = Q() if after is None else Q(**{f"{key}__gt": after})
             page &= Q() if end is None else Q(**{f"{key}__lte": end})
-            if sweep == Lap.Sweep.STALE:
+            if scan == Scan.STALE:
                 units, cut_at = stale(spec, live, page, using=using)
                 end = end if cut_at is None else cut_at
-            elif sweep == Lap.Sweep.ORPHANED:
+            elif scan == Scan.ORPHANED:
                 units = list(orphaned(spec, page, using=using))
             else:
                 units = missing(spec, live, page, using=using)
         enqueued = jobs.enqueue(
             spec.key, units, kind=Job.Kind.RECONCILER, priority=spec.priority, using=using
         )
-        state: dict[str, Any] = {"recipe": lap.recipe}
+        state: dict[str, Any] = {"recipe": cursor.recipe}
         if end is None:
-            state |= {"cursor": None, "finished_at": Now(), "finished_recipe": lap.recipe}
+            state |= {"cursor": None, "finished_at": Now(), "finished_recipe": cursor.recipe}
         else:
             state |= {"cursor": str(end), "finished_at": None}
-        # update() sends no signals: an error in a receiver must not end the lap.
-        laps.filter(pk=lap.pk).update(**state)
+        # update() sends no signals: an error in a receiver must not end the scan.
+        cursors.filter(pk=cursor.pk).update(**state)
     return Page(enqueued, is_last=end is None)
 
 
-def _page_end(spec: Spec, sweep: str, after: Any, *, rows: int, using: str) -> Any:
+def _page_end(spec: Spec, scan: str, after: Any, *, rows: int, using: str) -> Any:
     """Return the last key of the page after a key, or None on the last page.
 
     The texts of a page that compares them fit in one read.
     """
-    key = "source_id" if sweep == Lap.Sweep.ORPHANED else "pk"
+    key = "source_id" if scan == Scan.ORPHANED else "pk"
     walked = spec.all_rows(using=using)
-    if sweep == Lap.Sweep.ORPHANED:
+    if scan == Scan.ORPHANED:
         walked = spec.embedding_model._base_manager.using(using).all()
     if after is not None:
         walked = walked.filter(**{f"{key}__gt": after})
-    if sweep == Lap.Sweep.STALE:
+    if scan == Scan.STALE:
         keys = sources.fitting(spec, walked, most=rows)
         is_cut = len(keys) == rows or (keys and walked.filter(pk__gt=keys[-1]).exists())
         return keys[-1] if is_cut else None
@@ -218,37 +219,39 @@ def stale(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> tuple[li
     return sorted({key for key, digest in found if digest != texts[key]}), end
 
 
-# The laps
+# The scans
 
 
 def under_way(specs: Iterable[Spec], *, using: str) -> dict[Spec, list[str]]:
-    """Return the sweeps that have to go on without waiting for their next turn.
+    """Return the scans that have to go on without waiting for their next turn.
 
-    These are the sweeps in the middle of a table, and ``stale`` until it has compared all rows
+    These are the scans in the middle of a table, and ``stale`` until it has compared all rows
     with a changed recipe. In one statement, because this runs every second.
     """
     by_key = {spec.key: spec for spec in specs}
-    may_be_open = Q(cursor__isnull=False) | Q(sweep=Lap.Sweep.STALE)
-    laps = Lap.objects.using(using).filter(may_be_open, spec__in=by_key, sweep__in=ALL_SWEEPS)
+    may_be_open = Q(cursor__isnull=False) | Q(scan=Scan.STALE)
+    cursors = ScanCursor.objects.using(using).filter(
+        may_be_open, spec__in=by_key, scan__in=ALL_SCANS
+    )
     found: dict[Spec, list[str]] = {}
-    for key, sweep, recipe in laps.order_by("pk").values_list("spec", "sweep", "finished_recipe"):
+    for key, scan, recipe in cursors.order_by("pk").values_list("spec", "scan", "finished_recipe"):
         spec = by_key[key]
-        if sweep != Lap.Sweep.STALE or recipe != spec.recipe:
-            found.setdefault(spec, []).append(sweep)
+        if scan != Scan.STALE or recipe != spec.recipe:
+            found.setdefault(spec, []).append(scan)
     return found
 
 
-def begin(spec: Spec, sweep: str, *, using: str) -> None:
-    """Ensure that there is a lap. A new one takes what is stored as made by the present recipe."""
-    known = Lap.objects.using(using)
-    if not known.filter(spec=spec.key, sweep=sweep).exists():
+def begin(spec: Spec, scan: str, *, using: str) -> None:
+    """Ensure that there is a scan. A new one takes what is stored as made by the present recipe."""
+    known = ScanCursor.objects.using(using)
+    if not known.filter(spec=spec.key, scan=scan).exists():
         recipes = {"recipe": spec.recipe, "finished_recipe": spec.recipe}
-        known.bulk_create([Lap(spec=spec.key, sweep=sweep, **recipes)], ignore_conflicts=True)
+        known.bulk_create([ScanCursor(spec=spec.key, scan=scan, **recipes)], ignore_conflicts=True)
 
 
-def restart(spec: Spec, sweep: str, *, using: str) -> None:
-    """Begin a new lap with the next page."""
-    Lap.objects.using(using).filter(spec=spec.key, sweep=sweep).update(cursor=None)
+def restart(spec: Spec, scan: str, *, using: str) -> None:
+    """Begin a new scan with the next page."""
+    ScanCursor.objects.using(using).filter(spec=spec.key, scan=scan).update(cursor=None)
 
 
 def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
@@ -256,11 +259,11 @@ def refreshing(spec: Spec, *, using: str) -> Refreshing | None:
 
     Counts the whole table, so call it only when a person asks.
     """
-    lap = Lap.objects.using(using).filter(spec=spec.key, sweep=Lap.Sweep.STALE).first()
-    if lap is None or lap.finished_recipe == spec.recipe:
+    cursor = ScanCursor.objects.using(using).filter(spec=spec.key, scan=Scan.STALE).first()
+    if cursor is None or cursor.finished_recipe == spec.recipe:
         return None
     rows = spec.rows(using=using)
-    after = spec.parse_cursor(lap.cursor) if lap.recipe == spec.recipe else None
+    after = spec.parse_cursor(cursor.cursor) if cursor.recipe == spec.recipe else None
     compared = 0 if after is None else rows.filter(pk__lte=after).count()
     return Refreshing(rows.count(), compared, backlog(spec, using=using))
 

@@ -17,7 +17,7 @@ from django.db.models import AutoField, Count
 from psycopg import sql
 
 from pgembed_django import database, events, faults, postgres, specs
-from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector
+from pgembed_django.models import Attempt, Job, Pause, Rollup, ScanCursor, Space, StagedVector
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.spaces import stored
 from pgembed_django.spaces.lifecycle import adoptable
@@ -79,7 +79,7 @@ LEFT: Mapping[str, Any] = {
     "attempts": Attempt,
     "spaces": Space,
     "staged vectors": StagedVector,
-    "laps": Lap,
+    "scans": ScanCursor,
     "sums for charts": Rollup,
 }
 """The tables of ours that hold rows of specs, by what people call these."""
@@ -158,9 +158,9 @@ def follow_renames(*, using: str) -> bool:
                 else:
                     jobs.rename(old, new, using=using)
                     stored.rename(old, new, using=using)
-                    laps = Lap.objects.using(using)
-                    laps.filter(spec=new).delete()
-                    laps.filter(spec=old).update(spec=new)
+                    cursors = ScanCursor.objects.using(using)
+                    cursors.filter(spec=new).delete()
+                    cursors.filter(spec=old).update(spec=new)
                 events.tell(events.SPEC_RENAMED, spec=new, former=old)
     except database.Busy:
         return False
@@ -252,5 +252,5 @@ def forget(spec: str, *, using: str) -> None:
     jobs.forget(spec, using=using)
     stored.unstage_all(spec, using=using)
     rollups.forget(spec, using=using)
-    for model in (Lap, Space):
+    for model in (ScanCursor, Space):
         model._base_manager.using(using).filter(spec=spec).delete()

@@ -21,14 +21,14 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import conf, database, events, locks, spaces
-from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.once import Told
 from pgembed_django.queue.maintenance import Chore, apart
 from pgembed_django.spaces import indexes, lifecycle, reconcile, repairs
 from pgembed_django.specs import Spec
 
-LAPS_SECONDS = 1.0
+CONTINUE_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
 """How often a page of each spec is compared. Each spec's turn comes at a time of its own."""
 PRUNE_SECONDS = 60.0
@@ -38,8 +38,8 @@ BUILD_SECONDS = 2.0
 QUIET_SECONDS = 0.2
 """How much of each second may go to pages without a gap, so that saved rows need not wait."""
 
-LAP_SECONDS = 5.0
-"""How soon a second lap over the rows may follow the first."""
+SCAN_SECONDS = 5.0
+"""How soon a second scan over the rows may follow the first."""
 
 FIRST_FILL = timedelta(minutes=15)
 """How long gaps in an active space may put off the building of its indexes."""
@@ -83,8 +83,8 @@ class Upkeep:
         compare_seconds = STALE_PAGE_SECONDS / len(self.specs) if seconds and self.specs else 0
         return [
             Chore(seconds, self.reconcile),
-            # Not at once: the laps that ``reconcile`` begins are to take turns with the work.
-            Chore(LAPS_SECONDS if seconds else 0, self.continue_laps, starts_at_once=False),
+            # Not at once: the scans that ``reconcile`` begins are to take turns with the work.
+            Chore(CONTINUE_SECONDS if seconds else 0, self.continue_scans, starts_at_once=False),
             Chore(compare_seconds, self.look_for_stale_rows, starts_at_once=False),
         ], [
             Chore(OPEN_SECONDS, self.open_spaces),
@@ -99,38 +99,38 @@ class Upkeep:
         return [
             self.reconcile,
             self.note_recipes,
-            self.continue_laps,
+            self.continue_scans,
             self.build,
             self.prune_spaces,
         ]
 
     def reconcile(self) -> int:
         """Enqueue rows without vectors and vectors without rows."""
-        sweeps = dict.fromkeys(self.specs.values(), reconcile.CHEAP_SWEEPS)
-        return self._go_over(sweeps, chore="reconcile")
+        scans = dict.fromkeys(self.specs.values(), reconcile.CHEAP_SCANS)
+        return self._go_over(scans, chore="reconcile")
 
-    def continue_laps(self) -> int:
-        """Continue unfinished laps. They stop often, to take turns with the worker's own work.
+    def continue_scans(self) -> int:
+        """Continue unfinished scans. They stop often, to take turns with the worker's own work.
 
-        A lap also stops while the backlog is full.
+        A scan also stops while the backlog is full.
         """
         under_way = reconcile.under_way(self.specs.values(), using=self.using)
-        return self._go_over(under_way, chore="continue_laps")
+        return self._go_over(under_way, chore="continue_scans")
 
     def note_recipes(self) -> int:
         """Note what each spec declares, so that a later drain knows of a change."""
         for spec in self.specs.values():
-            reconcile.begin(spec, Lap.Sweep.STALE, using=self.using)
+            reconcile.begin(spec, ScanCursor.Scan.STALE, using=self.using)
         return 0
 
     def look_for_stale_rows(self) -> int:
-        """Compare the next spec's next page of texts with the stored digests, lap after lap.
+        """Compare the next spec's next page of texts with the stored digests, scan after scan.
 
         One spec at a time: saved rows wait for the processor that comparing takes.
         """
 
         def look(spec: Spec) -> int:
-            page = reconcile.reconcile_page(spec, Lap.Sweep.STALE, using=self.using)
+            page = reconcile.reconcile_page(spec, ScanCursor.Scan.STALE, using=self.using)
             return page.enqueued if page else 0
 
         return self._each([next(self._compared_in_turn)], look, chore="look_for_stale_rows")
@@ -173,16 +173,16 @@ class Upkeep:
                     lifecycle.prune(spec, space, using=self.using, is_stopping=self._is_stopping)
         return 0
 
-    def _go_over(self, sweeps: Mapping[Spec, Sequence[str]], *, chore: str) -> int:
+    def _go_over(self, scans: Mapping[Spec, Sequence[str]], *, chore: str) -> int:
         def go_over(spec: Spec) -> int:
             return reconcile.reconcile_once(
                 spec,
                 using=self.using,
-                sweeps=sweeps[spec],
-                quiet_seconds=self._quiet_seconds / len(sweeps),
+                scans=scans[spec],
+                quiet_seconds=self._quiet_seconds / len(scans),
             )
 
-        return self._each(sweeps, go_over, chore=chore)
+        return self._each(scans, go_over, chore=chore)
 
     def _each(self, of: Iterable[Spec], once: Callable[[Spec], int], *, chore: str) -> int:
         """Do a chore for each spec until the worker is to stop. An error ends it for one spec."""
@@ -202,7 +202,7 @@ class Seen:
 
     gap: Any = None
     look_at: float = float("-inf")
-    lap_at: float = float("-inf")
+    scan_at: float = float("-inf")
 
 
 class Filling:
@@ -313,24 +313,24 @@ class Filling:
     def _find_more(self, spec: Spec, space: Space, seen: Seen) -> int:
         """Go over the rows now, if no job covers the gap. Return how many jobs were added.
 
-        A gap without a job means that the last lap passed the row too early, or that a lap is under
-        way. This continues such a lap only if none of the jobs that it has added is waiting.
+        A gap without a job means that the last scan passed the row too early, or that one is under
+        way. This continues such a scan only if none of the jobs that it has added is waiting.
         """
         if self.reconcile_seconds <= 0:
             return 0
-        sweeps = [Lap.Sweep.MISSING]
-        is_under_way = sweeps[0] in reconcile.under_way([spec], using=self.using).get(spec, ())
+        scans = [ScanCursor.Scan.MISSING]
+        is_under_way = scans[0] in reconcile.under_way([spec], using=self.using).get(spec, ())
         if is_under_way and reconcile.backlog(spec, using=self.using):
             return 0
-        if not is_under_way and self._clock() < seen.lap_at:
+        if not is_under_way and self._clock() < seen.scan_at:
             return 0
         with database.giving_way(self.using):
             is_gap = reconcile.missing(spec, [space], Q(pk=seen.gap), using=self.using)
         if not is_gap:
             return 0
         if not is_under_way:
-            seen.lap_at = self._clock() + LAP_SECONDS
-        return reconcile.reconcile_once(spec, using=self.using, sweeps=sweeps)
+            seen.scan_at = self._clock() + SCAN_SECONDS
+        return reconcile.reconcile_once(spec, using=self.using, scans=scans)
 
     def _rest(self, seen: Seen, started: float, *, least: float = 0.0) -> None:
         ended = self._clock()

@@ -19,7 +19,7 @@ from django.test import Client
 
 from pgembed_django import conf, spaces, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
-from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue import maintenance as queue_maintenance
 from pgembed_django.queue.work import Work
@@ -230,7 +230,7 @@ def reconcile_deeply(key: str) -> int:
     """Look for gaps of every kind. Returns how many jobs were added."""
     spec = specs.get(key)
     assert spec is not None
-    return reconcile.reconcile_once(spec, using="default", sweeps=list(Lap.Sweep))
+    return reconcile.reconcile_once(spec, using="default", scans=list(ScanCursor.Scan))
 
 
 def reap(*, max_crashes: int = 3) -> list[str]:

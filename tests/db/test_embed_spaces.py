@@ -112,7 +112,7 @@ def test_a_changed_recipe_is_listed_until_all_rows_are_compared(
         make_article()
     run_jobs()
     spec = specs.get(KEY)
-    reconcile.reconcile_once(spec, using="default", sweeps=["stale"])  # notes the recipe
+    reconcile.reconcile_once(spec, using="default", scans=["stale"])  # notes the recipe
     assert "changed recipe" not in embed_spaces()
 
     changed = dataclasses.replace(spec, fields=("contents", "title"))

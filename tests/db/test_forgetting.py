@@ -12,7 +12,16 @@ from django.db import connection
 from django.utils import timezone
 
 from pgembed_django import spaces, specs
-from pgembed_django.models import Attempt, Job, Lap, Pause, Rollup, Space, StagedVector, Worker
+from pgembed_django.models import (
+    Attempt,
+    Job,
+    Pause,
+    Rollup,
+    ScanCursor,
+    Space,
+    StagedVector,
+    Worker,
+)
 from pgembed_django.queue import jobs, rollups
 from tests.app.models import Article, ArticleEmbedding
 from tests.db.test_operator_commands import exit_status, run
@@ -22,7 +31,7 @@ pytestmark = pytest.mark.django_db
 
 KEY = "app.ArticleEmbedding"
 GONE = "app.GoneEmbedding"
-HELD = (Job, Attempt, Space, StagedVector, Lap, Rollup)
+HELD = (Job, Attempt, Space, StagedVector, ScanCursor, Rollup)
 
 
 @pytest.fixture
@@ -46,7 +55,7 @@ def gone(make_article: Callable[..., Article], run_jobs: Callable[[], int]) -> s
     StagedVector.objects.create(
         spec=GONE, source_pk="1", space=space, chunk_digest=b"x", embedding=[1, 2]
     )
-    Lap.objects.create(spec=GONE, sweep="missing")
+    ScanCursor.objects.create(spec=GONE, scan="missing")
     tally = rollups.Tally()
     tally.completed(GONE, waited=0.5)
     tally.completed(KEY, waited=0.5)
@@ -68,7 +77,7 @@ def test_it_tells_what_is_left_and_deletes_nothing_by_itself(gone: str) -> None:
 
     told = run("embed_forget")
 
-    assert f"{gone}\n  4 jobs, 1 attempts, 1 spaces, 1 staged vectors, 1 laps" in told
+    assert f"{gone}\n  4 jobs, 1 attempts, 1 spaces, 1 staged vectors, 1 scans" in told
     assert "Nothing was deleted. Pass --yes to delete it." in told
     assert KEY not in told
     assert rows_of(gone) == before

@@ -10,7 +10,7 @@ from django.db import DatabaseError, connection, transaction
 from psycopg import sql
 
 from pgembed_django import database, faults, spaces, specs
-from pgembed_django.models import Ending, Job, Lap
+from pgembed_django.models import Ending, Job, ScanCursor
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
 from pgembed_django.reembedding import reembed
@@ -552,4 +552,4 @@ def test_the_reconciler_is_not_held_up_by_a_table_that_is_locked(writer):
 
     writer.connection.rollback()
     assert reconcile.reconcile_once(spec(), using="default") == 1
-    assert Lap.objects.filter(finished_at=None).count() == 0
+    assert ScanCursor.objects.filter(finished_at=None).count() == 0

@@ -177,7 +177,7 @@ def test_what_is_raised_in_the_middle_of_a_statement_ends_the_drain(drain, time_
 
 
 @pytest.mark.parametrize(
-    ("event", "table"), [("INSERT", "app_productembedding"), ("UPDATE", "pgembed_lap")]
+    ("event", "table"), [("INSERT", "app_productembedding"), ("UPDATE", "pgembed_scancursor")]
 )
 def test_what_is_raised_in_a_commit_ends_the_drain(
     drain, time_is_up_in_sleep, connect, monkeypatch, event, table

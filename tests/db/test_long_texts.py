@@ -15,7 +15,7 @@ from django.db.models import Q
 from pgembed_django import sources, spaces, specs
 from pgembed_django.chunking import Chunker
 from pgembed_django.embedding import planner
-from pgembed_django.models import Job, Lap
+from pgembed_django.models import Job, ScanCursor
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
@@ -75,19 +75,19 @@ def peak(call: Callable[[], Any]) -> tuple[Any, float]:
         tracemalloc.stop()
 
 
-def test_a_page_of_long_texts_has_fewer_rows_and_the_lap_gets_to_its_end(long_notes, spec):
+def test_a_page_of_long_texts_has_fewer_rows_and_the_scan_gets_to_its_end(long_notes, spec):
     spaces.ensure(spec, using="default")
-    sweep = Lap.Sweep.STALE
+    scan = ScanCursor.Scan.STALE
 
-    page, megabytes = peak(lambda: reconcile.reconcile_page(spec, sweep, using="default"))
+    page, megabytes = peak(lambda: reconcile.reconcile_page(spec, scan, using="default"))
 
-    lap = Lap.objects.get(spec=spec.key, sweep=sweep)
-    assert lap.cursor == str(long_notes[4].pk)
+    scan = ScanCursor.objects.get(spec=spec.key, scan=scan)
+    assert scan.cursor == str(long_notes[4].pk)
     assert not page.is_last
     assert megabytes < 50
-    assert reconcile.reconcile_once(spec, using="default", sweeps=[sweep]) == 0
-    lap.refresh_from_db()
-    assert lap.cursor is None
+    assert reconcile.reconcile_once(spec, using="default", scans=[scan]) == 0
+    scan.refresh_from_db()
+    assert scan.cursor is None
 
 
 def test_texts_that_a_method_makes_of_short_rows_are_dropped_one_by_one(run_jobs, monkeypatch):

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
 from pgembed_django import spaces, specs
-from pgembed_django.models import Attempt, Job, Lap, Space, Worker
+from pgembed_django.models import Attempt, Job, ScanCursor, Space, Worker
 from pgembed_django.spaces import reconcile
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
@@ -244,7 +244,7 @@ def test_the_maintenance_of_the_others_goes_on(make_article, make_worker, drift,
     maintenance.upkeep.open_spaces()
     for _ in specs.all():
         maintenance.upkeep.look_for_stale_rows()
-    maintenance.upkeep.continue_laps()
+    maintenance.upkeep.continue_scans()
     maintenance.upkeep.build()
 
     refused = [one for one in caplog.records if one.event == "pgembed.chore_refused"]
@@ -264,18 +264,18 @@ def test_a_key_that_is_none_takes_no_other_along(note, make_worker):
     assert 'invalid input syntax for type uuid: "5"' in left.last_error
 
 
-@pytest.mark.parametrize("sweep", ["missing", "orphaned", "stale"])
-def test_a_cursor_that_is_no_key_any_more_begins_anew(note, run_jobs, sweep):
+@pytest.mark.parametrize("scan", ["missing", "orphaned", "stale"])
+def test_a_cursor_that_is_no_key_any_more_begins_anew(note, run_jobs, scan):
     run_jobs()
     spec = specs.get(NOTE)
-    Lap.objects.create(
-        spec=NOTE, sweep=sweep, cursor="5000", recipe=spec.recipe, finished_recipe="another"
+    ScanCursor.objects.create(
+        spec=NOTE, scan=scan, cursor="5000", recipe=spec.recipe, finished_recipe="another"
     )
 
-    page = reconcile.reconcile_page(spec, sweep, using="default")
+    page = reconcile.reconcile_page(spec, scan, using="default")
 
     assert page == (0, True, False)
-    assert reconcile.refreshing(spec, using="default") is None or sweep != "stale"
+    assert reconcile.refreshing(spec, using="default") is None or scan != "stale"
 
 
 def test_what_is_wrong_with_our_own_tables_is_no_specs(make_article, make_worker):

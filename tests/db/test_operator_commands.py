@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from pgembed_django import specs
 from pgembed_django.exceptions import ProviderMisconfigured
-from pgembed_django.models import Job, Lap, Rollup, Space, Worker
+from pgembed_django.models import Job, Rollup, ScanCursor, Space, Worker
 from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.reembedding import MAX_BUSY
@@ -424,7 +424,7 @@ def test_reconcile_begins_at_the_first_row_wherever_a_worker_was(make_article, r
     run_jobs()
     make_gaps(3)
     last = Article.objects.latest("pk").pk
-    Lap.objects.create(spec=KEY, sweep="missing", cursor=str(last))
+    ScanCursor.objects.create(spec=KEY, scan="missing", cursor=str(last))
 
     assert f"{KEY}: 3 rows queued" in run("embed_reconcile", "--specs", KEY)
 
@@ -625,14 +625,18 @@ def test_a_backfill_that_has_ended_is_forgotten_a_day_later_by_the_next(spec, ru
     run_jobs()
     now = timezone.now()
     for selection, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
-        Lap.objects.create(spec=KEY, sweep="backfill", selection=selection, finished_at=finished_at)
-    Lap.objects.create(spec=KEY, sweep="missing", finished_at=now - timedelta(days=2))
+        ScanCursor.objects.create(
+            spec=KEY, scan="backfill", selection=selection, finished_at=finished_at
+        )
+    ScanCursor.objects.create(spec=KEY, scan="missing", finished_at=now - timedelta(days=2))
 
     Backfill(spec, using="default", where=()).step()
 
     kept = {("backfill", "new"), ("backfill", "open"), ("missing", "")}
     assert (
-        set(Lap.objects.exclude(selection__contains="force").values_list("sweep", "selection"))
+        set(
+            ScanCursor.objects.exclude(selection__contains="force").values_list("scan", "selection")
+        )
         == kept
     )
 
@@ -849,7 +853,7 @@ def test_ctrl_c_is_an_answer_and_no_traceback(run_jobs):
     run_jobs()
 
     def interrupt(execute: Any, statement: str, *rest: Any) -> Any:
-        if "pgembed_lap" in statement:
+        if "pgembed_scancursor" in statement:
             raise KeyboardInterrupt
         return execute(statement, *rest)
 

@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
 from pgembed_django.admin import mixin
-from pgembed_django.models import Job, Lap
+from pgembed_django.models import Job, ScanCursor
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import reconcile
 from tests.app.models import Article
@@ -267,16 +267,16 @@ def test_recall(explain):
     assert_bounded(nodes, 100_000)
 
 
-@pytest.mark.parametrize("sweep", [Lap.Sweep.MISSING, Lap.Sweep.STALE])
-def test_a_page_of_the_reconciler(explain, sweep):
+@pytest.mark.parametrize("scan", [ScanCursor.Scan.MISSING, ScanCursor.Scan.STALE])
+def test_a_page_of_the_reconciler(explain, scan):
     spec = specs.get(SPEC)
     pages = []
 
     def action() -> None:
         live = spaces.live(spec, using="default")
-        pages.append(reconcile._next_page(spec, sweep, live, rows=BATCH, using="default"))
+        pages.append(reconcile._next_page(spec, scan, live, rows=BATCH, using="default"))
 
-    Lap.objects.get_or_create(spec=SPEC, sweep=sweep)
+    ScanCursor.objects.get_or_create(spec=SPEC, scan=scan)
     nodes = explain(action)
 
     assert pages[0] is not None

@@ -12,7 +12,7 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 
 from pgembed_django import spaces, specs
-from pgembed_django.models import Job, Lap
+from pgembed_django.models import Job, ScanCursor
 from pgembed_django.spaces import reconcile
 from tests.app.models import Note, NoteEmbedding, Product
 from tests.conftest import wait_until
@@ -66,11 +66,11 @@ def test_one_reconcile_mends_all_that_went_past_the_triggers(run_jobs):
         cursor.execute("RESET session_replication_role")
     assert not Job.objects.filter(status="pending").exists()
 
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 4
+    assert find_gaps(scans=reconcile.ALL_SCANS) == 4
     run_jobs()
 
     assert stored() == {str(changed.pk): "new", str(robbed.pk): "kept", restored: "restored"}
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+    assert find_gaps(scans=reconcile.ALL_SCANS) == 0
 
 
 def test_rows_from_before_the_decorator_need_no_command(run_jobs):
@@ -93,9 +93,9 @@ def test_a_unit_that_keeps_failing_is_parked_for_longer_and_longer(run_jobs, pro
     for _ in range(3):
         [failure] = Job.objects.filter(status="failed", settled_at=None)
         parked.append(failure.run_at - failure.finished_at)
-        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+        assert find_gaps(scans=reconcile.ALL_SCANS) == 0
         make_due()
-        assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+        assert find_gaps(scans=reconcile.ALL_SCANS) == 1
         run_jobs()
 
     assert parked == [timedelta(hours=1), timedelta(hours=2), timedelta(hours=4)]
@@ -139,13 +139,13 @@ def test_a_stale_row_that_keeps_failing_stays_parked_too(run_jobs, provider):
     note.save()
     run_jobs()
 
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 0
+    assert find_gaps(scans=reconcile.ALL_SCANS) == 0
     assert stored() == {str(note.pk): "good"}
     make_due()
-    assert find_gaps(sweeps=reconcile.ALL_SWEEPS) == 1
+    assert find_gaps(scans=reconcile.ALL_SCANS) == 1
 
 
-def test_a_row_whose_text_cannot_be_made_does_not_end_the_sweep(run_jobs, monkeypatch):
+def test_a_row_whose_text_cannot_be_made_does_not_end_the_scan(run_jobs, monkeypatch):
     good, bad = Product.objects.create(title="good"), Product.objects.create(title="bad")
     run_jobs()
     past_the_triggers("UPDATE app_product SET price = 7")
@@ -173,13 +173,13 @@ def test_texts_that_take_long_to_make_keep_no_migration_waiting_for_all_of_them(
     monkeypatch.setattr(reconcile, "TEXTS_SECONDS", 0.0)  # every text takes that long
     product = spec("app.ProductEmbedding")
 
-    page = reconcile.reconcile_page(product, Lap.Sweep.STALE, using="default")
+    page = reconcile.reconcile_page(product, ScanCursor.Scan.STALE, using="default")
 
     assert (page.enqueued, page.is_last) == (1, False)
-    assert Lap.objects.get(spec=product.key).cursor == str(products[0].pk)
+    assert ScanCursor.objects.get(spec=product.key).cursor == str(products[0].pk)
     maintenance = Maintenance({product.key: product})
     assert [maintenance.upkeep.look_for_stale_rows() for _ in range(3)] == [1, 1, 1]
-    assert Lap.objects.get(spec=product.key).cursor is None
+    assert ScanCursor.objects.get(spec=product.key).cursor is None
 
 
 def test_specs_are_compared_one_at_a_time_as_saved_rows_wait_meanwhile(run_jobs):
@@ -209,10 +209,12 @@ def test_two_reconcilers_take_turns_and_do_nothing_twice(second_connection, monk
     spaces.ensure(spec(), using="default")
 
     def page():
-        return reconcile.reconcile_page(spec(), Lap.Sweep.MISSING, using="default")
+        return reconcile.reconcile_page(spec(), ScanCursor.Scan.MISSING, using="default")
 
     first = page()
-    second_connection.execute("SELECT FROM pgembed_lap FOR UPDATE")  # it is at the second page
+    second_connection.execute(
+        "SELECT FROM pgembed_scancursor FOR UPDATE"
+    )  # it is at the second page
     with CaptureQueriesContext(connection) as seen:
         beside = page()
     second_connection.rollback()
@@ -231,9 +233,9 @@ def test_the_backlog_is_bounded_and_filled_again(run_jobs, monkeypatch):
 
     counts = []
     for _ in range(4):
-        counts.append(find_gaps(sweeps=[Lap.Sweep.MISSING]))
+        counts.append(find_gaps(scans=[ScanCursor.Scan.MISSING]))
         assert Job.objects.filter(status="pending").count() <= 5
-        assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 0
+        assert find_gaps(scans=[ScanCursor.Scan.MISSING]) == 0
         run_jobs()
 
     assert sum(counts) == 12
@@ -245,14 +247,14 @@ def test_no_page_is_looked_for_before_there_is_room_for_it(run_jobs, monkeypatch
     monkeypatch.setattr(reconcile, "MAX_BACKLOG", 5)
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 3)
     add_old_notes(9)
-    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+    assert find_gaps(scans=[ScanCursor.Scan.MISSING]) == 3
 
     Job.objects.filter(pk__in=Job.objects.values("pk")[:1]).delete()  # a worker has done one
-    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+    assert find_gaps(scans=[ScanCursor.Scan.MISSING]) == 3
     Job.objects.filter(pk__in=Job.objects.values("pk")[:2]).delete()
-    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 0
+    assert find_gaps(scans=[ScanCursor.Scan.MISSING]) == 0
     run_jobs()
-    assert find_gaps(sweeps=[Lap.Sweep.MISSING]) == 3
+    assert find_gaps(scans=[ScanCursor.Scan.MISSING]) == 3
 
 
 def test_the_lowest_lane_gets_its_share_while_writes_never_stop(make_worker):
@@ -272,7 +274,7 @@ def test_the_lowest_lane_gets_its_share_while_writes_never_stop(make_worker):
     worker.release()
 
 
-def test_a_lap_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
+def test_a_scan_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
     Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
     run_jobs()
     last = Note.objects.order_by("pk").last()
@@ -283,21 +285,21 @@ def test_a_lap_without_gaps_goes_on_later_where_it_was(run_jobs, monkeypatch):
 
     assert reconcile.under_way([spec()], using="default").get(spec(), []) == ["missing", "orphaned"]
     found = []
-    while sweeps := reconcile.under_way([spec()], using="default").get(spec(), []):
-        found.append(find_gaps(sweeps=sweeps, quiet_seconds=0))
+    while scans := reconcile.under_way([spec()], using="default").get(spec(), []):
+        found.append(find_gaps(scans=scans, quiet_seconds=0))
     assert sum(found) == 1
     assert len(found) <= 3
     assert Job.objects.get(status="pending").source_pk == str(last.pk)
 
 
-def test_a_lap_that_finds_gaps_goes_on_at_once(monkeypatch):
+def test_a_scan_that_finds_gaps_goes_on_at_once(monkeypatch):
     add_old_notes(6)
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
 
     assert find_gaps(quiet_seconds=0) == 6
 
 
-def test_a_receiver_of_all_that_is_saved_does_not_end_a_lap():
+def test_a_receiver_of_all_that_is_saved_does_not_end_a_scan():
     def audit(**_: Any) -> None:
         raise ValueError("no user is logged in")
 
@@ -310,8 +312,8 @@ def test_a_receiver_of_all_that_is_saved_does_not_end_a_lap():
         post_save.disconnect(audit)
 
 
-@pytest.mark.django_db(transaction=True)  # laps are made in a thread
-def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
+@pytest.mark.django_db(transaction=True)  # scans are made in a thread
+def test_a_workers_scan_takes_turns_with_its_work(run_jobs, monkeypatch):
     Note.objects.bulk_create(Note(body=f"body {number}") for number in range(6))
     run_jobs()
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
@@ -321,10 +323,10 @@ def test_a_workers_lap_takes_turns_with_its_work(run_jobs, monkeypatch):
     )
 
     keeping.start()
-    wait_until(lambda: Lap.objects.filter(sweep="orphaned", cursor__isnull=False).exists())
+    wait_until(lambda: ScanCursor.objects.filter(scan="orphaned", cursor__isnull=False).exists())
     keeping.stop()
 
-    assert Lap.objects.filter(cursor__isnull=False).count() == 2
+    assert ScanCursor.objects.filter(cursor__isnull=False).count() == 2
 
 
 def test_a_drain_looks_through_whole_tables(monkeypatch, run_jobs):
@@ -367,14 +369,14 @@ def test_jobs_of_a_removed_spec_are_settled_and_shown():
     assert set(pending) == {("app.Removed", "3"), (KEY, "4")}
 
 
-def test_whether_laps_are_to_go_on_is_one_question_about_all_specs():
+def test_whether_scans_are_to_go_on_is_one_question_about_all_specs():
     """It is asked every second, and a project may have a hundred of them."""
     known = {one.key: one for one in specs.all()}
     maintenance = Maintenance(
         known,
     )
     with CaptureQueriesContext(connection) as captured:
-        maintenance.upkeep.continue_laps()
+        maintenance.upkeep.continue_scans()
 
     assert len(known) > 1
     assert len(captured) == 1

@@ -8,7 +8,7 @@ from django.db import connection
 
 from pgembed_django import search, spaces, specs
 from pgembed_django.embedding import handler
-from pgembed_django.models import Attempt, Job, Lap, Pause, Space, StagedVector
+from pgembed_django.models import Attempt, Job, Pause, ScanCursor, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import repairs
 from tests.app.models import Article, Note, NoteEmbedding
@@ -24,7 +24,7 @@ NOTE = "app.NoteEmbedding"
 
 def call_it(key: str) -> None:
     """What is in the database of the articles is, until now, another spec's."""
-    for model in (Space, Job, StagedVector, Attempt, Lap):
+    for model in (Space, Job, StagedVector, Attempt, ScanCursor):
         model.objects.filter(spec=KEY).update(spec=key)
     Pause.objects.filter(name=KEY).update(name=key)
 
@@ -109,7 +109,7 @@ def test_how_a_unit_has_failed_goes_with_it(article):
     Job.objects.filter(status="pending").update(attempts=2, crashes=1, last_error="refused")
     jobs.fail(claim_of_another(), "for good", using="default")
     jobs.pause("spec", KEY, by="ada", using="default")
-    Lap.objects.create(spec=KEY, sweep="stale", cursor="7", recipe="r", finished_recipe="q")
+    ScanCursor.objects.create(spec=KEY, scan="stale", cursor="7", recipe="r", finished_recipe="q")
     call_it(FORMER)
 
     repairs.follow_renames(using="default")
@@ -119,8 +119,8 @@ def test_how_a_unit_has_failed_goes_with_it(article):
     assert Job.objects.get(status="failed").spec == KEY
     assert {one.spec for one in Attempt.objects.all()} == {KEY}
     assert jobs.paused(using="default").specs == {KEY: "ada"}
-    lap = Lap.objects.get(sweep="stale")
-    assert (lap.spec, lap.cursor, lap.finished_recipe) == (KEY, "7", "q")
+    scan = ScanCursor.objects.get(scan="stale")
+    assert (scan.spec, scan.cursor, scan.finished_recipe) == (KEY, "7", "q")
 
 
 def claim_of_another() -> jobs.Claim:

@@ -429,8 +429,8 @@ class TestStaff:
             for privilege in WRITES[:3]
         } | {
             ("pgembed_staging", "DELETE"),
-            ("pgembed_lap", "INSERT"),
-            ("pgembed_lap", "UPDATE"),
+            ("pgembed_scancursor", "INSERT"),
+            ("pgembed_scancursor", "UPDATE"),
         }
 
 

@@ -271,7 +271,7 @@ class TestAValueThatPythonCannotRead:
         assert failure.source_pk == str(two.pk)
         assert "integer string conversion" in failure.last_error
 
-    def test_does_not_end_the_reconcilers_sweep(self, contacts, spoil, run_jobs):
+    def test_does_not_end_the_reconcilers_scan(self, contacts, spoil, run_jobs):
         run_jobs()
         _, two, three = contacts
         spoil(two)

@@ -743,7 +743,7 @@ def test_a_changed_recipe_re_embeds_every_row_in_the_same_space(
         {KEY: changed},
     )
 
-    assert maintenance.upkeep.continue_laps() == len(articles)
+    assert maintenance.upkeep.continue_scans() == len(articles)
 
     assert Job.objects.filter(status="pending", kind="reconciler").count() == len(articles)
     assert Space.objects.filter(spec=KEY).count() == 1
@@ -764,7 +764,7 @@ def test_a_drain_embeds_the_rows_of_a_changed_recipe(spec, make_article, run_job
 
 
 @pytest.mark.django_db
-def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, run_jobs, maintain):
+def test_a_scan_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, run_jobs, maintain):
     for _ in range(3):
         make_article()
     run_jobs()
@@ -773,12 +773,12 @@ def test_a_lap_with_a_changed_recipe_goes_on_at_full_speed(spec, make_article, r
 
     assert reconcile.under_way([spec], using="default").get(spec, []) == []
     assert reconcile.under_way([changed], using="default").get(changed, []) == ["stale"]
-    assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == 3
+    assert reconcile.reconcile_once(changed, using="default", scans=["stale"]) == 3
     assert reconcile.under_way([changed], using="default").get(changed, []) == []
 
 
 @pytest.mark.django_db
-def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
+def test_a_recipe_that_changes_in_the_midst_of_a_scan_has_all_rows_compared(
     spec, make_article, run_jobs, monkeypatch
 ):
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 2)
@@ -788,7 +788,7 @@ def test_a_recipe_that_changes_in_the_midst_of_a_lap_has_all_rows_compared(
     assert not page.is_last
     changed = dataclasses.replace(spec, fields=("contents", "title"))
 
-    assert reconcile.reconcile_once(changed, using="default", sweeps=["stale"]) == len(articles)
+    assert reconcile.reconcile_once(changed, using="default", scans=["stale"]) == len(articles)
 
     assert reconcile.under_way([changed], using="default").get(changed, []) == []
 

@@ -147,7 +147,7 @@ class World:
         self._notice()
         for _ in range(12):
             self._retry()
-            reconcile.reconcile_once(self.spec, using="default", sweeps=reconcile.ALL_SWEEPS)
+            reconcile.reconcile_once(self.spec, using="default", scans=reconcile.ALL_SCANS)
             self._let_time_pass(100)
             for worker in self._workers.values():
                 while worker.step():

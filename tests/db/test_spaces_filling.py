@@ -16,8 +16,8 @@ from pgembed_django.spaces.upkeep import (
     FIRST_FILL,
     HELD_UP_SECONDS,
     INDEXED_SECONDS,
-    LAP_SECONDS,
     RESTS,
+    SCAN_SECONDS,
     Filling,
 )
 from tests import played
@@ -216,7 +216,7 @@ def test_a_new_row_that_nobody_is_at_holds_it_up(spec, swap, run_jobs, make_arti
     assert state(swap) == "building"
 
 
-def test_what_a_lap_has_passed_over_is_found_without_waiting_for_the_next(
+def test_what_a_scan_has_passed_over_is_found_without_waiting_for_the_next(
     spec, swap, run_jobs, filling, clock
 ):
     fill(spec, run_jobs)
@@ -228,44 +228,46 @@ def test_what_a_lap_has_passed_over_is_found_without_waiting_for_the_next(
     lose_one()
     assert filling.look(spec, swap) == 1
     lose_one()
-    clock.now += LAP_SECONDS - 1
+    clock.now += SCAN_SECONDS - 1
     assert filling.look(spec, swap) == 0  # not over and over
     clock.now += 1
     assert filling.look(spec, swap) == 1
 
 
-def test_a_lap_that_takes_turns_with_the_work_is_brought_to_its_end_at_once(
+def test_a_scan_that_takes_turns_with_the_work_is_brought_to_its_end_at_once(
     spec, swap, run_jobs, filling, monkeypatch
 ):
     fill(spec, run_jobs)
     monkeypatch.setattr(reconcile, "PAGE_ROWS", 1)
-    reconcile.reconcile_once(spec, using="default", sweeps=["missing"], quiet_seconds=0)
+    reconcile.reconcile_once(spec, using="default", scans=["missing"], quiet_seconds=0)
     ArticleEmbedding.objects.filter(source=Article.objects.order_by("pk").last()).delete()
     Job.objects.filter(status="pending").delete()
 
     assert filling.look(spec, swap) == 1
 
 
-def test_no_lap_is_begun_while_a_job_is_on_its_way(spec, swap, filling, clock):
+def test_no_scan_is_begun_while_a_job_is_on_its_way(spec, swap, filling, clock):
     filling.look(spec, swap)
     clock.now += RECONCILE_SECONDS
     with CaptureQueriesContext(connection) as queries:
         assert filling.look(spec, swap) == 0
 
-    assert not any("pgembed_lap" in query["sql"] and "UPDATE" in query["sql"] for query in queries)
+    assert not any(
+        "pgembed_scancursor" in query["sql"] and "UPDATE" in query["sql"] for query in queries
+    )
 
 
-@pytest.mark.parametrize("sweep", ["missing", "orphaned", "full", "counted"])
-def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, sweep):
+@pytest.mark.parametrize("scan", ["missing", "orphaned", "full", "counted"])
+def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, scan):
     """The planner takes a space that is just being filled for an empty one."""
     with CaptureQueriesContext(connection) as queries:
-        if sweep == "missing":
+        if scan == "missing":
             reconcile.missing(
                 spec, spaces.live(spec, using="default"), Q(pk__gt=0), using="default"
             )
-        elif sweep == "orphaned":
+        elif scan == "orphaned":
             list(reconcile.orphaned(spec, Q(source_id__gt=0), using="default"))
-        elif sweep == "full":
+        elif scan == "full":
             spaces.last_gap(spec, swap, using="default")
         else:
             spaces.coverage_of(spec, swap, using="default")

@@ -279,16 +279,16 @@ class TestRowLevelSecurity:
         assert embedded_text(article).startswith("old")
         assert pending() == 1
 
-    @pytest.mark.parametrize("sweep", ["missing", "orphaned", "stale"])
+    @pytest.mark.parametrize("scan", ["missing", "orphaned", "stale"])
     def test_reconciling_is_an_error_and_no_deletion(
-        self, restricted, make_article, run_jobs, sweep
+        self, restricted, make_article, run_jobs, scan
     ):
         make_article()
         run_jobs()
         spec = specs.get("app.ArticleEmbedding")
 
         with pytest.raises(ProgrammingError, match="row-level security"):
-            reconcile.reconcile_page(spec, sweep, using=restricted)
+            reconcile.reconcile_page(spec, scan, using=restricted)
 
         assert pending() == 0
         assert ArticleEmbedding.objects.exists()

@@ -51,7 +51,7 @@ def mend(make_worker) -> None:
     for _ in range(3):
         maintenance = maintain()  # which does not rest from its last look
         maintenance.upkeep.reconcile()
-        maintenance.upkeep.continue_laps()
+        maintenance.upkeep.continue_scans()
         maintenance.upkeep.build()
         run(make_worker())
 

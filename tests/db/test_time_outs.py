@@ -18,7 +18,7 @@ from django.db.models.expressions import RawSQL
 
 from pgembed_django import adapting, faults, sources, spaces, specs
 from pgembed_django.faults import Fault
-from pgembed_django.models import Job, Lap, Space
+from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.queue import maintenance as chores_module
 from pgembed_django.queue.maintenance import Chore, Chores, attempt
 from pgembed_django.queue.work import Work
@@ -213,36 +213,40 @@ def stale(notes, run_jobs, monkeypatch) -> Note:
 
 
 @pytest.mark.usefixtures("time_out")
-def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_lap(stale):
+def test_a_row_that_cannot_be_read_in_time_does_not_end_the_reconcilers_scan(stale):
     [spec] = specs.of(Note)
     slow = dataclasses.replace(spec, when=Q(RawSQL(SLOWLY_READ, [], BooleanField())))
 
     until_not_canceled(
-        lambda: reconcile.reconcile_once(slow, using="default", sweeps=[Lap.Sweep.STALE])
+        lambda: reconcile.reconcile_once(slow, using="default", scans=[ScanCursor.Scan.STALE])
     )
 
     assert Job.objects.get().source_pk == str(stale.pk)
-    assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None  # at its end
+    assert (
+        ScanCursor.objects.get(spec=spec.key, scan=ScanCursor.Scan.STALE).cursor is None
+    )  # at its end
 
 
-def test_a_value_that_the_server_cannot_read_ends_neither_lap_nor_worker(notes, stale):
+def test_a_value_that_the_server_cannot_read_ends_neither_scan_nor_worker(notes, stale):
     [spec] = specs.of(Note)
     damaged = RawSQL("1 / CASE WHEN id = %s THEN 0 ELSE 1 END = 1", [notes[2].pk], BooleanField())
     broken = dataclasses.replace(spec, when=Q(damaged))
-    laps: list[int] = []
+    scans: list[int] = []
 
-    def sweep() -> int:
-        laps.append(reconcile.reconcile_once(broken, using="default", sweeps=[Lap.Sweep.STALE]))
-        return laps[-1]
+    def scan() -> int:
+        scans.append(
+            reconcile.reconcile_once(broken, using="default", scans=[ScanCursor.Scan.STALE])
+        )
+        return scans[-1]
 
     tries = 0
-    while not laps:
-        attempt(sweep)
+    while not scans:
+        attempt(scan)
         tries += 1
         assert tries < 30
 
     assert Job.objects.get().source_pk == str(stale.pk)
-    assert Lap.objects.get(spec=spec.key, sweep=Lap.Sweep.STALE).cursor is None
+    assert ScanCursor.objects.get(spec=spec.key, scan=ScanCursor.Scan.STALE).cursor is None
 
 
 def test_a_chore_that_is_canceled_is_told_and_keeps_no_other_from_its_turn(caplog):
@@ -352,7 +356,7 @@ def test_a_chore_that_takes_longer_than_a_transaction_may_ends_no_worker(caplog)
     assert "Maintenance (take_long) was given up, trying again later" in caplog.text
 
 
-def test_a_query_that_fails_in_a_text_method_does_not_end_the_sweep(run_jobs, monkeypatch):
+def test_a_query_that_fails_in_a_text_method_does_not_end_the_scan(run_jobs, monkeypatch):
     good, bad = Product.objects.create(title="good"), Product.objects.create(title="bad")
     run_jobs()
     Job.objects.all().delete()
@@ -366,7 +370,7 @@ def test_a_query_that_fails_in_a_text_method_does_not_end_the_sweep(run_jobs, mo
     monkeypatch.setattr(Product, "pitch", pitch)
     spec = specs.get("app.ProductEmbedding")
 
-    reconcile.reconcile_once(spec, using="default", sweeps=[Lap.Sweep.STALE])
+    reconcile.reconcile_once(spec, using="default", scans=[ScanCursor.Scan.STALE])
 
     assert Job.objects.get().source_pk == str(good.pk)
 

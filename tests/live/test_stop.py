@@ -104,14 +104,14 @@ def test_interrupting_is_stopping(at_work, server):
 def test_maintenance_that_dies_takes_the_worker_along_and_nothing_stays_leased(at_work):
     worker = at_work(PGEMBED_RECONCILE_SECONDS=0.2)
     with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE pgembed_lap RENAME TO pgembed_kept")
+        cursor.execute("ALTER TABLE pgembed_scancursor RENAME TO pgembed_kept")
         try:
             assert worker.wait(timeout=60) == 1
         finally:
-            cursor.execute("ALTER TABLE pgembed_kept RENAME TO pgembed_lap")
+            cursor.execute("ALTER TABLE pgembed_kept RENAME TO pgembed_scancursor")
 
     log = worker.log.read_text()
-    assert 'relation "pgembed_lap" does not exist' in log
+    assert 'relation "pgembed_scancursor" does not exist' in log
     assert "Traceback" not in log
     assert_given_back()
 

@@ -39,7 +39,7 @@ class Command(EmbedCommand):
 
     def handle(self, **options: Any) -> None:
         using = self.chosen_database(options["database"])
-        sweeps = reconcile.ALL_SWEEPS if options["deep"] else reconcile.CHEAP_SWEEPS
+        scans = reconcile.ALL_SCANS if options["deep"] else reconcile.CHEAP_SCANS
         unfinished = []
         chosen = self.chosen_specs(options["specs"], using=using).values()
         self.require_rows(chosen, using=using)
@@ -49,17 +49,17 @@ class Command(EmbedCommand):
                     f"{spec.key} has no space yet: start manage.py embed_worker once."
                 )
             found = 0
-            for sweep in sweeps:
-                reconcile.restart(spec, sweep, using=using)
+            for scan in scans:
+                reconcile.restart(spec, scan, using=using)
                 with progress(
                     spec.model._base_manager.using(using).count() if options["verbosity"] else 0,
-                    what=f"{spec.key}, {sweep}",
+                    what=f"{spec.key}, {scan}",
                     unit="rows",
                     out=self.stderr,
                     is_quiet=options["verbosity"] < 1,
                 ) as show:
                     pages = 0
-                    while page := _page(spec, sweep, using=using):
+                    while page := _page(spec, scan, using=using):
                         if page.enqueued:
                             jobs.nudge(using=using)
                         found += page.enqueued
@@ -68,7 +68,7 @@ class Command(EmbedCommand):
                         if page.is_last:
                             break
                 if page is None:
-                    unfinished.append(f"{spec.key} ({sweep})")
+                    unfinished.append(f"{spec.key} ({scan})")
             self.stdout.write(f"{spec.key}: {found:,} rows queued")
         if unfinished:
             raise CommandError(
@@ -77,17 +77,17 @@ class Command(EmbedCommand):
             )
 
 
-def _page(spec: specs.Spec, sweep: str, *, using: str) -> reconcile.Page | None:
-    """Return the next page. None: the backlog is full, or the table or the lap is locked."""
+def _page(spec: specs.Spec, scan: str, *, using: str) -> reconcile.Page | None:
+    """Return the next page. None: the backlog is full, or the table or the scan is locked."""
     for _ in range(TRIES):
         try:
-            page = reconcile.reconcile_page(spec, sweep, using=using)
+            page = reconcile.reconcile_page(spec, scan, using=using)
         except DatabaseError as error:
             if not faults.may_pass(error):
                 raise
             continue  # with fewer rows
         if page or reconcile.is_backlog_full(spec, using=using):
             return page
-        # A worker has locked this lap for a moment.
+        # A worker has locked this scan for a moment.
         time.sleep(LOOK_SECONDS)
     return None
