@@ -41,6 +41,9 @@ QUIET_SECONDS = 0.2
 SCAN_SECONDS = 5.0
 """How soon a second scan over the rows may follow the first."""
 
+BACKFILLS_KEPT = timedelta(days=1)
+"""How long the cursor of a backfill is kept after its end."""
+
 FIRST_FILL = timedelta(minutes=15)
 """How long gaps in an active space may put off the building of its indexes."""
 
@@ -165,7 +168,9 @@ class Upkeep:
         return self._each(self.specs.values(), build_spaces, chore="build")
 
     def prune_spaces(self) -> int:
-        """Delete the vectors of spaces that were retired long enough ago."""
+        """Delete the vectors of spaces that were retired long ago, and cursors of old backfills."""
+        backfills = ScanCursor.objects.using(self.using).filter(scan=ScanCursor.Scan.BACKFILL)
+        backfills.filter(finished_at__lt=Now() - BACKFILLS_KEPT).delete()
         seconds = self.settings.retired_seconds
         for space in spaces.prunable(retired_for_seconds=seconds, using=self.using):
             if (spec := self.specs.get(space.spec)) and not self._is_stopping():

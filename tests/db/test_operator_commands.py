@@ -27,7 +27,7 @@ from pgembed_django.spaces import backfill, reconcile
 from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import Article, ArticleComment, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
-from tests.db.conftest import claim
+from tests.db.conftest import Maintenance, claim
 from tests.db.test_status import make_failures
 from tests.played.provider import PlayedProvider
 
@@ -621,24 +621,21 @@ def test_ctrl_c_leaves_what_is_queued(run_jobs, monkeypatch):
     assert Job.objects.filter(status="pending").count() == 4
 
 
-def test_a_backfill_that_has_ended_is_forgotten_a_day_later_by_the_next(spec, run_jobs):
-    run_jobs()
+def test_a_backfill_that_has_ended_is_forgotten_after_a_day():
     now = timezone.now()
-    for selection, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
+    for name, finished_at in (("old", now - timedelta(days=2)), ("new", now), ("open", None)):
         ScanCursor.objects.create(
-            spec=KEY, scan="backfill", selection=selection, finished_at=finished_at
+            spec=KEY, scan="backfill", selection=name, finished_at=finished_at
         )
     ScanCursor.objects.create(spec=KEY, scan="missing", finished_at=now - timedelta(days=2))
 
-    Backfill(spec, using="default", where=()).step()
+    Maintenance({}).upkeep.prune_spaces()
 
-    kept = {("backfill", "new"), ("backfill", "open"), ("missing", "")}
-    assert (
-        set(
-            ScanCursor.objects.exclude(selection__contains="force").values_list("scan", "selection")
-        )
-        == kept
-    )
+    assert set(ScanCursor.objects.values_list("scan", "selection")) == {
+        ("backfill", "new"),
+        ("backfill", "open"),
+        ("missing", ""),
+    }
 
 
 def test_force_embeds_anew_what_is_fresh(make_article, run_jobs, make_worker, provider):
