@@ -274,7 +274,7 @@ def test_a_cursor_that_is_no_key_any_more_begins_anew(note, run_jobs, scan):
 
     page = reconcile.reconcile_page(spec, scan, using="default")
 
-    assert page == (0, True, False)
+    assert page == (0, True)
     assert reconcile.refreshing(spec, using="default") is None or scan != "stale"
 
 
