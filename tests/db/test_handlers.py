@@ -16,7 +16,7 @@ from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.work import Work
 from pgembed_django.queue.worker import Worker
-from tests.db.conftest import claim, expire_leases, reap
+from tests.db.conftest import expire_leases, reap
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -130,7 +130,7 @@ def test_the_result_of_a_lost_job_is_not_written(make_work) -> None:
     frozen.step()
     expire_leases()
     reap()
-    claim(worker_id=9)
+    assert jobs.claim_suspect([SPEC], lease=jobs.Lease(9, 600), using="default")
 
     frozen.step()
 
