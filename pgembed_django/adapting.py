@@ -21,18 +21,18 @@ def doubled(seconds: float, *, first: float, most: float) -> float:
     return min(seconds * 2 or first, most)
 
 
-def isolate(attempt: Callable[[Sequence[T]], Iterable[Sequence[T]]], *items: Sequence[T]) -> None:
+def isolate(attempt: Callable[[Sequence[T]], Iterable[Sequence[T]]], *groups: Sequence[T]) -> None:
     """Attempt groups of items, and then the groups that each attempt returns: see ``halves``.
 
-    These come after all others, so that what is held up by one bad item is the least possible.
+    These come after all others, so that one bad item holds up as few others as possible.
     """
-    groups = deque(group for group in items if group)
-    while groups:
-        groups.extend(attempt(groups.popleft()))
+    todo = deque(group for group in groups if group)
+    while todo:
+        todo.extend(attempt(todo.popleft()))
 
 
 def halves(items: Sequence[T]) -> list[Sequence[T]]:
-    """Return two halves. Empty: there is only one item, so it is the one that fails."""
+    """Return the two halves of several items. Empty: there is one, so it is the culprit."""
     middle = len(items) // 2
     return [items[:middle], items[middle:]] if middle else []
 

@@ -124,13 +124,11 @@ def test_what_fails_alone_is_found_and_the_rest_is_done_once(bad: set[int]):
     failed: list[int] = []
 
     def attempt(items: Sequence[int]) -> list[Sequence[int]]:
-        if not bad.intersection(items):
+        if not bad & set(items):
             done.extend(items)
-        elif apart := halves(items):
-            return apart
-        else:
+        elif len(items) == 1:
             failed.extend(items)
-        return []
+        return halves(items) if bad & set(items) else []
 
     isolate(attempt, range(8))
 
