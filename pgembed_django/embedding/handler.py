@@ -126,7 +126,7 @@ class EmbeddingHandler(Handler):
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in claimed units. They are read in ``advance``."""
-        self.planner.add(Unit(claim, self.worked_on[claim.spec]) for claim in claims)
+        self.planner.add([Unit(claim, self.worked_on[claim.spec]) for claim in claims])
 
     # One round of the loop
 
