@@ -9,10 +9,10 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator
+from itertools import groupby
 from typing import Any, Final
-from urllib.parse import unquote_plus
+from urllib.parse import unquote
 
 from pgembed_django.exceptions import (
     BatchTooLarge,
@@ -148,12 +148,19 @@ HIDDEN: Final = "[hidden]"
 
 THE_TEXT: Final = "[the text]"
 
-LEAST: Final = 4
-"""A part of a word of a text that is as long is taken from a message."""
+RUN: Final = 8
+"""So many characters in a row that a message shares with a text are taken from it."""
 
-# Of JSON and Python: a line's end, which is part of no word, and what stands for other characters.
+# Servers and proxies quote in JSON, perhaps several times over, in Python, in HTML or in a URL.
 _ESCAPE: Final = re.compile(
-    r"\\+[nrt]|(?:\\+u[0-9a-fA-F]{4}|\\+U[0-9a-fA-F]{8})+|(?:\\+x[0-9a-fA-F]{2})+"
+    r"""
+    (?: \\+ U [0-9a-fA-F]{8} | \\+ u [0-9a-fA-F]{4} )+
+    | (?: \\+ x [0-9a-fA-F]{2} )+
+    | \\+ [nrtvfb"'/]?
+    | (?: % [0-9a-fA-F]{2} )+
+    | & (?: amp; )* (?: \# x? [0-9a-fA-F]{1,6} | [a-zA-Z]{2,6} ) ;
+    """,
+    re.VERBOSE,
 )
 _WORD: Final = re.compile(r"[^\W_]+")
 
@@ -170,14 +177,10 @@ _USUAL: Final = frozenset(
         "requested requests required reset response resulted retry returned sequence server "
         "service should size status string such supported system than that the this time timed "
         "timeout to token tokens too try type unable unavailable unexpected unknown unsupported "
-        "upstream use value was were when which while will with within you your "
-        + " ".join(said.pattern for _, said, _ in _RULES)  # what an error is recognized by
+        "upstream use value was were when which while will with within you your"
     )
 )
-"""Words of servers' messages, which stay: most texts share some of them."""
-
-BETWEEN: Final = 12
-"""So many characters between two parts of a text count as a part of it."""
+"""Words of servers' messages. A run of only these stays: most texts share some with a message."""
 
 _SECRETS: Final = re.compile(
     r"""
@@ -251,36 +254,91 @@ def quote(words: str, *, secrets: Iterable[str] = (), texts: Iterable[str] = ())
 
 
 def without_texts(message: str, texts: Iterable[str]) -> str:
-    """Return a message with "[the text]" for words of the texts, but for those that servers use.
+    """Return a message with "[the text]" for all that it has of the texts, escaped or not.
 
-    A message may have them escaped: as JSON, perhaps several times over, as HTML, or as a URL.
+    That is every run of ``RUN`` characters, and a shorter text as a whole. A message that has some
+    in an escaped form is returned unescaped. It takes time in proportion to the lengths.
     """
-    given = [clean(text) for text in texts]
-    joined = " ".join([*given, *map(_unescaped, given)]).casefold()
-    known = set(_WORD.findall(joined))
-
-    def shown(found: re.Match[str]) -> str:
-        word = found[0].casefold()
-        is_known = word in known or (len(word) >= LEAST and word in joined)
-        return THE_TEXT if is_known and word not in _USUAL else found[0]
-
-    plain = _unescaped(message)
-    said = _WORD.sub(shown, plain)
-    if said == plain:
-        return message
-    # What stands between two of them is of the text, too.
-    text = re.escape(THE_TEXT)
-    return re.sub(rf"{text}(?:.{{0,{BETWEEN}}}?{text})+", THE_TEXT, said, flags=re.DOTALL)
+    readings = (_from_url, _unescaped, str)
+    known = {" ".join(read(clean(text)).split()).casefold() for text in texts for read in readings}
+    for read in readings:
+        message = _hide(read(message), known) or message
+    return message
 
 
-def _unescaped(message: str) -> str:
-    return html.unescape(unquote_plus(_ESCAPE.sub(_meant, message)))
+def _hide(plain: str, known: Collection[str]) -> str:
+    """Return a message with "[the text]" for what it has of known texts. Empty: nothing."""
+    letters = list(_letters(plain))
+    hidden = [False] * len(plain)
+    for start, end in _shared("".join(letter for letter, _ in letters), known):
+        first, last = letters[start][1], letters[end - 1][1] + 1
+        hidden[first:last] = [True] * (last - first)
+    if not any(hidden):
+        return ""
+    unusual = [False] * len(plain)
+    for word in _WORD.finditer(plain):
+        if word[0].casefold() not in _USUAL:
+            unusual[word.start() : word.end()] = [True] * len(word[0])
+    kept = []
+    for is_hidden, places in groupby(range(len(plain)), key=hidden.__getitem__):
+        run = list(places)
+        words = plain[run[0] : run[-1] + 1]
+        if is_hidden and (any(unusual[place] for place in run) or not _WORD.search(words)):
+            at = len(words) - len(words.lstrip())
+            words = words[:at] + THE_TEXT + words[len(words.rstrip()) :]
+        kept.append(words)
+    return clean("".join(kept))
+
+
+def _letters(plain: str) -> Iterator[tuple[str, int]]:
+    """Yield each character in lower case, with its place. White space is a single space."""
+    was_space = False
+    for place, one in enumerate(plain):
+        if not (one.isspace() and was_space):
+            for letter in " " if one.isspace() else one.casefold():
+                yield letter, place
+        was_space = one.isspace()
+
+
+def _shared(plain: str, known: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each run in ``plain`` that is in one of the known texts."""
+    runs = {plain[at : at + RUN] for at in range(len(plain) - RUN + 1)}
+    shared: set[str] = set()
+    for text in known:
+        shared.update(runs.intersection(text[at : at + RUN] for at in range(len(text) - RUN + 1)))
+        if len(text) < RUN and _WORD.search(text):
+            whole = rf"(?<![^\W_]){re.escape(text)}(?![^\W_])"
+            yield from (match.span() for match in re.finditer(whole, plain))
+    for at in range(len(plain) - RUN + 1):
+        if plain[at : at + RUN] in shared:
+            yield at, at + RUN
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(_meant, text)
+
+
+def _from_url(text: str) -> str:
+    return _unescaped(text.replace("+", " "))
 
 
 def _meant(escape: re.Match[str]) -> str:
     """Return the characters that an escape stands for, however often it was quoted."""
-    units = re.sub(r"\\+", r"\\", escape[0]).encode().decode("unicode_escape", "replace")
-    with suppress(UnicodeError):
-        if "\\x" in escape[0]:
-            return units.encode("latin-1").decode()  # of bytes
-    return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if escape[0][0] == "&":
+        return html.unescape("&" + escape[0][1:].replace("amp;", "")) or "&"
+    if escape[0][0] == "%":
+        return unquote(escape[0])
+    said = re.sub(r"\\+", r"\\", escape[0])
+    match said[1:2]:
+        case "U" | "u":
+            units = said.encode().decode("unicode_escape", errors="replace")
+            return units.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        case "x":
+            found = bytes.fromhex(said.replace("\\x", ""))
+            try:
+                return found.decode()
+            except UnicodeDecodeError:
+                return found.decode("latin-1")
+        case "" | '"' | "'" | "/":
+            return said[1:] or "\\"
+    return " "

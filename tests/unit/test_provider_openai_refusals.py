@@ -215,7 +215,5 @@ def test_an_error_quotes_no_part_of_a_text(make_provider: Make, text: str, ask: 
     reply = played.reply({"error": {"message": f"cannot read '{echo}' for now"}}, 400)
     provider.played.poison = lambda sent: reply if text in sent else None
 
-    with pytest.raises(InputRefused, match=r"cannot read '.*\[the text\]' for now") as raised:
+    with pytest.raises(InputRefused, match=r"cannot read '\[the text\]' for now"):
         getattr(provider, ask)(text if ask == "embed_query" else [text])
-    assert "diary" not in str(raised.value)
-    assert "summer" not in str(raised.value)

@@ -25,6 +25,7 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import answers, errors, http
+from pgembed_django.text import clean
 from tests import played
 
 
@@ -237,28 +238,26 @@ def test_no_part_of_a_text_is_quoted(text: str, escape: Callable[[str], str]):
 
         quoted = errors.quote(said, texts=["another", text])
 
-        assert re.fullmatch(r"The input <.*\[the text\].*> is not valid\.", quoted)
-        assert words_of(quoted).isdisjoint(words_of(text))
+        before, found, after = quoted.partition("[the text]")
+        assert found
+        assert re.fullmatch(r"The input <(\W*input)?\W*[b+]?\W*(&#32;|%20)?", before)
+        assert re.fullmatch(r"\W*> is not valid\.", after)
 
 
-def words_of(text: str) -> set[str]:
-    words = re.findall(r"[^\W_]{4,}", text.casefold())
-    return {word for word in words if word not in errors._USUAL}
+TEXTS = st.text("abcλ☃😀 \n\t\"'&%", min_size=8).map(clean)  # as they are sent
 
 
-TEXTS = st.lists(st.text("abcλ", min_size=4), min_size=1)
-
-
-@given(words=TEXTS, between=st.text(" \n\t\"'&%☃😀", min_size=1, max_size=4), data=st.data())
-def test_no_word_of_a_text_is_quoted(words: list[str], between: str, data: st.DataObject):
-    text = between.join(words)
+@given(text=TEXTS.filter(lambda text: len(text) >= 8), data=st.data())
+def test_no_run_of_eight_characters_is_quoted(text: str, data: st.DataObject):
+    start = data.draw(st.integers(0, len(text) - 8))
+    part = text[start : data.draw(st.integers(start + 8, len(text)))]
     escape = data.draw(st.sampled_from(ESCAPES))
 
-    quoted = errors.quote(f"0123456789 {escape(text)} 0123456789", texts=[text])
+    quoted = errors.quote(f"0123456789 {escape(part)} 0123456789", texts=[text])
 
     assert quoted.startswith("0123456789")
     assert quoted.endswith("0123456789")
-    assert words_of(quoted).isdisjoint(words_of(text))
+    assert not [at for at in range(len(text) - 7) if text[at : at + 8] in quoted]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_no_word_of_a_text_is_quoted(words: list[str], between: str, data: st.Da
     [
         ("cannot embed 'Anna'", "cannot embed '[the text]'"),
         ("cannot embed Anna", "cannot embed [the text]"),
-        ("cannot embed ANNA: Anna!", "cannot embed [the text]!"),
+        ("cannot embed ANNA: Anna!", "cannot embed [the text]: [the text]!"),
         ("Annabel is not Joanna", "Annabel is not Joanna"),
     ],
 )
