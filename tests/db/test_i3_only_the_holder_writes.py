@@ -241,7 +241,7 @@ def test_a_worker_that_was_frozen_stages_and_stores_no_text_early(make_worker, p
     reap()
 
     for unit in frozen.handler.units.by_id.values():
-        unit.started = -60.0  # long ago: its text would be stored before its vectors
+        unit.text_due = 0.0  # long ago: its text would be stored before its vectors
     frozen.step(claim=False)
 
     assert not StagedVector.objects.exists()
@@ -260,7 +260,7 @@ def test_a_completion_whose_reply_was_lost_is_settled_by_the_fence(
     run_jobs()
 
     # As a worker does that cannot know whether its commit arrived.
-    worker.handler.units.add([unit])
+    worker.handler.units.by_id[unit.claim.id] = unit
     worker.handler.units.look_at(unit)
     worker.step(claim=False)
 

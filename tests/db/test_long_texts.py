@@ -81,13 +81,13 @@ def test_a_page_of_long_texts_has_fewer_rows_and_the_scan_gets_to_its_end(long_n
 
     page, megabytes = peak(lambda: reconcile.reconcile_page(spec, scan, using="default"))
 
-    scan = ScanCursor.objects.get(spec=spec.key, scan=scan)
-    assert scan.cursor == str(long_notes[4].pk)
+    at = ScanCursor.objects.get(spec=spec.key, scan=scan)
+    assert at.cursor == str(long_notes[4].pk)
     assert not page.is_last
     assert megabytes < 50
     assert reconcile.reconcile_once(spec, using="default", scans=[scan]) == 0
-    scan.refresh_from_db()
-    assert scan.cursor is None
+    at.refresh_from_db()
+    assert at.cursor is None
 
 
 def test_texts_that_a_method_makes_of_short_rows_are_dropped_one_by_one(run_jobs, monkeypatch):

@@ -68,7 +68,9 @@ def retry_it(article: Article) -> None:
 def retry_it_in_the_admin(article: Article) -> None:
     [held] = claim()
     jobs.fail(held, "no", using="default")
-    counts, _ = actions.work_through(actions.ACTIONS["retry"], [held.id], using="default")
+    counts, _ = actions.work_through(
+        actions.ACTIONS["retry"], [Job.objects.get(pk=held.id)], using="default"
+    )
     assert counts["retried"]
 
 

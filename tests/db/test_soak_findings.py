@@ -109,7 +109,7 @@ def test_a_connection_lost_while_the_vector_type_is_looked_up_is_known_as_lost(
     connect(autocommit=True).execute("SELECT pg_terminate_backend(%s)", [backend_pid()])
 
     with pytest.raises(OperationalError) as caught:
-        store.stored(specs.of(Article)[0], ["1"], [], using="default")
+        store.ask_stored(specs.of(Article)[0], ["1"], [], using="default")()
 
     assert faults.is_lost_connection(caught.value)
     connection.close()

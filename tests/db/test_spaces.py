@@ -718,7 +718,7 @@ def test_a_job_planned_before_a_space_was_opened_does_not_leave_a_gap_in_it(
         inline=True,
     )
     Article.objects.filter(pk=article.pk).update(title="After")
-    pipeline.claiming.claim()
+    pipeline.claim()
     pipeline.handler.planner.step()  # with one space
     with provider(model="another"):
         spaces.ensure(spec, using="default")
@@ -907,7 +907,7 @@ def test_what_fills_the_next_space_does_not_wait_for_a_provider_that_is_gone(los
         # Given back once: of a provider that is down only what was never started is claimed.
         fill = Job.objects.create(spec=KEY, source_pk="0", kind="reconciler", claims=1)
 
-        [claim] = worker.claiming.claim_up_to(9)
+        [claim] = worker.claim_up_to(9)
 
     assert claim.id == fill.pk
 

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 from django.utils import timezone
-from pgembed_django.quotas import MINUTE_SECONDS, SAVED_SECONDS
 
+from pgembed_django.embedding.rate_limits import MINUTE_SECONDS, SAVED_SECONDS
 from pgembed_django.models import Quota
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until
