@@ -10,13 +10,11 @@ import re
 import signal
 import threading
 from asyncio import CancelledError
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 import psycopg
 from django.apps import apps
-from django.db import DatabaseError, InterfaceError
+from django.db import DatabaseError
 
 from pgembed_django.adapting import doubled
 from pgembed_django.threads import OurThread
@@ -255,17 +253,6 @@ def sqlstate(error: BaseException) -> str:
     return getattr(error.__cause__, "sqlstate", None) or ""
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Convert errors while fetching rows to ``Unreadable`` if a value cannot be read."""
-    try:
-        yield
-    except BaseException as error:
-        if _is_of_a_value(error) and not is_interruption(error):
-            raise Unreadable(described(error)) from error
-        raise
-
-
 def _is_about_ours(error: BaseException) -> bool:
     """Return whether an error is about one of our tables or functions, not one named similarly."""
     for quoted, word in NAME.findall(said(error)):
@@ -281,10 +268,3 @@ def _is_about_ours(error: BaseException) -> bool:
 @functools.cache
 def _our_tables() -> frozenset[str]:
     return frozenset(model._meta.db_table for model in apps.get_app_config("pgembed").get_models())
-
-
-def _is_of_a_value(error: BaseException) -> bool:
-    if issubclass(type(error), DatabaseError | InterfaceError):
-        cause = error.__cause__
-        return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
-    return not issubclass(type(error), psycopg.Error)

@@ -17,11 +17,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
+from django.conf import settings
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.utils import timezone, translation
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from pgembed_django import faults, locales
+from pgembed_django import faults
 from pgembed_django.faults import Fault
 
 T = TypeVar("T")
@@ -123,7 +125,7 @@ class UserCode:
         self._wrappers = [*before, self._note]
         wrappers[:] = self._wrappers
         try:
-            with locales.of_settings():
+            with of_settings():
                 yield
         finally:
             wrappers[:] = before
@@ -139,7 +141,7 @@ class UserCode:
         with self.watching():
             try:
                 with self._apart():
-                    with faults.reading():
+                    with _reading():
                         yield
                     self._refuse_changes()
             except (Failed, faults.Unreadable) as error:
@@ -243,7 +245,7 @@ class UserCode:
 
     def _put_right(self, failure: str, call: Call | None = None) -> None:
         """Put right what the code has left behind. Raise if it must not, and has not failed."""
-        locales.reset()
+        _reset()
         connection = self._wrapper.connection
         status = connection.pgconn.transaction_status if connection is not None else None
         is_lost = connection is not None and connection.broken
@@ -291,3 +293,45 @@ def _is_its_own(call: Call | None) -> bool:
     if call is not None:
         _losses[call] += 1
     return call is not None and _losses[call] >= MAX_LOSSES
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Convert errors while fetching rows to ``faults.Unreadable`` if a value cannot be read."""
+    try:
+        yield
+    except BaseException as error:
+        if _is_of_a_value(error) and not faults.is_interruption(error):
+            raise faults.Unreadable(faults.described(error)) from error
+        raise
+
+
+def _is_of_a_value(error: BaseException) -> bool:
+    if issubclass(type(error), DatabaseError | InterfaceError):
+        cause = error.__cause__
+        return isinstance(cause, psycopg.DataError) and cause.sqlstate is None
+    return not issubclass(type(error), psycopg.Error)
+
+
+@contextmanager
+def of_settings() -> Iterator[None]:
+    """Activate the language and time zone of the settings, as in a worker."""
+    if _are_active():
+        yield
+        return
+    with translation.override(settings.LANGUAGE_CODE), timezone.override(None):
+        yield
+
+
+def _reset() -> None:
+    """Activate them again, within ``of_settings``, if a project's code has changed them."""
+    if not _are_active():
+        translation.activate(settings.LANGUAGE_CODE)
+        timezone.deactivate()
+
+
+def _are_active() -> bool:
+    return (
+        translation.get_language() == settings.LANGUAGE_CODE
+        and timezone.get_current_timezone() is timezone.get_default_timezone()
+    )

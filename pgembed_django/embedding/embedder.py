@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pgembed_django import spaces
 from pgembed_django.embedding import outcomes
 from pgembed_django.embedding.pool import Pool, Sight
-from pgembed_django.embedding.rate_limits import QuotaLimits, RateLimiter, limits_of
+from pgembed_django.embedding.rate_limits import RateLimiter
 from pgembed_django.embedding.units import Batch, Failure, Live, Part, Unit, Units, Wanted
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.exceptions import ProviderUnavailable
@@ -104,10 +104,9 @@ class Embedder:
         for pool in self.pools:
             if pool.is_to_be_probed:
                 self._batches.append(Batch(pool, [], pool.submit([]), self._clock()))
-            limits = limits_of(pool.provider.alias) if pool.queue else None
             while pool.queue and pool.free > 0:
-                wanted = self._fill(pool, limits.tokens_at_once if limits else None)
-                if wanted and not self._send(pool, wanted, limits):
+                wanted = self._fill(pool)
+                if wanted and not self._send(pool, wanted):
                     pool.queue.extendleft(reversed(wanted))
                     break
             if pool.queue and pool.is_waiting:
@@ -128,7 +127,8 @@ class Embedder:
 
     def look_at_quotas(self) -> None:
         """Find used-up quotas before anything is claimed for them."""
-        self._limiter.look([pool for pool in self.pools if not pool.queue])
+        if limited := [pool for pool in self.pools if pool.limits and not pool.queue]:
+            self._limiter.look(limited)
 
     def close(self) -> None:
         """Let the pool threads end."""
@@ -149,9 +149,10 @@ class Embedder:
         self.pools.append(pool)
         return pool
 
-    def _fill(self, pool: Pool, tokens: int | None) -> list[Wanted]:
-        """Take the chunks of a batch from a pool's queue. ``tokens``: as many at most, or one."""
+    def _fill(self, pool: Pool) -> list[Wanted]:
+        """Take the chunks of a batch from a pool's queue: as many as its quota allows, or one."""
         wanted: list[Wanted] = []
+        tokens = pool.limits.tokens_at_once if pool.limits else None
         while pool.queue and len(wanted) < pool.provider.batch_size:
             unit, part, chunk = one = pool.queue[0]
             if unit in self.units and part in unit.parts and part.failure is None:
@@ -163,12 +164,12 @@ class Embedder:
             pool.queue.popleft()
         return wanted
 
-    def _send(self, pool: Pool, wanted: list[Wanted], limits: QuotaLimits | None) -> bool:
+    def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
         """Send a batch. Return whether that was possible."""
         is_suspect = wanted[0].unit.is_outage_suspect
         if is_suspect and pool.in_flight:
             return False
-        if limits is not None and not self._limiter.allows(pool, limits, wanted):
+        if pool.limits and not self._limiter.allows(pool, pool.limits, wanted):
             return False
         sight = None
         if seconds := self.units.settings.canary_seconds:
@@ -201,7 +202,8 @@ class Embedder:
         outcomes.emit(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: these may lose the database, and by now the answers are handed out.
         self._note_models(batch)
-        self._limiter.pay_up(batch.pool)
+        if batch.pool.limits:
+            self._limiter.pay_up(batch.pool, batch.pool.limits)
 
     def _fail(self, unit: Unit, part: Part, failure: Failure) -> None:
         """Send no more of a part."""

@@ -135,7 +135,8 @@ class EmbeddingHandler(Handler):
         answered = self.embedder.collect()
         if answered:
             self.embedder.send()  # the provider goes on while the database is written to
-        outcomes.end_failed(self.units, self.writer)
+        if self.units.failed:
+            outcomes.end_failed(self.units, self.writer)
         return answered
 
     def save_progress(self) -> None:
@@ -146,7 +147,8 @@ class EmbeddingHandler(Handler):
         """Plan and send. Store the text of late units."""
         moved = may_begin and self.planner.step()
         moved |= self.embedder.send()
-        outcomes.end_failed(self.units, self.writer)
+        if self.units.failed:
+            outcomes.end_failed(self.units, self.writer)
         self.writer.store_late_texts()
         return moved
 

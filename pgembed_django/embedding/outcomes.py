@@ -77,8 +77,6 @@ def end_failed(units: Units, writer: Writer) -> None:
 
     Their other chunks are staged: a retry would pay for them again.
     """
-    if not units.failed:
-        return
     failed = [unit for unit in units.failed.values() if unit in units]
     # First, while all are still noted: these may lose the database.
     live = spaces.ask_live_states({unit.spec for unit in failed}, using=units.using)()

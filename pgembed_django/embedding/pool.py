@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgembed_django.adapting import doubled
+from pgembed_django.embedding.rate_limits import limits_of
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider, Vectors
@@ -76,6 +77,7 @@ class Pool:
     ) -> None:
         self.provider = provider
         self.concurrency = concurrency
+        self.limits = limits_of(provider.alias)
         self.queue: deque[Wanted] = deque()
         self.in_flight = 0
         self.reason = ""

@@ -158,14 +158,13 @@ class RateLimiter:
     def look(self, pools: list[Pool]) -> None:
         """Let pools with a used-up quota wait, so that nothing is claimed for them."""
         for pool in pools:
-            if limits_of(pool.provider.alias) and not pool.paused_seconds:
+            if not pool.paused_seconds:
                 self._await(pool, wait_seconds(pool.provider.alias, using=self._using))
 
-    def pay_up(self, pool: Pool) -> None:
+    def pay_up(self, pool: Pool, limits: QuotaLimits) -> None:
         """Charge what was sent beyond the reservation: halves, retries and probes of a batch."""
         paid, alias = self._paid.get(pool), pool.provider.alias
-        limits = None if paid is None else limits_of(alias)
-        if paid is None or limits is None:
+        if paid is None:
             return
         owed = Counter(pool.provider.sent) - paid
         if owed:

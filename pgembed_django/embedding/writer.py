@@ -39,7 +39,8 @@ def begin(units: Sequence[Unit], *, using: str) -> Callable[[Sequence[Unit]], li
     now: what they have is stored, as it is paid for, and their jobs go on from there.
     """
     dropped = {space_id for unit in units for space_id in unit.dropped_spaces}
-    spaces.put_off_switch(dropped, using=using)
+    if dropped:
+        spaces.put_off_switch(dropped, using=using)
     read_live = spaces.ask_live_states({unit.spec for unit in units}, using=using)
 
     def write(ours: Sequence[Unit]) -> list[Unit]:
@@ -165,7 +166,8 @@ class Writer:
         """Store the text of units that are late."""
         now = self._clock()
         late = takewhile(lambda unit: unit.text_due <= now, self._without_text.values())
-        self.store_text(list(late))
+        if units := list(late):
+            self.store_text(units)
 
     def store_text(self, units: Sequence[Unit]) -> None:
         """Store the text of units that have no rows yet: full-text search finds them at once."""
@@ -179,8 +181,8 @@ class Writer:
 
     def text_due_seconds(self) -> float:
         """Return in how many seconds the next unit's text is due."""
-        due = (unit.text_due for unit in self._without_text.values() if unit.lacks_text)
-        return next(due, float("inf")) - self._clock()
+        first = next(iter(self._without_text.values()), None)
+        return (first.text_due if first else float("inf")) - self._clock()
 
     def _write(self, write: Write, parts: Parts) -> list[tuple[Unit, Part]]:
         """Write the parts that are still ours, one spec per transaction. Returns those locked."""

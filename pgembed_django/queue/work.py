@@ -68,6 +68,11 @@ class Work:
         """Whether something in flight will wake the loop."""
         return self.completing.is_at_work or self.handler.is_waiting
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing can be done until something in flight, or a new job, wakes the loop."""
+        return self.is_waiting and not (self.has_more or self.handler.has_unbegun)
+
     def step(self, *, claim: bool = True) -> bool:
         """Do one round. Return whether anything moved.
 

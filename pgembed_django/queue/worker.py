@@ -67,7 +67,6 @@ class Worker:
         self._outage_seconds = 0.0
         """The last wait for the database. Zero: it answered when it was last asked."""
         self._has_done_chores = False
-        self._awaits_answer = False
 
     # What others ask of it
 
@@ -259,9 +258,7 @@ class Worker:
             for work in self.works:
                 work.completing.begin_anew()
             self._step(claim=False)
-            self._awaits_answer = False
-        # While the last jobs are in flight, results come before claims: their rows wait for them.
-        moved = self._step(claim=not self._awaits_answer)
+        moved = self._step()
         if self.is_cut_off:
             self._outage_seconds = 0.0
             events.tell(events.DATABASE_BACK)
@@ -270,16 +267,18 @@ class Worker:
         for timer in self._timers:
             if timer.seconds and now >= timer.due_at:
                 timer.run()
-        if not moved and not (self.drain and self._holds_nothing):
-            moved = self._sleep()
-        is_waiting = any(work.is_waiting for work in self.works)
-        has_more = any(work.has_more for work in self.works)
-        has_unbegun = any(work.handler.has_unbegun for work in self.works)
-        self._awaits_answer = moved and is_waiting and not (has_more or has_unbegun)
         if moved:
-            self._idle.moved(is_waiting=is_waiting)
-            if has_more:
-                self.listener.recruit()
+            self._note_move()
+        # If all that is left waits for answers, which wake the loop, there is nothing to look for.
+        is_idle = not moved or all(work.only_waits for work in self.works)
+        if is_idle and not (self.drain and self._holds_nothing) and self._sleep():
+            self._note_move()
+
+    def _note_move(self) -> None:
+        """Look for more at short intervals again, and let other workers help with it."""
+        self._idle.moved(is_waiting=any(work.is_waiting for work in self.works))
+        if any(work.has_more for work in self.works):
+            self.listener.recruit()
 
     @property
     def _holds_nothing(self) -> bool:

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils.safestring import SafeString, mark_safe
 from psycopg import sql
 
-from pgembed_django import conf, database, faults, locales, postgres
+from pgembed_django import conf, database, faults, postgres, user_code
 from pgembed_django.models import Space
 from pgembed_django.retrieval.statistics import Words
 from pgembed_django.retrieval.targets import Target
@@ -258,7 +258,7 @@ def _is_of_text(chunk: _Stored, spec: Spec, row: Any) -> bool:
     return now is not None and spec.text_digest(now) == bytes(chunk.text_digest)
 
 
-@locales.of_settings()
+@user_code.of_settings()
 def _text_now(spec: Spec, row: Any) -> str | None:
     """Return the row's text, or None if its text method raises: the other rows are still shown."""
     try:

@@ -211,9 +211,9 @@ def claim(
     if lanes is not None:
         from_where = {
             "specs": [lane.spec for lane in lanes],
-            "priorities": database.array(lane.priority for lane in lanes),
-            "run_ats": database.array(lane.run_at for lane in lanes),
-            "ids": database.array(lane.id for lane in lanes),
+            "priorities": database.array([lane.priority for lane in lanes]),
+            "run_ats": database.array([lane.run_at for lane in lanes]),
+            "ids": database.array([lane.id for lane in lanes]),
         }
     started = database.by_kept_plan(
         using,

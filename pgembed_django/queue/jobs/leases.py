@@ -107,9 +107,9 @@ STILL_OURS = FENCED.format(locked="")
 def hold(held: Collection[Claim], *, using: str) -> Held:
     """Lock the jobs that are still ours, without waiting, until the transaction ends."""
     fences = {
-        "ids": database.array(claim.id for claim in held),
-        "tokens": database.array(claim.token for claim in held),
-        "started_at": database.array(claim.started_at for claim in held),
+        "ids": database.array([claim.id for claim in held]),
+        "tokens": database.array([claim.token for claim in held]),
+        "started_at": database.array([claim.started_at for claim in held]),
     }
     every = frozenset(claim.id for claim in held)
     ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))
@@ -184,5 +184,5 @@ def absolve(lost: Collection[Claim], *, using: str) -> None:
         using,
         ABSOLVE,
         ids=[claim.id for claim in lost],
-        started_at=database.array(claim.started_at for claim in lost),
+        started_at=database.array([claim.started_at for claim in lost]),
     )
