@@ -124,9 +124,10 @@ class Chunker:
         breaks, the text that follows them decides, not their distance from the start. So after an
         edit, the chunks further on soon end at the same breaks as before.
         """
+        spans = list(self._spans(text))
         return [
             Chunk(position, start, end, text[start:end], digest(text[start:end]))
-            for position, (start, end) in enumerate(self._spans(text))
+            for position, (start, end) in enumerate(spans)
         ]
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:

@@ -213,5 +213,5 @@ def made(
                 room -= len(text) if spec.text else 0
             if room <= 0 or time.monotonic() >= until:
                 break
-    loaded.left.update(source_pk for source_pk, _ in found)
+    loaded.left.update({source_pk for source_pk, _ in found})
     return loaded

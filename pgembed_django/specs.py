@@ -172,7 +172,7 @@ class Spec(Declaration):
     def text_of_values(self, values: Iterable[object]) -> str:
         """Return the text of a row, cleaned, given the values of its ``fields``."""
         parts = [texts.clean(texts.of(value)) for value in values]
-        return "\n\n".join(part for part in parts if part)
+        return "\n\n".join([part for part in parts if part])
 
     def parse_pk(self, source_pk: str) -> Any:
         """Return the primary key's Python value, given the key as Postgres prints it.

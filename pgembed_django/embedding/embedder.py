@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from pgembed_django import spaces
+from pgembed_django import events, faults, spaces
 from pgembed_django.embedding import outcomes
 from pgembed_django.embedding.pool import Pool, Sight
 from pgembed_django.embedding.rate_limits import RateLimiter
 from pgembed_django.embedding.units import Batch, Failure, Live, Part, Unit, Units, Wanted
 from pgembed_django.embedding.writer import Writer
-from pgembed_django.exceptions import ProviderUnavailable
+from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers import NotInstalled
 from pgembed_django.providers.base import Embedded, Provider
 from pgembed_django.providers.recognition import AnotherModel, Known, is_alike
+
+Outcome = Embedded | ProviderError
 
 RECOGNIZED_SECONDS = 30.0
 """How often to note that a space's model was recognized."""
@@ -45,19 +48,10 @@ class Embedder:
         self._inline = inline
         self._clock = clock
         self._of_space: dict[int, Pool] = {}
-        self._batches: list[Batch] = []
+        self.batches: list[Batch] = []
+        """The requests in flight."""
         self._known: dict[int, Known | None] = {}
         self._recognized_at: dict[int, float] = {}
-
-    @property
-    def queued(self) -> int:
-        """How many chunks wait for a batch."""
-        return sum(len(pool.queue) for pool in self.pools)
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether a request is in flight."""
-        return bool(self._batches)
 
     @property
     def wait_seconds(self) -> float:
@@ -67,7 +61,7 @@ class Embedder:
     @property
     def in_flight(self) -> set[Unit]:
         """The units that are with a provider now."""
-        return {one.unit for batch in self._batches for one in batch.wanted}
+        return {one.unit for batch in self.batches for one in batch.wanted}
 
     def pool(self, space: Space) -> Pool:
         """Return the pool of a space's provider. Spaces of one provider share it."""
@@ -100,10 +94,10 @@ class Embedder:
 
         What waits for a provider that is paused fails of that.
         """
-        before = len(self._batches)
+        before = len(self.batches)
         for pool in self.pools:
-            if pool.is_to_be_probed:
-                self._batches.append(Batch(pool, [], pool.submit([]), self._clock()))
+            if pool.pause_seconds and pool.is_to_be_probed:
+                self.batches.append(Batch(pool, [], pool.submit([]), self._clock()))
             while pool.queue and pool.free > 0:
                 wanted = self._fill(pool)
                 if wanted and not self._send(pool, wanted):
@@ -114,14 +108,14 @@ class Embedder:
                 for unit, part in dict.fromkeys((one.unit, one.part) for one in pool.queue):
                     self._fail(unit, part, outage)
                 pool.queue.clear()
-        return len(self._batches) > before
+        return len(self.batches) > before
 
     def collect(self) -> bool:
         """Hand answers to their units. Return whether there were any."""
-        done = [batch for batch in self._batches if batch.future.done()]
+        done = [batch for batch in self.batches if batch.future.done()]
         for batch in done:
             self._learn(batch)  # before it is let go: this may lose the database
-            self._batches.remove(batch)
+            self.batches.remove(batch)
             self._hand_out(batch)
         return bool(done)
 
@@ -152,10 +146,12 @@ class Embedder:
     def _fill(self, pool: Pool) -> list[Wanted]:
         """Take the chunks of a batch from a pool's queue: as many as its quota allows, or one."""
         wanted: list[Wanted] = []
+        by_id = self.units.by_id
         tokens = pool.limits.tokens_at_once if pool.limits else None
         while pool.queue and len(wanted) < pool.provider.batch_size:
             unit, part, chunk = one = pool.queue[0]
-            if unit in self.units and part in unit.parts and part.failure is None:
+            is_held = by_id.get(unit.claim.id) is unit
+            if is_held and part in unit.parts and part.failure is None:
                 if tokens is not None:
                     tokens -= pool.provider.weigh_document(chunk.text)
                     if wanted and tokens < 0:
@@ -166,7 +162,8 @@ class Embedder:
 
     def _send(self, pool: Pool, wanted: list[Wanted]) -> bool:
         """Send a batch. Return whether that was possible."""
-        is_suspect = wanted[0].unit.is_outage_suspect
+        # Its provider went down while it had this text.
+        is_suspect = wanted[0].unit.claim.outages > 0
         if is_suspect and pool.in_flight:
             return False
         if pool.limits and not self._limiter.allows(pool, pool.limits, wanted):
@@ -176,14 +173,15 @@ class Embedder:
             sight = Sight([self._known.get(one.part.space_id) for one in wanted], seconds)
         texts = [one.chunk.text for one in wanted]
         future = pool.submit(texts, sight=sight, exclusively=is_suspect)
-        self._batches.append(Batch(pool, wanted, future, self._clock(), sight))
+        self.batches.append(Batch(pool, wanted, future, self._clock(), sight))
         for one in wanted:
             one.part.in_flight += 1
         return True
 
     def _hand_out(self, batch: Batch) -> None:
         has_paused = batch.pool.ended(batch.future)
-        found = list(zip(batch.wanted, outcomes.of(batch), strict=True))
+        results = _outcomes(batch)
+        found = list(zip(batch.wanted, results, strict=True))
         for one, outcome in found:
             part = one.part
             part.in_flight -= 1
@@ -199,7 +197,7 @@ class Embedder:
             if part.waiting:
                 self.writer.to_stage.append((unit, part))
             self.units.look_at(unit)
-        outcomes.emit(batch, has_paused=has_paused, seconds=self._clock() - batch.started)
+        _emit(batch, results, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: these may lose the database, and by now the answers are handed out.
         self._note_models(batch)
         if batch.pool.limits:
@@ -236,7 +234,7 @@ class Embedder:
         using, provider = self.units.using, batch.pool.provider
         seen = {
             one.part.space: outcome
-            for one, outcome in zip(batch.wanted, outcomes.of(batch), strict=True)
+            for one, outcome in zip(batch.wanted, _outcomes(batch), strict=True)
             if isinstance(outcome, Embedded | AnotherModel)
         }
         for space, outcome in seen.items():
@@ -249,3 +247,58 @@ class Embedder:
                 self._recognized_at[space.pk] = at
                 seconds = provider.clock() - at
                 spaces.note_recognized(space, seconds_ago=seconds, using=using)
+
+
+def _outcomes(batch: Batch) -> list[Outcome]:
+    """Return one outcome per chunk. If the whole batch failed, all share its error."""
+    error = batch.future.exception()
+    if error is None:
+        return batch.future.result()
+    if not isinstance(error, ProviderError):
+        error = ProviderError(faults.described(error))
+    return [error] * len(batch.wanted)
+
+
+def _emit(batch: Batch, found: Sequence[Outcome], *, has_paused: bool, seconds: float) -> None:
+    """Log the outcomes of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
+    pool, provider = batch.pool, batch.pool.provider
+    milliseconds = seconds * 1000
+    is_outage = any(isinstance(one, ProviderUnavailable) for one in found)
+    if not batch.wanted and not pool.paused_seconds:
+        events.tell(events.PROVIDER_BACK, provider=provider.alias)
+        return
+    if is_outage:
+        events.tell(
+            events.PROVIDER_PAUSED,
+            about=batch,
+            is_logged=has_paused,
+            provider=provider.alias,
+            seconds=pool.paused_seconds,
+            error=pool.reason,
+            milliseconds=milliseconds,
+        )
+    embedded = [
+        (one, outcome)
+        for one, outcome in zip(batch.wanted, found, strict=True)
+        if isinstance(outcome, Embedded)
+    ]
+    named: dict[str, Any] = {"provider": provider.alias, "model": pool.name}
+    of_batch = named | {
+        "rows": len({one.unit for one in batch.wanted}),
+        "milliseconds": milliseconds,
+    }
+    if embedded and not is_outage:
+        events.tell(events.BATCH_EMBEDDED, about=batch, chunks=len(embedded), **of_batch)
+    if len(embedded) < len(found) and not is_outage:
+        refused = len(found) - len(embedded)
+        events.tell(
+            events.BATCH_FAILED, about=batch, chunks=len(found), refused=refused, **of_batch
+        )
+    cut = {
+        (one.unit.claim.spec, one.unit.claim.source_pk)
+        for one, outcome in embedded
+        if outcome.was_cut
+    }
+    if cut:
+        spec, source_pk = min(cut)
+        events.tell(events.TEXTS_CUT, rows=len(cut), spec=spec, source_pk=source_pk, **named)

@@ -94,11 +94,12 @@ class EmbeddingHandler(Handler):
         """How many units to claim now: two rounds of requests. Zero until the last are planned."""
         settings = self.settings
         round_of_batches = settings.batch_size * settings.concurrency
-        is_full = self.embedder.queued >= round_of_batches
+        pools = self.embedder.pools
+        is_full = sum([len(pool.queue) for pool in pools]) >= round_of_batches
         is_behind = self.held.waiting >= ROUNDS_BEHIND * round_of_batches
-        if is_full or self.planner.has_more or is_behind:
+        if is_full or self.planner.unread or is_behind:
             return 0
-        if any(pool.is_down and not pool.is_lost for pool in self.embedder.pools):
+        if [pool for pool in pools if pool.pause_seconds and not pool.is_lost]:
             return settings.batch_size  # enough for the first one after an outage
         return min(settings.claim_limit, 2 * round_of_batches)
 
@@ -120,7 +121,7 @@ class EmbeddingHandler(Handler):
         waiting = {pool for pool in self.embedder.pools if pool.is_waiting}
         if not waiting:
             return Ready(specs)
-        pools = {key: self.embedder.pools_of(self.live.of(key)) for key in specs}
+        pools = {key: self.embedder.pools_of(self.live.spaces.get(key, ())) for key in specs}
         down = [key for key in specs if pools[key] and pools[key] <= waiting]
         return Ready([key for key in specs if key not in down], down)
 
@@ -133,7 +134,7 @@ class EmbeddingHandler(Handler):
     def collect(self) -> bool:
         """Hand answers to their units, and send the next batches."""
         answered = self.embedder.collect()
-        if answered:
+        if answered and [pool for pool in self.embedder.pools if pool.queue]:
             self.embedder.send()  # the provider goes on while the database is written to
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
@@ -141,7 +142,8 @@ class EmbeddingHandler(Handler):
 
     def save_progress(self) -> None:
         """Stage what batches brought for units that wait for more of them."""
-        self.writer.save_progress()
+        if self.writer.to_stage:
+            self.writer.save_progress()
 
     def advance(self, *, may_begin: bool) -> bool:
         """Plan and send. Store the text of late units."""
@@ -149,7 +151,8 @@ class EmbeddingHandler(Handler):
         moved |= self.embedder.send()
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
-        self.writer.store_late_texts()
+        if self.writer.without_text:
+            self.writer.store_late_texts()
         return moved
 
     # How finished jobs end
@@ -230,12 +233,12 @@ class EmbeddingHandler(Handler):
     @property
     def is_waiting(self) -> bool:
         """Whether a request is in flight."""
-        return self.embedder.is_asking
+        return bool(self.embedder.batches)
 
     @property
     def has_unbegun(self) -> bool:
         """Whether some claimed units are not read yet."""
-        return self.planner.has_more
+        return bool(self.planner.unread)
 
     # Around the loop
 

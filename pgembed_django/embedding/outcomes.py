@@ -1,75 +1,12 @@
-"""The outcomes of batches: what is logged, and how units end whose chunks have failed."""
+"""How units end whose chunks have failed."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from pgembed_django import events, faults, spaces
-from pgembed_django.embedding.pool import outage_of
-from pgembed_django.embedding.units import Batch, Failure, Part, Unit, Units
+from pgembed_django import spaces
+from pgembed_django.embedding.units import Failure, Part, Unit, Units
 from pgembed_django.embedding.writer import Writer
-from pgembed_django.exceptions import InputRefused, ProviderError, ProviderLost, ProviderUnavailable
+from pgembed_django.exceptions import InputRefused, ProviderLost, ProviderUnavailable
 from pgembed_django.models import Space
-from pgembed_django.providers.base import Embedded
-
-
-def of(batch: Batch) -> list[Embedded | ProviderError]:
-    """Return one outcome per chunk. If the whole batch failed, all share its error."""
-    error = batch.future.exception()
-    if error is None:
-        return batch.future.result()
-    if not isinstance(error, ProviderError):
-        error = ProviderError(faults.described(error))
-    return [error] * len(batch.wanted)
-
-
-def emit(batch: Batch, *, has_paused: bool, seconds: float) -> None:
-    """Log the outcome of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
-    pool, provider = batch.pool, batch.pool.provider
-    milliseconds = seconds * 1000
-    is_outage = outage_of(batch.future) is not None
-    if not batch.wanted and not pool.paused_seconds:
-        events.tell(events.PROVIDER_BACK, provider=provider.alias)
-        return
-    if is_outage:
-        events.tell(
-            events.PROVIDER_PAUSED,
-            about=batch,
-            is_logged=has_paused,
-            provider=provider.alias,
-            seconds=pool.paused_seconds,
-            error=pool.reason,
-            milliseconds=milliseconds,
-        )
-    found = of(batch)
-    embedded = [
-        (one, outcome)
-        for one, outcome in zip(batch.wanted, found, strict=True)
-        if isinstance(outcome, Embedded)
-    ]
-    named: dict[str, Any] = {"provider": provider.alias, "model": str(provider)}
-    of_batch = named | {
-        "rows": len({one.unit for one in batch.wanted}),
-        "milliseconds": milliseconds,
-    }
-    if embedded and not is_outage:
-        tokens = sum(provider.weigh_document(one.chunk.text) for one in batch.wanted)
-        events.tell(
-            events.BATCH_EMBEDDED, about=batch, chunks=len(embedded), tokens=tokens, **of_batch
-        )
-    if len(embedded) < len(found) and not is_outage:
-        refused = len(found) - len(embedded)
-        events.tell(
-            events.BATCH_FAILED, about=batch, chunks=len(found), refused=refused, **of_batch
-        )
-    cut = {
-        (one.unit.claim.spec, one.unit.claim.source_pk)
-        for one, outcome in embedded
-        if outcome.was_cut
-    }
-    if cut:
-        spec, source_pk = min(cut)
-        events.tell(events.TEXTS_CUT, rows=len(cut), spec=spec, source_pk=source_pk, **named)
 
 
 def end_failed(units: Units, writer: Writer) -> None:

@@ -16,7 +16,7 @@ from pgembed_django.adapting import AdaptiveSize, halves, isolate
 from pgembed_django.chunking import Chunk
 from pgembed_django.embedding import reader
 from pgembed_django.embedding.embedder import Embedder
-from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted
+from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted, by_spec
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
@@ -99,7 +99,8 @@ class Planner:
         self.live = live
         self.embedder = embedder
         self.writer = writer
-        self._unread: deque[Unit] = deque()
+        self.unread: deque[Unit] = deque()
+        """Claimed units that are not read yet."""
         self._readings: dict[Spec, reader.Reading] = {}
         # Answers of providers are looked at after each step, however long the texts are.
         self._size = AdaptiveSize()
@@ -108,16 +109,11 @@ class Planner:
         self._asked: Sequence[Unit] = ()
         """The units that were read last."""
 
-    @property
-    def has_more(self) -> bool:
-        """Whether some claimed units are not read yet."""
-        return bool(self._unread)
-
     def add(self, units: Iterable[Unit]) -> None:
         """Take in claimed units."""
         for unit in units:
             self.units.by_id[unit.claim.id] = unit
-            self._unread.append(unit)
+            self.unread.append(unit)
 
     def step(self) -> bool:
         """Plan the next few units, at least a batch. Return whether there were any.
@@ -125,34 +121,37 @@ class Planner:
         Fewer if their texts are long, and none while enough text is held.
         """
         held = sum(unit.characters for unit in self.units.by_id.values())
-        if not self._unread or held >= HELD_CHARACTERS:
+        if not self.unread or held >= HELD_CHARACTERS:
             return False
         batch_sizes = [pool.provider.batch_size for pool in self.embedder.pools]
         # A whole batch of each provider, unless that many took too long.
         least = 1 if self._size.has_failed else max(batch_sizes, default=1)
-        few = list(islice(self._unread, max(self._size.size, least)))
+        few = list(islice(self.unread, max(self._size.size, least)))
         started = time.perf_counter()
         self._room = sources.READ_BYTES
-        for spec, of_spec in self.units.unread(few).items():
+        by_id = self.units.by_id
+        unread = [unit for unit in few if by_id.get(unit.claim.id) is unit]
+        for spec, of_spec in by_spec(unread).items():
             if spec in self.units.quarantined:
                 self.units.give_back(of_spec)
             else:
                 isolate(partial(self._attempt, spec, asks_length=len(few) > UNASKED), of_spec)
         for _ in few:  # only now: the database may have been lost before
-            self._unread.popleft()
+            self.unread.popleft()
         # Those whose texts there was no time or room to make.
         left = [unit for unit in few if unit in self.units and unit.state is State.UNREAD]
-        self._unread.extendleft(reversed(left))
+        self.unread.extendleft(reversed(left))
         self._size.took(time.perf_counter() - started, len(few) - len(left))
         return bool(few)
 
     def look_again(self) -> None:
         """Take up specs whose tables are as declared now."""
         for spec in list(self.units.quarantined):
-            if not self.live.of(spec.key):
+            live = self.live.spaces.get(spec.key, ())
+            if not live:
                 continue
             try:
-                self._ask(spec, [], asks_length=False)
+                self._ask(spec, [], live, asks_length=False)
             except database.Busy:
                 continue
             except DatabaseError as error:
@@ -190,11 +189,11 @@ class Planner:
         return []
 
     def _plan(self, spec: Spec, units: Sequence[Unit], *, asks_length: bool) -> None:
-        live = self.live.of(spec.key)
+        live = self.live.spaces.get(spec.key, ())
         if not live:
             self.units.give_back(units)
             return
-        loaded, stored = self._ask(spec, units, asks_length=asks_length)
+        loaded, stored = self._ask(spec, units, live, asks_length=asks_length)
         chunks, errors = reader.split_each(spec, loaded.texts, using=self.units.using)
         errors |= loaded.errors
         for unit in self._asked:
@@ -215,7 +214,7 @@ class Planner:
                 self._plan_unit(unit, chunks[source_pk], spec.text_digest(text), live, stored)
 
     def _ask(
-        self, spec: Spec, units: Sequence[Unit], *, asks_length: bool
+        self, spec: Spec, units: Sequence[Unit], live: Sequence[Space], *, asks_length: bool
     ) -> tuple[sources.Loaded, Stored]:
         """Read the first units whose texts there is room for, and their stored chunks."""
         using = self.units.using
@@ -233,7 +232,7 @@ class Planner:
             # After the user's own query, which is planned as they would expect. The stored
             # chunks may be read later than the text: the job is ours.
             database.keep_plans(using)
-            space_ids = [space.pk for space in self.live.of(spec.key)]
+            space_ids = [space.pk for space in live]
             read_stored = store.ask_stored(spec, source_pks, space_ids, using=using)
         return read_texts(), read_stored()
 
@@ -260,6 +259,6 @@ class Planner:
             unit.parts.append(part)
             if plan.embed:
                 pool = self.embedder.pool(space)
-                pool.queue.extend(Wanted(unit, part, chunk) for chunk in plan.embed)
+                pool.queue.extend([Wanted(unit, part, chunk) for chunk in plan.embed])
         self.writer.watch(unit)
         self.units.look_at(unit)

@@ -77,6 +77,7 @@ class Pool:
     ) -> None:
         self.provider = provider
         self.concurrency = concurrency
+        self.name = str(provider)
         self.limits = limits_of(provider.alias)
         self.queue: deque[Wanted] = deque()
         self.in_flight = 0
@@ -86,7 +87,8 @@ class Pool:
         self._wake = wake
         self._clock = clock
         self._paused_until = 0.0
-        self._pause_seconds = 0.0
+        self.pause_seconds = 0.0
+        """The length of the last pause. Zero: the provider is up."""
         self._quota_until = 0.0
         self._has_answered = False
         self._is_exclusive = False
@@ -97,7 +99,7 @@ class Pool:
     @property
     def is_down(self) -> bool:
         """Whether there was an outage, and no text was embedded since."""
-        return self._pause_seconds > 0
+        return self.pause_seconds > 0
 
     @property
     def is_lost(self) -> bool:
@@ -143,7 +145,7 @@ class Pool:
         # batch. Only after the longest pause is that ruled out.
         suspected: Suspected = None
         if self._has_answered:
-            is_rested = self._pause_seconds >= MAX_PAUSE_SECONDS
+            is_rested = self.pause_seconds >= MAX_PAUSE_SECONDS
             suspected = ProviderUnavailable if is_rested else ProviderMisconfigured
         self.in_flight += 1
         self._is_exclusive = exclusively
@@ -168,7 +170,7 @@ class Pool:
         self._has_answered = True
         if future.exception() or future.result():
             # A health check is not enough to end an outage: it is within any limit.
-            self._pause_seconds = 0.0
+            self.pause_seconds = 0.0
             self.reason = ""
         return False
 
@@ -210,11 +212,11 @@ class Pool:
         self._has_answered = False
         if error.retry_after_seconds == 0:
             # The server answers, and only this request gave up: no reason for a longer pause.
-            self._pause_seconds = self._pause_seconds or FIRST_PAUSE_SECONDS
+            self.pause_seconds = self.pause_seconds or FIRST_PAUSE_SECONDS
         else:
-            self._pause_seconds = doubled(
-                self._pause_seconds, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS
+            self.pause_seconds = doubled(
+                self.pause_seconds, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS
             )
         asked = min(error.retry_after_seconds or 0.0, MAX_WAIT_SECONDS)
-        jittered = self._pause_seconds * random.uniform(0.75, 1.25)
+        jittered = self.pause_seconds * random.uniform(0.75, 1.25)
         self._paused_until = self._clock() + max(asked, jittered)

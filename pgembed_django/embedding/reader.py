@@ -7,7 +7,7 @@ to instances here, as a plain queryset would do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import index
@@ -54,18 +54,19 @@ class Compiled:
         cursor.execute(self._statement, parameters)
         return cursor
 
-    def rows(self, spec: Spec, found: list[tuple[Any, ...]]) -> Iterator[Row]:
-        """Yield the rows that the queryset would have made, each with its source_pk."""
+    def rows(self, spec: Spec, found: list[tuple[Any, ...]]) -> list[Row]:
+        """Return the rows that the queryset would have made, each with its source_pk."""
         made = self._compiler.results_iter([found])
         if not spec.needs_instances:
-            yield from (sources.as_row(spec, values) for values in made)
-            return
+            return [(source_pk, values) for *values, source_pk in made]
         columns = self._compiler.klass_info["select_fields"]
         names = [self._compiler.select[column][0].target.attname for column in columns]
         source_pk = self._compiler.annotation_col_map["pgembed_source_pk"]
-        for row in made:
-            values = [row[column] for column in columns]
-            yield row[source_pk], self._rows.model.from_db(self._using, names, values)
+        from_db = self._rows.model.from_db
+        return [
+            (row[source_pk], from_db(self._using, names, [row[column] for column in columns]))
+            for row in made
+        ]
 
 
 class Reading:
@@ -114,7 +115,7 @@ class Reading:
             code = UserCode(using=self.using, only_values=not self.spec.needs_instances)
             try:
                 with code.reading(), cursor:
-                    found = list(compiled.rows(self.spec, cursor.fetchall()))
+                    found = compiled.rows(self.spec, cursor.fetchall())
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)
             return self._made(found, {})

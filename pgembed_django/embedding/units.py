@@ -118,11 +118,6 @@ class Unit:
     """When to store its text without its vectors, by the worker's clock."""
 
     @property
-    def is_outage_suspect(self) -> bool:
-        """Whether its provider went down while it had this text: it is sent alone."""
-        return self.claim.outages > 0
-
-    @property
     def lacks_text(self) -> bool:
         """Whether any part lacks its text."""
         return any(part.lacks_text for part in self.parts)
@@ -212,10 +207,6 @@ class Units:
         else:
             self.held.finish(unit.claim, unit)
 
-    def unread(self, units: Iterable[Unit]) -> dict[Spec, list[Unit]]:
-        """Return the units that are held but not planned yet, by spec."""
-        return by_spec(unit for unit in units if unit in self and unit.state is State.UNREAD)
-
     def retry(self, unit: Unit, error: Exception) -> None:
         """Spend an attempt of a unit that the database refuses."""
         self.held.retry(unit.claim, f"{type(error).__name__}: {faults.said(error)}")
@@ -252,21 +243,18 @@ class Live:
         self.paused = Paused({}, {})
         self._using = using
         self._clock = clock
-        self._spaces: Mapping[str, Sequence[Space]] = {}
+        self.spaces: Mapping[str, Sequence[Space]] = {}
+        """The spaces to plan each spec's units for, the active one first."""
         self._read_at = float("-inf")
 
     def __iter__(self) -> Iterator[Space]:
-        return chain.from_iterable(self._spaces.values())
-
-    def of(self, spec: str) -> Sequence[Space]:
-        """Return the spaces to plan a spec's units for, the active one first."""
-        return self._spaces.get(spec, ())
+        return chain.from_iterable(self.spaces.values())
 
     def read_if_old(self) -> bool:
         """Read again after a while. Return whether that was done."""
         if self._clock() - self._read_at < READ_SECONDS:
             return False
-        self._spaces = spaces.live_of(self.specs.values(), using=self._using)
+        self.spaces = spaces.live_of(self.specs.values(), using=self._using)
         self.paused = jobs.paused(using=self._using)
         self._read_at = self._clock()
         return True

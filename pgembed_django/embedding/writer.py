@@ -110,19 +110,19 @@ class Writer:
         self._clock = clock
         self._size = AdaptiveSize()
         self._not_before = float("-inf")
-        self._without_text: dict[int, Unit] = {}
+        self.without_text: dict[int, Unit] = {}
         """The units whose text could be stored before their vectors, the first due first."""
 
     def watch(self, unit: Unit) -> None:
         """Store a unit's text if its vectors are late."""
         if unit.lacks_text:
             unit.text_due = self._clock() + LATE_SECONDS
-            self._without_text[unit.claim.id] = unit
+            self.without_text[unit.claim.id] = unit
 
     def drop(self, job_ids: Iterable[int]) -> None:
         """Forget the texts of units that have ended or are lost."""
         for job_id in job_ids:
-            self._without_text.pop(job_id, None)
+            self.without_text.pop(job_id, None)
 
     def keep_whole(self, unit: Unit) -> None:
         """Store the whole parts of a unit, before its job fails or is given back.
@@ -147,7 +147,7 @@ class Writer:
         Also for units that are about to end otherwise: their next run resumes there, and parts
         that are whole in one space are stored in it.
         """
-        if not self.to_stage or self._clock() < self._not_before:
+        if self._clock() < self._not_before:
             return
         unfinished: dict[Part, Unit] = {}
         whole: dict[Part, Unit] = {}
@@ -165,7 +165,7 @@ class Writer:
     def store_late_texts(self) -> None:
         """Store the text of units that are late."""
         now = self._clock()
-        late = takewhile(lambda unit: unit.text_due <= now, self._without_text.values())
+        late = takewhile(lambda unit: unit.text_due <= now, self.without_text.values())
         if units := list(late):
             self.store_text(units)
 
@@ -177,11 +177,11 @@ class Writer:
         for unit, _ in left:
             if unit in self.units:
                 unit.text_due = self._clock() + LOCKED_SECONDS
-                self._without_text[unit.claim.id] = unit
+                self.without_text[unit.claim.id] = unit
 
     def text_due_seconds(self) -> float:
         """Return in how many seconds the next unit's text is due."""
-        first = next(iter(self._without_text.values()), None)
+        first = next(iter(self.without_text.values()), None)
         return (first.text_due if first else float("inf")) - self._clock()
 
     def _write(self, write: Write, parts: Parts) -> list[tuple[Unit, Part]]:

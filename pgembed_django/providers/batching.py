@@ -187,8 +187,7 @@ class _Run:
         todo = deque([group] if group else [])
         while todo:
             group = todo.popleft()
-            most = group[: self._provider.texts_per_request]
-            fitting = fitting_one_request(self._provider, [self._texts[i].sent for i in most])
+            fitting = fitting_one_request(self._provider, [self._texts[i].sent for i in group])
             if fitting < len(group):
                 todo.appendleft(group[fitting:])
             todo.extendleft(reversed(self._send(group[:fitting])))
@@ -252,9 +251,11 @@ class _Run:
             self._outcomes[index] = Embedded(vector, was_cut=was_cut)
             if was_cut:
                 self._provider.learnt_characters = len(self._texts[index].sent)
-        refusal = self._provider.context.refusal()
-        shorter = [index for index in silently if self._too_long([index], refusal)]
-        groups: list[Group] = [shorter] if shorter else []
+        groups: list[Group] = []
+        if silently:
+            refusal = self._provider.context.refusal()
+            shorter = [index for index in silently if self._too_long([index], refusal)]
+            groups = [shorter] if shorter else []
         if not faulty:
             return groups
         self._suspects.update(faulty)

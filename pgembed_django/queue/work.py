@@ -68,11 +68,6 @@ class Work:
         """Whether something in flight will wake the loop."""
         return self.completing.is_at_work or self.handler.is_waiting
 
-    @property
-    def only_waits(self) -> bool:
-        """Whether nothing can be done until something in flight, or a new job, wakes the loop."""
-        return self.is_waiting and not (self.has_more or self.handler.has_unbegun)
-
     def step(self, *, claim: bool = True) -> bool:
         """Do one round. Return whether anything moved.
 
@@ -156,7 +151,7 @@ class Work:
         ready = self.handler.ready()
         # Jobs that an open writer blocks are with no handler, and may stay for a long time.
         working = [job.claim for job in self.held.jobs.values() if not job.was_blocked]
-        if any(claim.is_suspect for claim in working):
+        if [claim for claim in working if claim.is_suspect]:
             return []
         if self._claims >= self._suspects_from:
             suspects = self._claim_suspect(ready.specs, is_working=bool(working))

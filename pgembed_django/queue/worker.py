@@ -66,6 +66,8 @@ class Worker:
         self._is_stopping = False
         self._outage_seconds = 0.0
         """The last wait for the database. Zero: it answered when it was last asked."""
+        self._only_waits = False
+        """Whether nothing can be done until an answer or a new job wakes the loop."""
         self._has_done_chores = False
 
     # What others ask of it
@@ -103,10 +105,6 @@ class Worker:
         grace_ends_at = time.monotonic() + self.settings.stop_grace_seconds
         self._grace_ends_at = min(self._grace_ends_at, grace_ends_at)
         self._stops_asked += 1
-        self.wake()
-
-    def wake(self) -> None:
-        """Wake the loop. May be called from any thread, or from a signal handler."""
         self._idle.wake()
 
     # From start to end
@@ -149,11 +147,11 @@ class Worker:
         self.record = record = WorkerRecord(self.specs, using=using)
         worker_id = record.row.pk
         works = [
-            Work(handler, using=using, worker_id=worker_id, settings=settings, wake=self.wake)
+            Work(handler, using=using, worker_id=worker_id, settings=settings, wake=self._idle.wake)
             for handler in self.handlers
         ]
         self._maintenance = Maintenance(
-            self.handlers, using=using, settings=settings, wake=self.wake, worker_id=worker_id
+            self.handlers, using=using, settings=settings, wake=self._idle.wake, worker_id=worker_id
         )
         now = time.monotonic()
         listens = settings.notify and not self.drain
@@ -270,14 +268,20 @@ class Worker:
         if moved:
             self._note_move()
         # If all that is left waits for answers, which wake the loop, there is nothing to look for.
-        is_idle = not moved or all(work.only_waits for work in self.works)
-        if is_idle and not (self.drain and self._holds_nothing) and self._sleep():
+        while (not moved or self._only_waits) and not (self.drain and self._holds_nothing):
+            moved = self._sleep()
+            if not moved:
+                break
             self._note_move()
 
     def _note_move(self) -> None:
         """Look for more at short intervals again, and let other workers help with it."""
-        self._idle.moved(is_waiting=any(work.is_waiting for work in self.works))
-        if any(work.has_more for work in self.works):
+        waiting = [work.is_waiting for work in self.works]
+        unbegun = [work.handler.has_unbegun for work in self.works]
+        more = [work.has_more for work in self.works]
+        self._only_waits = all(waiting) and not (any(unbegun) or any(more))
+        self._idle.moved(is_waiting=any(waiting))
+        if any(more):
             self.listener.recruit()
 
     @property

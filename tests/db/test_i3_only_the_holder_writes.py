@@ -218,7 +218,7 @@ def test_a_worker_stops_spending_requests_on_what_it_lost(
     frozen = make_worker(concurrency=1)
     frozen.step()
     asked = len(provider.embedded)
-    assert frozen.handler.embedder.queued > 0  # more to ask
+    assert any(pool.queue for pool in frozen.handler.embedder.pools)  # more to ask
     expire_leases()
     reap()
 

@@ -219,7 +219,7 @@ def test_a_worker_that_may_have_no_further_session_stores_in_the_loops(
         make_article()
         while storing.completed < completed:
             storing.step()
-            if storing.handler.embedder.is_asking or storing.completing.is_at_work:
+            if storing.handler.embedder.batches or storing.completing.is_at_work:
                 woken.wait_once()
 
     assert told(caplog) == 1

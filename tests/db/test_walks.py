@@ -15,6 +15,7 @@ import pytest
 import pgembed_django
 from pgembed_django import conf, search, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
+from pgembed_django.queue import listener
 from pgembed_django.queue.worker import Worker
 from pgembed_django.retrieval import queries
 from tests.app.models import Article
@@ -23,6 +24,8 @@ from tests.live.conftest import is_asleep, providers
 from tests.played import Ollama, serving
 
 PACKAGE = Path(pgembed_django.__file__).parent
+CHORES = {"pgembed-keeper", "pgembed-builder"}
+"""The threads that tend to other things than rows."""
 
 
 class Call(NamedTuple):
@@ -51,12 +54,12 @@ def files_passed(call: Callable[[], Any]) -> set[str]:
 
 
 @pytest.fixture
-def awake_worker(settings) -> Iterator[Worker]:
-    """A worker in a thread, which has embedded a row and now listens for the next one."""
+def awake_worker(settings, monkeypatch) -> Iterator[Worker]:
+    """A worker in a thread. It does not look for other jobs while it waits for an answer."""
+    monkeypatch.setattr(listener, "WAITING_LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(listener, "LAST_LOOK_SECONDS", 1.0)
     with serving(Ollama()) as server:
         settings.PGEMBED_PROVIDERS = providers(server)
-        # Chores walk elsewhere at the same time.
-        settings.PGEMBED_RECONCILE_SECONDS = settings.PGEMBED_REAP_SECONDS = 0
         known = {spec.key: spec for spec in specs.all()}
         handler = EmbeddingHandler(known, using="default", settings=conf.current())
         worker = Worker([handler], using="default")
@@ -84,34 +87,41 @@ def test_a_search_reads_like_a_story(make_article, run_jobs):
     assert len(passed) <= 15, " ".join(sorted(passed))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="cannot profile all threads before 3.12")
-@pytest.mark.django_db(transaction=True)
-def test_a_saved_row_reads_like_a_story(make_article, awake_worker):
-    """From the claim of its job to its stored vector, in the order of time, in all threads."""
-    before = make_article(title="before")
-    wait_until(lambda: embedded_text(before))
-    wait_until(is_asleep)
+def walk_of_a_row(make_article: Callable[..., Article]) -> list[Call]:
+    """Return the calls between the claim of a row's job and its stored vector, in all threads."""
     calls: list[Call] = []
     here = threading.current_thread()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and threading.current_thread() is not here:
+        thread = threading.current_thread()
+        # Chores walk elsewhere at the same time.
+        if event == "call" and thread is not here and thread.name not in CHORES:
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(PACKAGE):
                 calls.append(Call(str(path.relative_to(PACKAGE)), frame.f_code.co_name))
 
+    wait_until(is_asleep)
     threading.setprofile_all_threads(note)  # type: ignore[arg-type]
     try:
-        row = make_article(title="row")
+        row = make_article()
         wait_until(lambda: embedded_text(row))
     finally:
         threading.setprofile_all_threads(None)
-
     names = [call.function for call in calls]
     embedded = names.index("embed_batch")
     claimed = max(index for index, name in enumerate(names[:embedded]) if name == "claim")
-    completed = len(names) - 1 - names[::-1].index("complete")
-    walk = calls[claimed : completed + 1]
+    completed = names.index("complete", embedded)
+    return calls[claimed:completed]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="cannot profile all threads before 3.12")
+@pytest.mark.django_db(transaction=True)
+def test_a_saved_row_reads_like_a_story(make_article, awake_worker):
+    before = make_article()
+    wait_until(lambda: embedded_text(before))
+
+    walk = walk_of_a_row(make_article)
+
     files = {call.file for call in walk}
     changes = sum(one.file != other.file for one, other in pairwise(walk))
     assert len(files) <= 30, f"{len(files)} files: {' '.join(sorted(files))}"

@@ -154,7 +154,8 @@ class WorkerCollector(Collector):
         provider = about.pool.provider
         if sender is events.BATCH_EMBEDDED:
             outcome = "embedded"
-            self._tokens.labels(provider.alias).inc(fields["tokens"])
+            tokens = sum(provider.weigh_document(one.chunk.text) for one in about.wanted)
+            self._tokens.labels(provider.alias).inc(tokens)
         elif sender is events.PROVIDER_PAUSED:
             outcome = "unavailable"
         elif fields["refused"] == fields["chunks"]:

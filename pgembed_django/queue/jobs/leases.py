@@ -111,8 +111,8 @@ def hold(held: Collection[Claim], *, using: str) -> Held:
         "tokens": database.array([claim.token for claim in held]),
         "started_at": database.array([claim.started_at for claim in held]),
     }
-    every = frozenset(claim.id for claim in held)
-    ours = frozenset(row[0] for row in database.prepared(using, HOLD, **fences))
+    every = frozenset({claim.id for claim in held})
+    ours = frozenset({row[0] for row in database.prepared(using, HOLD, **fences)})
     if ours == every:
         return Held(ours, frozenset(), frozenset())
     still = frozenset(row[0] for row in database.rows(using, STILL_OURS, **fences))
