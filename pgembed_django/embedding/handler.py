@@ -72,6 +72,7 @@ class EmbeddingHandler(Handler):
         """Make the rooms that units walk through."""
         super().begin(setting)
         using, clock = setting.using, setting.clock
+        self.clock = clock
         self.settings = setting.settings
         self.live = Live(self.worked_on, using=using, clock=clock)
         self.units = Units(setting.held, using=using, settings=setting.settings)
@@ -127,7 +128,10 @@ class EmbeddingHandler(Handler):
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in claimed units. They are read in ``advance``."""
-        self.planner.add([Unit(claim, self.worked_on[claim.spec]) for claim in claims])
+        for claim in claims:
+            unit = Unit(claim, self.worked_on[claim.spec])
+            self.units.by_id[claim.id] = unit
+            self.planner.unread.append(unit)
 
     # One round of the loop
 
@@ -151,7 +155,7 @@ class EmbeddingHandler(Handler):
         moved |= self.embedder.send()
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
-        if self.writer.without_text:
+        if self._text_due_seconds <= 0:
             self.writer.store_late_texts()
         return moved
 
@@ -228,7 +232,13 @@ class EmbeddingHandler(Handler):
     def wait_seconds(self) -> float:
         """The seconds until a provider may be asked again, or a text is late."""
         waits = [pool.paused_seconds for pool in self.embedder.pools if pool.paused_seconds]
-        return min([*waits, self.writer.text_due_seconds()])
+        return min([*waits, self._text_due_seconds])
+
+    @property
+    def _text_due_seconds(self) -> float:
+        """The seconds until the text of a unit is to be stored without its vectors."""
+        first = next(iter(self.writer.without_text.values()), None)
+        return first.text_due - self.clock() if first else float("inf")
 
     @property
     def is_waiting(self) -> bool:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError
 
 from pgembed_django import database, faults, sources, store
 from pgembed_django.adapting import AdaptiveSize, halves, isolate
-from pgembed_django.chunking import Chunk
-from pgembed_django.embedding import reader
+from pgembed_django.chunking import Chunk, Chunker
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted, by_spec
 from pgembed_django.embedding.writer import Writer
 from pgembed_django.faults import Fault
 from pgembed_django.models import Space
+from pgembed_django.providers.errors import without_texts
 from pgembed_django.specs import Spec
 from pgembed_django.store import Stored, StoredChunk
 from pgembed_django.text import digest
+from pgembed_django.user_code import Failed, UserCode
 
 HELD_CHARACTERS = 2 * sources.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""
@@ -101,19 +103,13 @@ class Planner:
         self.writer = writer
         self.unread: deque[Unit] = deque()
         """Claimed units that are not read yet."""
-        self._readings: dict[Spec, reader.Reading] = {}
+        self._readings: dict[Spec, sources.Reading] = {}
         # Answers of providers are looked at after each step, however long the texts are.
         self._size = AdaptiveSize()
         self._room = 0.0
         """How many bytes of text this step may still read."""
         self._asked: Sequence[Unit] = ()
         """The units that were read last."""
-
-    def add(self, units: Iterable[Unit]) -> None:
-        """Take in claimed units."""
-        for unit in units:
-            self.units.by_id[unit.claim.id] = unit
-            self.unread.append(unit)
 
     def step(self) -> bool:
         """Plan the next few units, at least a batch. Return whether there were any.
@@ -194,7 +190,7 @@ class Planner:
             self.units.give_back(units)
             return
         loaded, stored = self._ask(spec, units, live, asks_length=asks_length)
-        chunks, errors = reader.split_each(spec, loaded.texts, using=self.units.using)
+        chunks, errors = split_each(spec, loaded.texts, using=self.units.using)
         errors |= loaded.errors
         for unit in self._asked:
             source_pk = unit.claim.source_pk
@@ -219,7 +215,7 @@ class Planner:
         """Read the first units whose texts there is room for, and their stored chunks."""
         using = self.units.using
         if spec not in self._readings:
-            self._readings[spec] = reader.Reading(spec, using=using)
+            self._readings[spec] = sources.Reading(spec, using=using)
         reading = self._readings[spec]
         source_pks: Sequence[str] = [unit.claim.source_pk for unit in units]
         with database.giving_way(using, pipelined=True):
@@ -262,3 +258,49 @@ class Planner:
                 pool.queue.extend([Wanted(unit, part, chunk) for chunk in plan.embed])
         self.writer.watch(unit)
         self.units.look_at(unit)
+
+
+def split_each(
+    spec: Spec, texts: Mapping[str, str], *, using: str
+) -> tuple[dict[str, list[Chunk]], dict[str, str]]:
+    """Return the chunks of each text, and the errors of texts that cannot be cut, by source_pk."""
+    chunks, errors = {}, {}
+    is_ours = type(spec.chunker) is Chunker and spec.chunker.count is None
+    code = UserCode(using=using, only_values=is_ours)
+    with code.watching():
+        for source_pk, text in texts.items():
+            cut = partial(split, spec.chunker, text)
+            try:
+                chunks[source_pk] = code.call(cut, spec=spec.key, source_pk=source_pk)
+            except Failed as error:
+                errors[source_pk] = without_texts(str(error), [text])
+    return chunks, errors
+
+
+def split(chunker: Chunker, text: str) -> list[Chunk]:
+    """Return the chunks of a text, in order.
+
+    Raises:
+        ValueError: a subclass returned something else. It would be stored with others.
+    """
+    chunks = chunker.split(text)
+    return chunks if type(chunker) is Chunker else _proven(chunks, chunker, text)
+
+
+def _proven(chunks: Iterable[Any], chunker: Chunker, text: str) -> list[Chunk]:
+    proven = []
+    for position, chunk in enumerate(chunks):
+        is_of_text = (
+            isinstance(chunk, Chunk)
+            and position < len(text)  # or an endless generator would never end
+            and 0 <= index(chunk.start) < index(chunk.end) <= len(text)
+            and chunk.text == text[chunk.start : chunk.end]
+        )
+        if not is_of_text:
+            raise ValueError(
+                f"{type(chunker).__name__}.split() returned something at {position} that is not "
+                "a Chunk with the text from its start to its end."
+            )
+        start, end = index(chunk.start), index(chunk.end)
+        proven.append(Chunk(position, start, end, text[start:end], digest(text[start:end])))
+    return proven

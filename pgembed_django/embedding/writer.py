@@ -179,11 +179,6 @@ class Writer:
                 unit.text_due = self._clock() + LOCKED_SECONDS
                 self.without_text[unit.claim.id] = unit
 
-    def text_due_seconds(self) -> float:
-        """Return in how many seconds the next unit's text is due."""
-        first = next(iter(self.without_text.values()), None)
-        return (first.text_due if first else float("inf")) - self._clock()
-
     def _write(self, write: Write, parts: Parts) -> list[tuple[Unit, Part]]:
         """Write the parts that are still ours, one spec per transaction. Returns those locked."""
         left: list[tuple[Unit, Part]] = []

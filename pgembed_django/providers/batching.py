@@ -122,6 +122,7 @@ class _Run:
     def __init__(self, provider: Provider, texts: Sequence[str], suspected: Suspected) -> None:
         self._provider = provider
         self._suspected = suspected
+        self._limit = provider.max_input_tokens
         self._texts = [Truncation(text) for text in texts]
         self._outcomes: dict[int, Outcome] = {}
         self._suspects: set[int] = set()
@@ -155,11 +156,10 @@ class _Run:
 
     def _worth_sending(self) -> Group:
         """Refuse empty texts, cut those known not to fit, and return the others."""
-        limit = self._provider.max_input_tokens
         for index in range(len(self._texts)):
             if not self._texts[index].sent.strip():
                 self._outcomes[index] = InputRefused("The text is empty: nothing to embed.")
-            elif limit is not None and (refusal := self._cut_to(limit, index)):
+            elif self._limit is not None and (refusal := self._cut_to(self._limit, index)):
                 self._outcomes[index] = refusal
         return [index for index in range(len(self._texts)) if index not in self._outcomes]
 

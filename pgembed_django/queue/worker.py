@@ -318,7 +318,8 @@ class Worker:
             if work.held.is_blocked and not work.completing.is_at_work:
                 waits.append(self._idle.busy_look())
         timeout = max(0.0, min(waits))
-        if self.is_asked_to_stop or not any(work.handler.room for work in self.works):
+        rooms = [work.handler.room for work in self.works]
+        if self._stops_asked or not any(rooms):
             self._idle.wait(timeout)
             return False
         return self._idle.sleep(step=self._step, due_seconds=self._due_seconds, timeout=timeout)

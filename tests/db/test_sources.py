@@ -19,7 +19,6 @@ from django.utils.timezone import localtime, now
 
 from pgembed_django import database, search, sources, specs
 from pgembed_django.chunking import Chunk, Chunker
-from pgembed_django.embedding import reader
 from pgembed_django.models import Job
 from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import (
@@ -53,7 +52,7 @@ ROWS: list[tuple[type[models.Model], dict[str, Any]]] = [
 
 def texts(spec: specs.Spec, *rows: models.Model) -> dict[str, str]:
     """Return what the statement reads that is compiled once."""
-    return reader.Reading(spec, using="default").ask([str(row.pk) for row in rows])().texts
+    return sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])().texts
 
 
 @pytest.mark.parametrize(("model", "values"), ROWS, ids=[model.__name__ for model, _ in ROWS])
@@ -62,7 +61,7 @@ def test_what_is_compiled_once_reads_what_a_queryset_does(model, values):
     model._default_manager.exclude(pk=row.pk).delete()
 
     for spec in specs.of(model):
-        reading = reader.Reading(spec, using="default")
+        reading = sources.Reading(spec, using="default")
         found = [reading.ask(asked)() for asked in ([], [str(row.pk)], [str(row.pk)] * 2)]
 
         by_queryset = {str(one.pk): spec.text_of(one) for one in spec.rows()}
@@ -77,7 +76,7 @@ def test_the_order_of_a_model_joins_and_sorts_nothing():
     [spec] = specs.of(Article)
 
     with CaptureQueriesContext(connection) as queries:
-        read = reader.Reading(spec, using="default").ask([str(one.pk) for one in articles])
+        read = sources.Reading(spec, using="default").ask([str(one.pk) for one in articles])
 
     assert sorted(read().texts.values()) == ["a", "b", "c", "d", "e", "f"]
     [query] = [query["sql"] for query in queries if "app_article" in query["sql"]]
@@ -304,7 +303,7 @@ class TestAValueThatPythonCannotRead:
         """Nothing found would mean that the row is gone, and its vectors with it."""
         spoil(contacts[1])
         [spec] = specs.of(Contact)
-        read = reader.Reading(spec, using="default").ask([str(contacts[1].pk)])
+        read = sources.Reading(spec, using="default").ask([str(contacts[1].pk)])
         second_connection.execute("LOCK TABLE app_contact")
 
         with pytest.raises(database.Busy):

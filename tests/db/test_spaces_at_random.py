@@ -20,7 +20,7 @@ import pytest
 from django.db.models.functions import Now
 
 from pgembed_django import spaces, specs
-from pgembed_django.embedding import reader
+from pgembed_django.embedding import planner
 from pgembed_django.exceptions import (
     InputRefused,
     ProviderError,
@@ -318,7 +318,7 @@ def passages(chunks: Iterable[Any]) -> list[str]:
 
 
 def cut(spec: Spec, text: str) -> list[str]:
-    return [chunk.text for chunk in reader.split(spec.chunker, text)]
+    return [chunk.text for chunk in planner.split(spec.chunker, text)]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,8 @@ from django.db.models.signals import post_init
 from django.utils import timezone, translation
 from psycopg import sql
 
-from pgembed_django import faults, specs
+from pgembed_django import faults, sources, specs
 from pgembed_django.chunking import Chunk, Chunker
-from pgembed_django.embedding import reader
 from pgembed_django.embedding.units import State
 from pgembed_django.models import Job
 from pgembed_django.queue import maintenance
@@ -297,7 +296,7 @@ def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatc
 
 @pytest.mark.django_db
 def test_slow_code_leaves_the_worker_time_for_its_leases_between_two_rows(make_worker, monkeypatch):
-    monkeypatch.setattr(reader, "MADE_SECONDS", 0)
+    monkeypatch.setattr(sources, "MADE_SECONDS", 0)
     for title in "abcd":
         Product.objects.create(title=title)
     worker = make_worker()
@@ -444,7 +443,7 @@ def test_what_runs_while_an_instance_is_made():
     faulty |= {name: SESSION_CHANGED[name] for name in ("set", "table")}
     rows = [Product.objects.create(title=title) for title in [*faulty, "good"]]
     [spec] = specs.of(Product, name="ProductEmbedding")
-    reading = reader.Reading(spec, using="default").ask([str(row.pk) for row in rows])
+    reading = sources.Reading(spec, using="default").ask([str(row.pk) for row in rows])
     before = session()
 
     def receive(instance: Product, **_: object) -> None:

@@ -20,7 +20,7 @@ from django.core.management import get_commands, load_command_class
 from pgembed_django import Chunker, Results, conf, decorator, search, similar_to
 from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.checks import databases
-from pgembed_django.embedding import reader
+from pgembed_django.embedding import planner
 from pgembed_django.models import Job, Space
 from pgembed_django.ops import status
 from pgembed_django.retrieval import Hit
@@ -279,7 +279,7 @@ def test_the_chunker_of_the_page_cuts_into_lines() -> None:
     exec(written, names)
     lines = names["Lines"](shortest=2)
 
-    chunks = reader.split(lines, "one\n\n2\nthree")
+    chunks = planner.split(lines, "one\n\n2\nthree")
 
     assert [(chunk.position, chunk.text) for chunk in chunks] == [(0, "one"), (1, "three")]
     assert lines.recipe != names["Lines"]().recipe
