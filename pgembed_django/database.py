@@ -171,6 +171,11 @@ def send(using: str, statement: str, **parameters: Any) -> Read[list[Row]]:
     return read
 
 
+def delete(rows: QuerySet[Any]) -> int:
+    """Delete rows without signals: an error in a receiver would end the worker."""
+    return int(rows._raw_delete(rows.db) or 0)  # noqa: SLF001 - documented as for this
+
+
 def is_lost(using: str) -> bool:
     """Return whether the connection is closed or lost."""
     connection = connections[using].connection

@@ -126,7 +126,9 @@ class Planner:
         started = time.perf_counter()
         self._room = sources.READ_BYTES
         by_id = self.units.by_id
-        unread = [unit for unit in few if by_id.get(unit.claim.id) is unit]
+        unread = [
+            unit for unit in few if unit.state is State.UNREAD and by_id.get(unit.claim.id) is unit
+        ]
         for spec, of_spec in by_spec(unread).items():
             if spec in self.units.quarantined:
                 self.units.give_back(of_spec)

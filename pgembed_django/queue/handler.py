@@ -72,7 +72,9 @@ def is_its_own(error: BaseException) -> bool:
 
     Not if the server or our own tables are at fault, or if it was thrown into the code.
     """
-    if isinstance(error, InterfaceError) or faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
+    if isinstance(error, (InterfaceError, MemoryError)):
+        return False
+    if faults.of(error) in {Fault.OUTAGE, Fault.OURS}:
         return False
     return not (faults.is_interruption(error) or faults.is_at_a_limit(error))
 

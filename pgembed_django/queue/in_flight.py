@@ -164,14 +164,16 @@ class InFlight:
         self._end(claim, jobs.release, delay_seconds=delay_seconds, reason=reason, outages=outages)
 
     def give_up(self, spec: str, source_pk: str, error: str) -> None:
-        """Count a crash of a job whose code never returns, and give all others back.
+        """Count a crash of the job whose code never returns, and give all others back.
 
-        Only while the loop is in that code. Any thread may call it.
+        Those that were claimed many times count a crash, too: one of them may be what the loop is
+        stuck at. Only while the loop is stuck. Any thread may call it.
         """
         for queued in [*self._endings]:
             queued.end(queued.claim)
         for claim in [job.claim for job in self.jobs.values()]:
-            if (claim.spec, claim.source_pk) == (spec, source_pk):
+            is_culprit = (claim.spec, claim.source_pk) == (spec, source_pk)
+            if is_culprit or claim.token > MAX_CLAIMS:
                 most = self.settings.max_crashes
                 jobs.reap_one(claim, error, max_crashes=most, using=self.using)
             else:

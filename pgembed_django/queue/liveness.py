@@ -248,10 +248,13 @@ class Watchdog:
         claimed alone next, and fails in the end.
         """
         call = self._worker.liveness.call or Call("", "")
+        self._is_given_back = False
         if giving := self._ask(self._give_up, stuck, call):
             giving.join(GIVE_UP_SECONDS)
         if stuck.is_in_database and not self._is_given_back:
             return  # the database is away: a restart would not help
+        if not self._is_given_back and self._worker.liveness.late() is None:
+            return
         self._has_given_up = True
         events.tell(
             events.WORKER_GAVE_UP,
@@ -274,6 +277,8 @@ class Watchdog:
             with suppress(DatabaseError, InterfaceError):
                 # Perhaps it is a standby that the loop waits for.
                 database.execute(using, "SET synchronous_commit = 'local'")
+                if self._worker.liveness.late() is None:
+                    return  # the server was frozen: the loop goes on
                 for work in self._worker.works:
                     work.held.give_up(call.spec, call.source_pk, error)
                 self._is_given_back = True

@@ -23,6 +23,14 @@ PREPARE_AFTER = 3
 LOCK_SECONDS = 3.0
 """How long to wait for a table's lock before the loop goes round again: it may have to stop."""
 
+# A shorter one of the role stays.
+LOCK_TIMEOUT = """
+    SELECT set_config(name, %(milliseconds)s::int::text, false)
+    FROM pg_settings
+    WHERE name = 'lock_timeout'
+      AND setting::int NOT BETWEEN 1 AND %(milliseconds)s
+"""
+
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
 
 # However a role or database is set up, values must be read as they were written, and a text made
@@ -68,12 +76,13 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             if is_direct:
                 # The table may have grown a thousandfold since a kept plan was made.
                 cursor.execute("SET plan_cache_mode = force_custom_plan")
+                # Not through a pooler, which would hand the setting on to others.
+                cursor.execute(LOCK_TIMEOUT, {"milliseconds": LOCK_SECONDS * 1000})
             cursor.execute(PLAIN_VALUES)
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # Where row security hides rows, raise an error: hidden rows must not look deleted.
             cursor.execute("SET row_security = off")
             cursor.execute(CUT_OFF_WHERE_FROZEN, {"after": FROZEN_AFTER})
-            cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
             cursor.execute(MAY_BE_IDLE)
 
     leave_sessions(using)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from django.db import DatabaseError, InterfaceError
 
 from pgembed_django import conf, events
+from pgembed_django.adapting import doubled
 from pgembed_django.models.job import LANES
 from pgembed_django.queue import jobs
 from pgembed_django.queue.completing import STOP_SECONDS, Completing
@@ -24,6 +25,9 @@ ANEW_SECONDS = 0.05
 
 SUSPECTS_EVERY = 8
 """One claim in this many looks for a suspect first. While there are some, each other one does."""
+
+MAX_DRAIN_SECONDS = 120.0
+"""The longest wait for the held jobs, and after that for a suspect."""
 
 
 class Work:
@@ -54,6 +58,9 @@ class Work:
         lie before that, or in lanes that no job kind of this code has. If it is empty, the next
         claim begins at every lane's head, and finds them."""
         self._anew_at = float("-inf")
+        self._drain_ends_at: float | None = None
+        self._drain_seconds = 0.0
+        self._others_until = float("-inf")
         self._suspects_from = 0
         """The claim that looks for a suspect first."""
         handler.begin(Setting(self.held, using, settings, wake, inline, clock))
@@ -153,12 +160,14 @@ class Work:
         working = [job.claim for job in self.held.jobs.values() if not job.was_blocked]
         if [claim for claim in working if claim.is_suspect]:
             return []
-        if self._claims >= self._suspects_from:
+        if self._claims >= self._suspects_from and self._clock() >= self._others_until:
             suspects = self._claim_suspect(ready.specs, is_working=bool(working))
-            if suspects is not None:
-                if suspects:
-                    self._suspects_from = self._claims + 1
+            if suspects:
+                self._suspects_from = self._claims + 1
+                self._drain_ends_at, self._drain_seconds = None, 0.0
                 return suspects
+            if suspects is not None and self._drains():
+                return []
             self._suspects_from = self._claims + SUSPECTS_EVERY
         claims = self._claim_in_lanes(ready.specs, limit)
         if not claims and ready.unstarted:
@@ -166,6 +175,22 @@ class Work:
                 ready.unstarted, limit=limit, lease=self._lease, only_new=True, using=self._using
             )
         return claims or self._claim_suspect(ready.specs, is_working=bool(working)) or []
+
+    def _drains(self) -> bool:
+        """Return whether to wait for the held jobs, so that a suspect can run alone.
+
+        For a second at first, then twice as long each time. In between the others go on for as
+        long: one long job must not stop them all.
+        """
+        now = self._clock()
+        if self._drain_ends_at is None:
+            self._drain_seconds = doubled(self._drain_seconds, first=1.0, most=MAX_DRAIN_SECONDS)
+            self._drain_ends_at = now + self._drain_seconds
+        if now < self._drain_ends_at:
+            return True
+        self._drain_ends_at = None
+        self._others_until = now + self._drain_seconds
+        return False
 
     def _claim_suspect(self, specs: Sequence[str], *, is_working: bool) -> list[Claim] | None:
         """Claim a suspect. Return None if there is none, and [] if held jobs must end first."""

@@ -223,6 +223,8 @@ class Worker:
         with suppress(DatabaseError, InterfaceError):
             if database.is_halfway(self.using):
                 connections[self.using].close()
+            # Nothing ends a wait for a standby that is gone now.
+            database.execute(self.using, "SET synchronous_commit = 'local'")
         try:
             for work in self.works:
                 with suppress(DatabaseError, InterfaceError):

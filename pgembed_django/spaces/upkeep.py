@@ -21,6 +21,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from pgembed_django import conf, database, events, locks, spaces
+from pgembed_django.adapting import doubled
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.once import Told
@@ -39,7 +40,7 @@ QUIET_SECONDS = 0.2
 """How much of each second may go to pages without a gap, so that saved rows need not wait."""
 
 SCAN_SECONDS = 5.0
-"""How soon a second scan over the rows may follow the first."""
+"""How soon a second scan over the rows may follow the first. Each further wait is twice as long."""
 
 BACKFILLS_KEPT = timedelta(days=1)
 """How long the cursor of a backfill is kept after its end."""
@@ -156,10 +157,9 @@ class Upkeep:
 
     def build(self) -> int:
         """Build missing indexes, switch to full spaces, and open a space for specs without one."""
-        live = spaces.live_of(self.specs.values(), using=self.using)
 
         def build_spaces(spec: Spec) -> int:
-            found = live[spec.key]
+            found = spaces.live(spec, using=self.using)
             # After a ``flush`` none is live: jobs would wait for the next open_spaces.
             if not found and repairs.follow_renames(using=self.using):
                 found = spaces.ensure(spec, using=self.using)
@@ -208,6 +208,7 @@ class Seen:
     gap: Any = None
     look_at: float = float("-inf")
     scan_at: float = float("-inf")
+    scan_seconds: float = 0.0
 
 
 class Filling:
@@ -253,7 +254,7 @@ class Filling:
             or spaces.last_gap(spec, space, using=self.using) is None
         ):
             started = self._clock()
-            if not indexes.build(spec, space, using=self.using) and not space.is_partial:
+            if not indexes.build(spec, space, using=self.using):
                 # Until there are enough rows for an index, each look counts them.
                 self._rest(seen, started, least=INDEXED_SECONDS)
 
@@ -334,7 +335,9 @@ class Filling:
         if not is_gap:
             return 0
         if not is_under_way:
-            seen.scan_at = self._clock() + SCAN_SECONDS
+            most = max(SCAN_SECONDS, self.reconcile_seconds)
+            seen.scan_seconds = doubled(seen.scan_seconds, first=SCAN_SECONDS, most=most)
+            seen.scan_at = self._clock() + seen.scan_seconds
         return reconcile.reconcile_once(spec, using=self.using, scans=scans)
 
     def _rest(self, seen: Seen, started: float, *, least: float = 0.0) -> None:

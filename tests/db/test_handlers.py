@@ -17,6 +17,7 @@ from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.work import Work
 from pgembed_django.queue.worker import Worker
 from tests.db.conftest import expire_leases, reap
+from tests.played import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -195,3 +196,30 @@ def test_an_error_in_its_own_looking_for_gaps_keeps_no_other_handler_from_theirs
     assert shouts() == ["A"]
     [told] = [record for record in caplog.records if record.event == "pgembed.chore_refused"]
     assert "no catalogue" in told.error
+
+
+class Patient(Shouting):
+    """Never ends the job of the name "long"."""
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        super().take([one for one in claims if one.source_pk != "long"])
+
+
+def test_one_long_job_does_not_stop_all_claims_while_a_suspect_waits() -> None:
+    clock = Clock()
+    settings = conf.current()
+    work = Work(
+        Patient(), using="default", worker_id=1, settings=settings, inline=True, clock=clock
+    )
+    enqueue("long")
+    work.step()
+    enqueue("suspect")
+    Job.objects.filter(source_pk="suspect").update(crashes=1)
+    enqueue("a", "b", "c")
+
+    for _ in range(9):
+        clock.now += 60
+        work.step()
+
+    assert shouts() == ["A", "B", "C"]
+    assert [job.claim.source_pk for job in work.held.jobs.values()] == ["long"]

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import IntegrityError, connection
+from django.db.models.signals import post_delete, post_save
 
 from pgembed_django import spaces, specs
 from pgembed_django.models import Attempt, Job, Worker
@@ -178,6 +179,41 @@ def test_a_retry_brings_a_job_that_backs_off_forward(
 
 
 # The history
+
+
+def test_a_running_write_stays_awaited_beside_a_retried_gap(make_article) -> None:
+    article = make_article()
+    Job.objects.all().delete()
+    jobs.enqueue(KEY, [str(article.pk)], kind=Job.Kind.RECONCILER, priority=0, using="default")
+    [gap] = claim()
+    jobs.fail(gap, "bad", using="default")
+    Article.objects.update(title="written")
+    [write] = claim()
+    jobs.retry_failed([gap.id], using="default", priorities={KEY: 0})
+
+    assert jobs.release(write, using="default") == "superseded"
+
+    assert Job.objects.get(status="pending").is_awaited
+
+
+def test_no_receiver_of_signals_is_in_the_way(make_article) -> None:
+    make_article()
+    [held] = claim()
+    jobs.complete({held.id: 1}, keep_seconds=60, using="default")()
+    Job.objects.update(finished_at="2020-01-01T00:00:00Z")
+
+    def refuse(sender: Any, **_: object) -> None:
+        raise ValueError(sender)
+
+    for signal in (post_save, post_delete):
+        signal.connect(refuse)
+    try:
+        assert jobs.pause("spec", KEY, by="ada", using="default")
+        assert jobs.resume("spec", KEY, using="default")
+        assert jobs.prune(keep_seconds=1, using="default") == 1
+    finally:
+        for signal in (post_save, post_delete):
+            signal.disconnect(refuse)
 
 
 def test_each_try_that_ends_in_an_error_is_noted(make_article: Callable[..., Article]) -> None:

@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from pgembed_django import database, locks
-from pgembed_django.models.job import PENDING, RUNNING, Job
+from pgembed_django.models.job import READY, RUNNING, Job
 from pgembed_django.queue.jobs.leases import COLUMNS, Claim, unlocked
 
 # Finds lanes, and their heads, by jumping along the index from one priority to the next, from one
@@ -242,7 +242,7 @@ def claim_suspect(specs: Sequence[str], *, lease: Lease, using: str) -> list[Cla
 
 def is_suspect_due(specs: Sequence[str], *, using: str) -> bool:
     """Return whether there is a suspect that ``claim_suspect`` would start."""
-    return bool(database.by_kept_plan(using, SUSPECT, specs=list(specs)))
+    return bool(database.by_kept_plan(using, SUSPECT, flush=False, specs=list(specs)))
 
 
 def next_due_seconds(specs: Sequence[str], *, using: str) -> float | None:
@@ -260,7 +260,7 @@ def recall(specs: Sequence[str], *, lease_seconds: float, using: str) -> int:
     lease_end = Now() + timedelta(seconds=lease_seconds)
     with transaction.atomic(using=using):
         known = Job.objects.using(using).filter(spec__in=specs)
-        written = known.filter(PENDING, run_at__gt=Now(), created_at__gt=Now())
+        written = known.filter(READY, run_at__gt=Now(), created_at__gt=Now())
         # A worker that lives renews these in time.
         taken = known.filter(RUNNING, started_at__gt=Now(), lease_expires_at__gt=lease_end)
         unlocked(taken).update(lease_expires_at=lease_end)

@@ -36,12 +36,12 @@ def prune(*, keep_seconds: float, using: str, limit: int = 5000) -> int:
 def forget_dead_workers(*, silent_seconds: float, using: str) -> int:
     """Delete the rows of workers that have not reported for this long."""
     silent = Now() - timedelta(seconds=silent_seconds)
-    return Worker.objects.using(using).filter(last_seen_at__lt=silent).delete()[0]
+    return database.delete(Worker.objects.using(using).filter(last_seen_at__lt=silent))
 
 
 def _delete(rows: QuerySet[Any]) -> int:
     with transaction.atomic(using=rows.db):
-        return int(unlocked(rows).delete()[0])
+        return database.delete(unlocked(rows))
 
 
 # During a deploy another worker may know the spec, so its jobs wait for an hour first. Each unit

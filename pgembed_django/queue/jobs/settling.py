@@ -126,12 +126,13 @@ SUPERSEDE = """
         SET
             kind = job.kind,
             is_awaited = job.is_awaited,
-            priority = job.priority,
+            priority = GREATEST(newer.priority, job.priority),
             created_at = LEAST(newer.created_at, job.created_at)
         FROM job
         WHERE newer.id = job.newer_id
           AND newer.id = ANY(ARRAY(SELECT newer_id FROM job))
-          AND newer.priority < job.priority
+          AND newer.is_awaited <= job.is_awaited
+          AND (newer.priority < job.priority OR newer.is_awaited < job.is_awaited)
     )
     DELETE FROM pgembed_job
     WHERE id = ANY(ARRAY(SELECT id FROM job))

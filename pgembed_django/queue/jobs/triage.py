@@ -141,13 +141,16 @@ class Paused(NamedTuple):
 def pause(what: str, name: str, *, by: str, using: str) -> bool:
     """Pause a spec or a provider. Returns False if it was paused already."""
     pauses = Pause.objects.using(using)
-    _, is_new = pauses.get_or_create(what=Pause.What(what), name=name, defaults={"by": by})
-    return is_new
+    if pauses.filter(what=Pause.What(what), name=name).exists():
+        return False
+    pauses.bulk_create([Pause(what=Pause.What(what), name=name, by=by)], ignore_conflicts=True)
+    return True
 
 
 def resume(what: str, name: str, *, using: str) -> bool:
     """End the pause of a spec or a provider. Returns False if it was not paused."""
-    is_resumed, _ = Pause.objects.using(using).filter(what=Pause.What(what), name=name).delete()
+    paused = Pause.objects.using(using).filter(what=Pause.What(what), name=name)
+    is_resumed = database.delete(paused)
     if is_resumed:
         nudge(using=using)  # a worker that is awake looks within seconds
     return is_resumed > 0
@@ -209,7 +212,7 @@ def rename(old: str, new: str, *, using: str) -> None:
     pauses = Pause.objects.using(using).filter(what=Pause.What.SPEC)
     if not pauses.filter(name=new).exists():
         pauses.filter(name=old).update(name=new)
-    pauses.filter(name=old).delete()
+    database.delete(pauses.filter(name=old))
 
 
 BATCH = 5000
