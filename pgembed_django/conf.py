@@ -86,7 +86,7 @@ class Settings:
     stuck_seconds: float = 300
     """How long a round of the worker's loop may take before the process counts as stuck, and ends.
 
-    Zero: never. Waiting for the database does not count.
+    Zero: never. Waiting for a database that is away does not count.
     """
 
     keep_succeeded_seconds: float = 3600

@@ -244,7 +244,8 @@ def _act(
     here = f"{request.path}?{query.urlencode()}"
     found = queryset.filter(action.condition).order_by("pk")
     form: list[tuple[str, object]] = [("action", name)]
-    if request.POST.get("select_across") != "1":
+    # As Django's own form reads it: all that match are then in the queryset.
+    if request.POST.get("select_across", "0").lower() in ("", "0", "false"):
         chosen, listed = set(request.POST.getlist(ACTION_CHECKBOX_NAME)), queryset.count()
         acted_on = list(found)
         counts, rest = work_through(action, acted_on, using=using)

@@ -152,6 +152,8 @@ class Embedder:
             unit, part, chunk = one = pool.queue[0]
             is_held = by_id.get(unit.claim.id) is unit
             if is_held and part in unit.parts and part.failure is None:
+                if wanted and not _go_together(wanted[0].unit, unit):
+                    break
                 if tokens is not None:
                     tokens -= pool.provider.weigh_document(chunk.text)
                     if wanted and tokens < 0:
@@ -247,6 +249,11 @@ class Embedder:
                 self._recognized_at[space.pk] = at
                 seconds = provider.clock() - at
                 spaces.note_recognized(space, seconds_ago=seconds, using=using)
+
+
+def _go_together(one: Unit, other: Unit) -> bool:
+    """Return whether chunks of both may share a batch. An outage suspect's share with none."""
+    return one is other or not (one.claim.outages or other.claim.outages)
 
 
 def _outcomes(batch: Batch) -> list[Outcome]:

@@ -110,6 +110,8 @@ class Planner:
         """How many bytes of text this step may still read."""
         self._asked: Sequence[Unit] = ()
         """The units that were read last."""
+        self._canceled: Unit | None = None
+        """The last unit that could not be read in time alone."""
 
     def step(self) -> bool:
         """Plan the next few units, at least a batch. Return whether there were any.
@@ -176,10 +178,13 @@ class Planner:
                 case Fault.TOO_SLOW if len(self._asked) > 1:
                     self._size.failed(len(self._asked))
                     raise
+                case Fault.TOO_SLOW if self._asked and self._asked[0] is not self._canceled:
+                    self._canceled = self._asked[0]  # perhaps by a person: it is not yet to blame
+                    return [self._asked]
                 case Fault.SCHEMA | Fault.PASSING:
                     self.units.quarantine(spec, error)
                     self.units.give_back(units)
-                case _ if len(self._asked) > 1:
+                case _ if len(self._asked) != 1:
                     # A key of another type or a damaged value must not fail the others.
                     return halves(self._asked)
                 case _:

@@ -44,13 +44,26 @@ CHARGE = """
     )
     ON CONFLICT (provider) DO UPDATE SET
         requests_free_at = %(requests)s * interval '1 second' + GREATEST(
-            quota.requests_free_at, statement_timestamp() - %(saved)s * interval '1 second'
+            CASE
+                WHEN quota.requests_free_at
+                    < statement_timestamp() + %(longest)s * interval '1 second'
+                THEN quota.requests_free_at
+            END,
+            statement_timestamp() - %(saved)s * interval '1 second'
         ),
         tokens_free_at = %(tokens)s * interval '1 second' + GREATEST(
-            quota.tokens_free_at, statement_timestamp() - %(saved)s * interval '1 second'
+            CASE
+                WHEN quota.tokens_free_at
+                    < statement_timestamp() + %(longest)s * interval '1 second'
+                THEN quota.tokens_free_at
+            END,
+            statement_timestamp() - %(saved)s * interval '1 second'
         )
     WHERE %(is_owed)s
        OR GREATEST(quota.requests_free_at, quota.tokens_free_at) <= statement_timestamp()
+       -- No batch can have caused that: the clock was set back.
+       OR GREATEST(quota.requests_free_at, quota.tokens_free_at)
+           >= statement_timestamp() + %(longest)s * interval '1 second'
     RETURNING provider
 """
 
@@ -108,7 +121,9 @@ def take(provider: str, limits: QuotaLimits, *, tokens: int, using: str) -> floa
 def wait_seconds(provider: str, *, using: str) -> float:
     """Return the seconds until a request can be reserved. Zero: at once."""
     found = database.rows(using, WAIT, provider=provider)
-    return max(0.0, found[0][0]) if found else 0.0
+    seconds = found[0][0] if found else 0.0
+    # No batches can have caused more: the clock was set back, or the quota was raised.
+    return max(0.0, seconds) if seconds < 2 * LONGEST_SECONDS else 0.0
 
 
 def charge(
@@ -131,6 +146,7 @@ def charge(
         requests=min(limits.request_seconds(requests), LONGEST_SECONDS),
         tokens=min(limits.token_seconds(tokens), LONGEST_SECONDS),
         saved=SAVED_SECONDS,
+        longest=2 * LONGEST_SECONDS,
         is_owed=is_owed,
     )
     return bool(charged)

@@ -109,7 +109,7 @@ class Writer:
         """Parts with vectors of units that need more batches, or are about to be given back."""
         self._clock = clock
         self._size = AdaptiveSize()
-        self._not_before = float("-inf")
+        self._not_before: dict[Spec, float] = {}
         self.without_text: dict[int, Unit] = {}
         """The units whose text could be stored before their vectors, the first due first."""
 
@@ -147,20 +147,22 @@ class Writer:
         Also for units that are about to end otherwise: their next run resumes there, and parts
         that are whole in one space are stored in it.
         """
-        if self._clock() < self._not_before:
-            return
+        now = self._clock()
+        later: list[tuple[Unit, Part]] = []
         unfinished: dict[Part, Unit] = {}
         whole: dict[Part, Unit] = {}
         for unit, part in self.to_stage:
             if unit.state is State.STORED:
                 continue  # in this round, in which the last of its vectors came
-            if part.waiting or unit.state is State.SET_ASIDE:
+            if self._not_before.get(unit.spec, now) > now:
+                later.append((unit, part))
+            elif part.waiting or unit.state is State.SET_ASIDE:
                 unfinished[part] = unit
             elif unit not in self.units:  # or it is stored with the unit
                 whole[part] = unit
         left = self._write(_stage, [(unit, part) for part, unit in unfinished.items()])
         left += self._write(_apply_whole, [(unit, part) for part, unit in whole.items()])
-        self.to_stage = left
+        self.to_stage = later + left
 
     def store_late_texts(self) -> None:
         """Store the text of units that are late."""
@@ -196,7 +198,8 @@ class Writer:
                     break
                 except database.Busy:
                     left += [*some, *rest]
-                    self._not_before = self._clock() + LOCKED_SECONDS
+                    if write is not _store_text:  # which has a due time of its own
+                        self._not_before[spec] = self._clock() + LOCKED_SECONDS
                     break
                 self._size.took(time.perf_counter() - started, len(some))
         return left

@@ -119,9 +119,11 @@ def judge(
     active, building = spec.active, spec.building
     coverage = active.coverage if active else None
     is_short = coverage is not None and coverage.missing > spec.dismissed.value
-    has_work = bool(spec.waiting) or is_short
-    waiting = _jobs(spec.waiting) if spec.waiting else f"a search finds {coverage}"
     oldest_seconds = spec.oldest_change_seconds or 0.0
+    is_stuck = oldest_seconds >= STUCK_SECONDS and not completed
+    has_work = bool(spec.waiting) or is_short or is_stuck
+    waiting = f"a search finds {coverage}" if is_short else _changes(spec)
+    waiting = _jobs(spec.waiting) if spec.waiting else waiting
 
     # Why nothing moves: the first that applies. It stalls a spec that has work.
     exchanged = _exchanged(spec)
@@ -149,7 +151,7 @@ def judge(
         stalled.append(f"{waiting}. {exchanged}")
     elif exchanged:
         degraded.append(exchanged)
-    elif oldest_seconds >= STUCK_SECONDS and not completed:
+    elif is_stuck:
         stalled.append(f"Nothing has been completed for minutes: {_changes(spec)}.")
     elif unreachable:
         degraded.append(f"{unreachable} of {spec.workers} workers cannot reach the provider.")

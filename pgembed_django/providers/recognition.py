@@ -177,6 +177,9 @@ SAME: Final = 0.9999
 RECHECK_SECONDS: Final = 3600.0
 """How long to remember a context: the server may be started again with a smaller one."""
 
+MAX_OUTAGES: Final = 3
+"""After so many outages in a row, our own texts may be what brings the server down."""
+
 
 class Context:
     """How many tokens a provider's server has been seen to take as a whole. Threads share it."""
@@ -184,6 +187,7 @@ class Context:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._lock = threading.Lock()
+        self._outages = 0
         self.refuses = False
         """Whether it has refused a text for its tokens: then it cuts none."""
         self._forget()
@@ -241,6 +245,7 @@ class Context:
                 if answer is not None and float(answer @ vectors[index]) > SAME
             ]
             del todo[:fitting]
+        self._outages = 0
         return found
 
     def refused(self, error: InputTooLong) -> None:
@@ -274,6 +279,9 @@ class Context:
         except ProviderTimeout:
             return [None] * len(texts)  # it is longer than the caller's
         except ProviderUnavailable as error:
+            self._outages += 1
+            if self._outages > MAX_OUTAGES:
+                return [None] * len(texts)
             # No text of the caller's is in doubt because of it.
             raise as_kind(ProviderUnavailable, error) from error
         except ProviderError as error:

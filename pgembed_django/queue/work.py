@@ -158,7 +158,7 @@ class Work:
         ready = self.handler.ready()
         # Jobs that an open writer blocks are with no handler, and may stay for a long time.
         working = [job.claim for job in self.held.jobs.values() if not job.was_blocked]
-        if [claim for claim in working if claim.is_suspect]:
+        if [claim for claim in working if claim.crashes]:
             return []
         if self._claims >= self._suspects_from and self._clock() >= self._others_until:
             suspects = self._claim_suspect(ready.specs, is_working=bool(working))

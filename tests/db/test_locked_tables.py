@@ -47,6 +47,36 @@ def slow(comments, make_worker: Callable[..., Work]) -> Work:
     return worker
 
 
+def test_the_locked_table_of_one_spec_keeps_no_other_from_being_staged(
+    provider, settings, make_worker, connect, run_jobs
+):
+    settings.PGEMBED_BATCH_SIZE = 1
+    text = "\n\n".join(f"The {number}th owl sleeps." for number in range(CHUNKS))
+    article = Article.objects.create(title="not embedded")
+    ArticleComment.objects.create(article=article, text=text)
+    Job.objects.exclude(spec__contains="Comment").delete()
+    Note.objects.create(body="a note")
+    worker = make_worker(concurrency=1)
+    worker.step()
+    other = connect()
+    other.execute("LOCK TABLE app_noteembedding IN SHARE MODE")
+    for unit in worker.handler.units.by_id.values():
+        unit.text_due = -60.0  # the note's is tried first, and its table is locked
+
+    worker.step(claim=False)
+    worker.step(claim=False)
+    provider.is_down = True
+    for _ in range(6):
+        worker.step(claim=False)
+    other.rollback()
+    provider.is_down = False
+    worker.release()
+    make_due()
+    run_jobs()
+
+    assert len(provider.embedded) == CHUNKS + 1
+
+
 def until_done(worker: Work) -> None:
     for _ in range(10 * CHUNKS):
         worker.step()
@@ -83,7 +113,7 @@ def test_text_is_stored_early_later_where_its_table_is_locked(comments, slow, co
     assert len(slow.handler.units.by_id) == len(comments)
     assert Job.objects.filter(status="running").count() == len(comments)
     # Not with each step: each try is a wait.
-    due = slow.handler.writer.text_due_seconds()
+    due = slow.handler.wait_seconds
     assert due > 0
     other.rollback()
     slow.step(claim=False)

@@ -133,10 +133,11 @@ def test_a_suspicion_does_not_outlive_a_persons_retry(make_article):
 # In one worker
 
 
-@either
-def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worker, suspicion):
+def test_nothing_is_claimed_beside_a_row_that_a_worker_died_with(
+    make_long, make_article, make_worker
+):
     alone = make_long()
-    suspect(alone, **suspicion)
+    suspect(alone)
     worker = make_worker(concurrency=1)
     worker.step()
     assert held_by(worker) == {str(alone.pk)}
@@ -151,6 +152,33 @@ def test_nothing_is_claimed_beside_a_suspect(make_long, make_article, make_worke
     assert set(held[:-1]) == {1}
     steps(worker, 2)
     assert embedded_text(ordinary)
+
+
+def test_beside_a_text_that_a_provider_went_down_with_others_go_on_in_requests_of_their_own(
+    make_long, make_article, make_worker
+):
+    alone = make_long()
+    suspect(alone, **OUTAGE)
+    worker = make_worker(concurrency=1)
+    worker.step()
+    assert held_by(worker) == {str(alone.pk)}
+    ordinary = make_article()
+    sent: list[set[str]] = []
+
+    while not embedded_text(ordinary):
+        worker.step()
+        sent += [{one.unit.claim.source_pk for one in b.wanted} for b in embedder(worker).batches]
+        if ArticleCommentEmbedding.objects.filter(source=alone).exists():
+            break
+        claimed = held_by(worker)
+
+    assert str(ordinary.pk) in claimed
+    assert {str(alone.pk)} in sent
+    assert all(units == {str(alone.pk)} for units in sent if str(alone.pk) in units)
+
+
+def embedder(worker: Work) -> Any:
+    return worker.handler.embedder
 
 
 def test_a_suspect_is_not_claimed_beside_others(make_long, make_article, make_worker):

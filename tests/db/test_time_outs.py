@@ -134,7 +134,29 @@ def test_texts_that_cannot_be_stored_early_in_time_cost_few_time_outs(
         run("DROP FUNCTION take_long() CASCADE")
 
     assert len(worker.handler.units.by_id) == 8
-    assert worker.handler.writer.text_due_seconds() > 0
+    assert worker.handler.wait_seconds > 0
+
+
+def test_a_row_whose_statement_is_canceled_once_is_not_charged(make_worker, provider):
+    run("CREATE SEQUENCE tries")
+    run(
+        "CREATE FUNCTION first_canceled() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN "
+        "IF nextval('tries') = 1 THEN RAISE 'by a person' USING ERRCODE = 'query_canceled'; "
+        "END IF; RETURN true; END $$"
+    )
+    Note.objects.create(body="one")
+    worker = make_worker()
+    [spec] = specs.of(Note)
+    when = Q(RawSQL("first_canceled()", [], BooleanField()))
+    worker.handler.worked_on = {spec.key: dataclasses.replace(spec, when=when)}
+    try:
+        while worker.step():
+            pass
+    finally:
+        run("DROP FUNCTION first_canceled()")
+        run("DROP SEQUENCE tries")
+
+    assert Job.objects.values_list("status", "attempts").get() == ("succeeded", 0)
 
 
 def test_a_row_that_cannot_be_read_in_time_fails_alone(notes, make_worker, time_out):

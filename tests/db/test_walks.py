@@ -15,6 +15,7 @@ import pytest
 import pgembed_django
 from pgembed_django import conf, search, specs
 from pgembed_django.embedding.handler import EmbeddingHandler
+from pgembed_django.models import Job
 from pgembed_django.queue import listener
 from pgembed_django.queue.worker import Worker
 from pgembed_django.retrieval import queries
@@ -100,6 +101,7 @@ def walk_of_a_row(make_article: Callable[..., Article]) -> list[Call]:
             if path.is_relative_to(PACKAGE):
                 calls.append(Call(str(path.relative_to(PACKAGE)), frame.f_code.co_name))
 
+    wait_until(lambda: not Job.objects.filter(status__in=["pending", "running"]).exists())
     wait_until(is_asleep)
     threading.setprofile_all_threads(note)  # type: ignore[arg-type]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,21 @@ def test_a_server_with_one_vector_for_all_texts_cuts_none(make_provider):
     provider.played.vector_of = lambda text: played.vector_of("", 16)
 
     assert not provider.embed_each([text_of(300)])[0].was_cut
+
+
+def test_a_server_that_our_own_texts_bring_down_embeds_in_the_end(make_provider):
+    provider = make_provider(Cutting(limit=10**6, token=PIECE))
+    away = played.plain(502, "upstream closed the connection")
+    provider.played.poison = lambda text: away if "ship rain king" in text else None
+
+    outages = 0
+    while outages < 9:
+        with suppress(ProviderUnavailable):
+            assert not provider.embed_each([text_of(300)])[0].was_cut
+            break
+        outages += 1
+
+    assert outages == recognition.MAX_OUTAGES
 
 
 def test_an_old_ollama_cuts_too():
