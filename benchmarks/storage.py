@@ -113,7 +113,8 @@ def measure(dimensions: int, options: argparse.Namespace) -> tuple[float, float,
     from django.db import connection
     from django.test import override_settings
 
-    from pgembed_django import spaces, specs
+    from pgembed_django import spaces
+    from pgembed_django.declaration import specs
     from pgembed_django.spaces import indexes
 
     spec = specs.get("app.ArticleEmbedding")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgembed_django.chunking import Chunker as Chunker
-    from pgembed_django.decorator import embeddable as embeddable
+    from pgembed_django.declaration.decorator import embeddable as embeddable
     from pgembed_django.retrieval import Results as Results
     from pgembed_django.retrieval import SearchManager as SearchManager
     from pgembed_django.retrieval import SearchQuerySet as SearchQuerySet
@@ -36,7 +36,7 @@ __all__ = [
 
 _HOMES = {
     "Chunker": "chunking",
-    "embeddable": "decorator",
+    "embeddable": "declaration.decorator",
     "Results": "retrieval",
     "SearchManager": "retrieval",
     "SearchQuerySet": "retrieval",

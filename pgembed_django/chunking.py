@@ -16,7 +16,7 @@ from functools import lru_cache
 from operator import index as as_index
 from typing import Final, Literal, NamedTuple, SupportsIndex
 
-from pgembed_django.text import digest
+from pgembed_django.core.text import digest
 
 __all__ = ["Chunk", "Chunker"]
 

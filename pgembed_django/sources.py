@@ -19,10 +19,10 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, models
 from django.db.models.functions import Cast, Coalesce
 
-from pgembed_django import database, faults
-from pgembed_django.adapting import halves
-from pgembed_django.specs import Spec
-from pgembed_django.user_code import Failed, UserCode
+from pgembed_django.core import database, faults
+from pgembed_django.core.adapting import halves
+from pgembed_django.core.user_code import Failed, UserCode
+from pgembed_django.declaration.specs import Spec
 
 READ_BYTES = 2**24
 """How many bytes of text to read or make at once: of many small rows, or a few large ones."""

@@ -15,9 +15,10 @@ from django.utils.connection import ConnectionDoesNotExist
 from pgvector import Vector
 from psycopg import sql
 
-from pgembed_django import conf, database, faults, postgres
-from pgembed_django.faults import Fault
-from pgembed_django.specs import Spec
+from pgembed_django import conf
+from pgembed_django.core import database, faults, postgres
+from pgembed_django.core.faults import Fault
+from pgembed_django.declaration.specs import Spec
 
 if TYPE_CHECKING:
     from pgembed_django.embedding.units import Part

@@ -12,7 +12,8 @@ from django.apps import AppConfig, apps
 from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 
-from pgembed_django import specs, sql
+from pgembed_django.declaration import specs
+from pgembed_django.triggers import sql
 
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:

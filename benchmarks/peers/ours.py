@@ -13,7 +13,7 @@ import psycopg
 from benchmarks.queue.handler import Handler
 
 if TYPE_CHECKING:
-    from pgembed_django.specs import Spec
+    from pgembed_django.declaration.specs import Spec
 
 SETTINGS = {
     "PGEMBED_RECONCILE_SECONDS": 0,
@@ -62,7 +62,7 @@ def _set_up() -> Spec:
     os.environ["BENCHMARK_SETTINGS"] = json.dumps(SETTINGS)
     django.setup()
     from benchmarks.app.models import Article
-    from pgembed_django import specs
+    from pgembed_django.declaration import specs
 
     [spec] = specs.of(Article)
     return spec

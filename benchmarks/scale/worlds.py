@@ -11,8 +11,9 @@ from django.db import connections
 from psycopg import sql
 
 from benchmarks.app.models import Article
-from pgembed_django import spaces, specs
-from pgembed_django.specs import Spec
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 
 # Triggers are off. All texts differ, and no row has the vector of its present text.
 FILL = """

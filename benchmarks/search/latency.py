@@ -78,7 +78,8 @@ def is_missed(figures: Figures, *, counts_only: bool) -> bool:
 def measure(wanted: int, options: argparse.Namespace) -> Figures:
     """Fill the table, build the indexes as a worker does, and measure."""
     from benchmarks.app.models import Article
-    from pgembed_django import spaces, specs
+    from pgembed_django import spaces
+    from pgembed_django.declaration import specs
     from pgembed_django.spaces import indexes
 
     [spec] = specs.of(Article)

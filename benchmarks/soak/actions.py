@@ -16,7 +16,7 @@ from django.db import connection, models
 
 from benchmarks.app.models import Article, Note, Page
 from benchmarks.soak.server import POISON
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 
 WORDS = ("river", "stone", "copper", "window", "lantern", "garden", "silver", "meadow", "harbour")
 POISONED = 0.02

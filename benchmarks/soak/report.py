@@ -13,9 +13,10 @@ from django.db.models.functions import Now
 
 from benchmarks.soak import actions
 from benchmarks.soak.server import POISON, REFUSAL, vector_of
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, StagedVector
-from pgembed_django.specs import Spec
 
 USING = "default"
 IGNORED = actions.BESIDE

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from django.db import Error, connection, transaction
 
 from benchmarks.app.models import Article, Note, Page
-from pgembed_django import specs
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job
-from pgembed_django.specs import Spec
 
 
 class Snapshots:

@@ -11,7 +11,9 @@ from typing import Any
 from benchmarks import judged
 from benchmarks.app.models import Article
 from benchmarks.swap.writing import ONE_IN
-from pgembed_django import database, search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.models import Space
 from pgembed_django.retrieval import queries
 

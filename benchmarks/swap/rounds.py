@@ -23,7 +23,8 @@ from benchmarks.soak.processes import Workers
 from benchmarks.swap import counting
 from benchmarks.swap.looking import USING, Looks, active, spec
 from benchmarks.swap.writing import Writer
-from pgembed_django import database, spaces
+from pgembed_django import spaces
+from pgembed_django.core import database
 from pgembed_django.models import Job, ScanCursor, Space, StagedVector
 from pgembed_django.spaces import indexes, reconcile
 

@@ -28,11 +28,12 @@ from django.utils.text import Truncator, format_lazy
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
-from pgembed_django import conf, reembedding, specs
+from pgembed_django import conf
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED, shown_database
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import backfill, reconcile
+from pgembed_django.spaces import backfill, reconcile, reembedding
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise

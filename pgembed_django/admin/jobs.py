@@ -21,9 +21,10 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from pgembed_django import sources, specs
+from pgembed_django import sources
 from pgembed_django.admin import lists, overview
 from pgembed_django.admin.actions import ACTIONS, for_list, reembed_rows
+from pgembed_django.declaration import specs
 from pgembed_django.models import Attempt, Job
 from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING
 

@@ -25,8 +25,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
 from pgembed_django.admin.actions import ACTIONS, MAX_JOBS, level, log, summary, work_through
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import DISMISSED, OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 

@@ -20,18 +20,19 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
-from pgembed_django import conf, providers, specs
+from pgembed_django import conf, providers
 from pgembed_django.admin.actions import ACTIONS, log
+from pgembed_django.core.moments import seconds_between
+from pgembed_django.core.threads import Threads
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Pause
 from pgembed_django.models.job import shown_database
-from pgembed_django.moments import seconds_between
 from pgembed_django.ops import status
 from pgembed_django.ops.formatting import duration as in_words
 from pgembed_django.ops.status import Point, SpecStatus
 from pgembed_django.providers import Probe
 from pgembed_django.queue import jobs
-from pgembed_django.threads import Threads
 
 if TYPE_CHECKING:
     from pgembed_django.admin.jobs import JobAdmin

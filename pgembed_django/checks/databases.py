@@ -20,10 +20,12 @@ from django.db import (
 from django.db.backends.postgresql import psycopg_any
 from django.db.migrations.executor import MigrationExecutor
 
-from pgembed_django import conditions, conf, database, postgres, specs, sql
+from pgembed_django import conf
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.spaces import repairs
-from pgembed_django.triggers import installed
+from pgembed_django.triggers import conditions, installed, sql
 
 OLDEST_POSTGRES = 15
 # The first version with hnsw.iterative_scan, which searches by an index set.

@@ -13,10 +13,13 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.db import connections, models, router
 
-from pgembed_django import conditions, conf, postgres, specs
+from pgembed_django import conf
+from pgembed_django.core import postgres
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.models import Job
-from pgembed_django.specs import Spec
+from pgembed_django.triggers import conditions
 
 # How Postgres prints these types depends on settings of the writer's session, such as DateStyle,
 # TimeZone and bytea_output. inet is different: Postgres prints a netmask, and Python does not.

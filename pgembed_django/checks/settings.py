@@ -11,8 +11,9 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django import conf, providers, specs
+from pgembed_django import conf, providers
 from pgembed_django.contrib import tracing
+from pgembed_django.declaration import specs
 
 NEEDED_APPS = ("pgtrigger", "django.contrib.postgres")
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from pgembed_django import conf, events, faults, spaces, specs, store
+from pgembed_django import conf, spaces, store
+from pgembed_django.core import events, faults
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding import outcomes, writer
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.planner import Planner
@@ -25,7 +28,6 @@ from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
 from pgembed_django.spaces import repairs
 from pgembed_django.spaces.upkeep import Upkeep
-from pgembed_django.specs import Spec
 from pgembed_django.triggers import installed
 
 ROUNDS_BEHIND = 3

@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError
 
-from pgembed_django import database, faults, sources, store
-from pgembed_django.adapting import AdaptiveSize, halves, isolate
+from pgembed_django import sources, store
 from pgembed_django.chunking import Chunk, Chunker
+from pgembed_django.core import database, faults
+from pgembed_django.core.adapting import AdaptiveSize, halves, isolate
+from pgembed_django.core.faults import Fault
+from pgembed_django.core.text import digest
+from pgembed_django.core.user_code import Failed, UserCode
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.embedder import Embedder
 from pgembed_django.embedding.units import Live, Part, State, Unit, Units, Wanted, by_spec
 from pgembed_django.embedding.writer import Writer
-from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.providers.errors import without_texts
-from pgembed_django.specs import Spec
 from pgembed_django.store import Stored, StoredChunk
-from pgembed_django.text import digest
-from pgembed_django.user_code import Failed, UserCode
 
 HELD_CHARACTERS = 2 * sources.READ_BYTES
 """How much text is planned at once. The rest waits, unread, until some of it is stored."""

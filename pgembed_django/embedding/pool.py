@@ -13,7 +13,9 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgembed_django.adapting import doubled
+from pgembed_django.core.adapting import doubled
+from pgembed_django.core.text import clean
+from pgembed_django.core.threads import Inline, Threads
 from pgembed_django.embedding.rate_limits import limits_of
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers import NotInstalled
@@ -21,8 +23,6 @@ from pgembed_django.providers.base import Embedded, Provider, Vectors
 from pgembed_django.providers.batching import Suspected
 from pgembed_django.providers.http import MAX_WAIT_SECONDS
 from pgembed_django.providers.recognition import Known
-from pgembed_django.text import clean
-from pgembed_django.threads import Inline, Threads
 
 if TYPE_CHECKING:
     from pgembed_django.embedding.units import Wanted

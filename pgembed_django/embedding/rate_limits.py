@@ -12,7 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgembed_django import conf, database
+from pgembed_django import conf
+from pgembed_django.core import database
 
 if TYPE_CHECKING:
     from pgembed_django.embedding.pool import Pool

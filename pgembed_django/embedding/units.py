@@ -11,8 +11,10 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from pgembed_django import conf, events, faults, spaces
+from pgembed_django import conf, spaces
 from pgembed_django.chunking import Chunk
+from pgembed_django.core import events, faults
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Embedded
@@ -20,7 +22,6 @@ from pgembed_django.queue import jobs
 from pgembed_django.queue.in_flight import InFlight
 from pgembed_django.queue.jobs import Claim, Paused
 from pgembed_django.spaces import LiveState
-from pgembed_django.specs import Spec
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -14,13 +14,14 @@ from itertools import takewhile
 
 from django.db import DatabaseError
 
-from pgembed_django import database, faults, spaces, store
-from pgembed_django.adapting import AdaptiveSize, halves, isolate
+from pgembed_django import spaces, store
+from pgembed_django.core import database, faults
+from pgembed_django.core.adapting import AdaptiveSize, halves, isolate
+from pgembed_django.core.faults import Fault
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.units import Part, State, Unit, Units, by_spec
-from pgembed_django.faults import Fault
 from pgembed_django.models import Space
 from pgembed_django.queue import jobs
-from pgembed_django.specs import Spec
 
 LATE_SECONDS = 1.0
 """If a unit's vectors take longer than this, its text is stored first, and written twice."""

@@ -9,7 +9,7 @@ import pgvector.django.vector
 from django.db import ProgrammingError, migrations, models
 from pgvector.django import VectorExtension
 
-from pgembed_django import sql
+from pgembed_django.triggers import sql
 
 
 class KeptVectorExtension(VectorExtension):

@@ -6,8 +6,8 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from pgembed_django.core.moments import seconds_between
 from pgembed_django.models.fixtures import NotFromFixtures
-from pgembed_django.moments import seconds_between
 
 
 class Attempt(NotFromFixtures):

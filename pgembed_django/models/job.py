@@ -14,7 +14,8 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from pgembed_django import conf, postgres
+from pgembed_django import conf
+from pgembed_django.core import postgres
 from pgembed_django.models.fixtures import NotFromFixtures
 
 PENDING = Q(status="pending")

@@ -22,9 +22,11 @@ from django.db import (
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from pgembed_django import conf, database, faults, postgres, specs
+from pgembed_django import conf
+from pgembed_django.core import database, faults, postgres
+from pgembed_django.core.faults import Fault
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import did_you_mean
-from pgembed_django.faults import Fault
 
 CANNOT_START = 2
 """The exit status of a command with wrong options, or without its database."""

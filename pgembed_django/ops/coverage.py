@@ -10,10 +10,10 @@ from django.db.models import Count, Exists, Manager, Q, QuerySet, TextField, Val
 from django.db.models.expressions import RawSQL
 from psycopg import sql
 
-from pgembed_django import database, postgres
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
 from pgembed_django.spaces import Coverage, is_empty, is_found, of_other_language
-from pgembed_django.specs import Spec
 from pgembed_django.triggers import installed
 
 BUDGET = 20_000

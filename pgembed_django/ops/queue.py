@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models.job import CHANGES
 from pgembed_django.queue.jobs.claims import EVERY_LANE
 

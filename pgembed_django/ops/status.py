@@ -15,10 +15,11 @@ from itertools import chain, islice
 from django.core.exceptions import ImproperlyConfigured
 
 from pgembed_django import conf, providers
-from pgembed_django import specs as declared
+from pgembed_django.core.moments import seconds_between
+from pgembed_django.declaration import specs as declared
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space, Worker
 from pgembed_django.models.job import CHANGES
-from pgembed_django.moments import seconds_between
 from pgembed_django.ops import verdicts
 from pgembed_django.ops.coverage import Table, read_coverage, read_tables
 from pgembed_django.ops.queue import (
@@ -36,7 +37,6 @@ from pgembed_django.ops.verdicts import STATES, SpaceStatus, SpecStatus, Verdict
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.rollups import Point, series
 from pgembed_django.spaces import Coverage, is_of, live_of
-from pgembed_django.specs import Spec
 
 __all__ = [
     "STATES",

@@ -10,11 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from pgembed_django import conf
+from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.exceptions import ProviderMisconfigured, did_you_mean
 from pgembed_django.providers import errors
 from pgembed_django.providers.base import Embedded, Provider, Vectors
 from pgembed_django.providers.probes import Probe, Report, report
-from pgembed_django.threads import fork_safe_lock
 
 __all__ = ["Embedded", "Probe", "Provider", "Report", "build", "get", "report"]
 

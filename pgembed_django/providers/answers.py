@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pgembed_django import faults
+from pgembed_django.core import faults
+from pgembed_django.core.text import clean
+from pgembed_django.core.threads import OurThread
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured
 from pgembed_django.providers import errors
-from pgembed_django.text import clean
-from pgembed_django.threads import OurThread
 
 if TYPE_CHECKING:
     from pgembed_django.providers.base import Provider

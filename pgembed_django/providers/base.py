@@ -16,9 +16,9 @@ from typing import Final, Literal, TypeVar
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
-from pgembed_django.adapting import AdaptiveSize
 from pgembed_django.chunking import Truncation
 from pgembed_django.conf import ENDLESS
+from pgembed_django.core.adapting import AdaptiveSize
 from pgembed_django.exceptions import InputRefused, InputTooLong, ProviderError
 from pgembed_django.providers import answers, probes
 from pgembed_django.providers.answers import Embedded, Vector, Vectors

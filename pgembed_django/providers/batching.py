@@ -33,8 +33,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pgembed_django.adapting import halves
 from pgembed_django.chunking import Truncation
+from pgembed_django.core.adapting import halves
 from pgembed_django.exceptions import (
     BatchTooLarge,
     InputRefused,

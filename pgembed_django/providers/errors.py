@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any, Final
 from urllib.parse import unquote
 
+from pgembed_django.core.text import clean
 from pgembed_django.exceptions import (
     BatchTooLarge,
     InputRefused,
@@ -25,7 +26,6 @@ from pgembed_django.exceptions import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from pgembed_django.text import clean
 
 ANY: Final = range(1000)
 

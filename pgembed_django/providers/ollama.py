@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from pgembed_django.core.text import clean
 from pgembed_django.exceptions import (
     ModelMissing,
     ProviderError,
@@ -17,7 +18,6 @@ from pgembed_django.providers import answers
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.connections import Answer
 from pgembed_django.providers.http import ServerProvider
-from pgembed_django.text import clean
 
 RECHECK_SECONDS: Final = 300.0
 """How long to cache a server's version and routes: it may be upgraded."""

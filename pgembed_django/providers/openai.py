@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from pgembed_django.core.text import clean
 from pgembed_django.exceptions import (
     BatchTooLarge,
     ProviderError,
@@ -22,7 +23,6 @@ from pgembed_django.exceptions import (
 from pgembed_django.providers import answers, errors
 from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.http import ServerProvider
-from pgembed_django.text import clean
 
 DEFAULT_URL: Final = "https://api.openai.com/v1"
 _ENCODING: Final = re.compile(r"encoding[_ ]format|base64", re.IGNORECASE)

@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.exceptions import ProviderError, ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.providers.base import Provider, Vectors
-from pgembed_django.threads import fork_safe_lock
 
 WEIGHTS: Final = {".safetensors", ".bin", ".onnx", ".pt"}
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from django.core.exceptions import ImproperlyConfigured
 
+from pgembed_django.core.threads import fork_safe_lock
 from pgembed_django.providers.base import Provider, Vectors
-from pgembed_django.threads import fork_safe_lock
 
 WIDTHS: Final = (64, 128, 256)
 """The wheel contains 256 dimensions; the first 64 or 128 are usable as vectors on their own."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import database, events, faults
-from pgembed_django.adapting import AdaptiveSize, halves
-from pgembed_django.faults import Fault
+from pgembed_django.core import database, events, faults
+from pgembed_django.core.adapting import AdaptiveSize, halves
+from pgembed_django.core.faults import Fault
+from pgembed_django.core.threads import Threads
 from pgembed_django.queue import jobs
 from pgembed_django.queue.handler import Handler, is_its_own
 from pgembed_django.queue.in_flight import HeldJob, InFlight, State
-from pgembed_django.threads import Threads
 
 THREADLESS_SECONDS = 5.0
 """How long the loop completes jobs itself after the thread could not reach the database."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from django.db import InterfaceError
 
-from pgembed_django import conf, faults
-from pgembed_django.faults import Fault
+from pgembed_django import conf
+from pgembed_django.core import faults
+from pgembed_django.core.faults import Fault
 
 if TYPE_CHECKING:
     from pgembed_django.queue.completing import Completion

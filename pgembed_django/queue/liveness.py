@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
-from pgembed_django import __version__, database, events, postgres
+from pgembed_django import __version__
+from pgembed_django.core import database, events, postgres
+from pgembed_django.core.text import clean, encodable
+from pgembed_django.core.user_code import Call, progress_of
 from pgembed_django.models.operations import Worker as WorkerRow
 from pgembed_django.queue.handler import Hindrances
 from pgembed_django.queue.listener import IdleWait
-from pgembed_django.text import clean, encodable
-from pgembed_django.user_code import Call, progress_of
 
 if TYPE_CHECKING:
     from pgembed_django.queue.work import Work

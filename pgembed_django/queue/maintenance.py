@@ -15,14 +15,15 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, faults
+from pgembed_django import conf
+from pgembed_django.core import database, events, faults
+from pgembed_django.core.events import LogOnce
+from pgembed_django.core.faults import Fault
+from pgembed_django.core.threads import OurThread
 from pgembed_django.exceptions import MaintenanceDied
-from pgembed_django.faults import Fault
 from pgembed_django.models.job import Ending, Job
-from pgembed_django.once import Told
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.handler import Handler, is_its_own
-from pgembed_django.threads import OurThread
 
 STOP_SECONDS = 30.0
 """How long a worker that ends waits for its chores. A longer statement is left running."""
@@ -30,7 +31,7 @@ STOP_SECONDS = 30.0
 RENEW_SECONDS = faults.MAX_OUTAGE_SECONDS + 5.0
 """After an outage all workers are back after so long, and have renewed their leases."""
 
-_told = Told()
+_told = LogOnce()
 """Which errors were logged already. Keyed by chore, spec and database."""
 
 

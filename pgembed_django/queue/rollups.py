@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.db.models.functions import Now
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models.job import Rollup
 
 FLUSH_SECONDS = 5.0

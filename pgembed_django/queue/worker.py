@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf, database, events, faults
-from pgembed_django.faults import Fault
+from pgembed_django import conf
+from pgembed_django.core import database, events, faults
+from pgembed_django.core.faults import Fault
 from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler
 from pgembed_django.queue.limits import Limits

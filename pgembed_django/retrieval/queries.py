@@ -14,7 +14,10 @@ from concurrent.futures import Future, wait
 from datetime import datetime
 from typing import NamedTuple
 
-from pgembed_django import conf, events, spaces
+from pgembed_django import conf, spaces
+from pgembed_django.core import events
+from pgembed_django.core.text import clean
+from pgembed_django.core.threads import Threads
 from pgembed_django.exceptions import (
     ProviderError,
     ProviderTimeout,
@@ -24,8 +27,6 @@ from pgembed_django.models import Space
 from pgembed_django.providers import answers, connections, recognition
 from pgembed_django.providers.base import Vector
 from pgembed_django.providers.recognition import AnotherModel, Known
-from pgembed_django.text import clean
-from pgembed_django.threads import Threads
 
 MOST_KEPT = 256
 THREADS = 8

@@ -13,11 +13,12 @@ from django.db.models import Model
 from django.utils.safestring import SafeString, mark_safe
 from psycopg import sql
 
-from pgembed_django import conf, database, faults, postgres, user_code
+from pgembed_django import conf
+from pgembed_django.core import database, faults, postgres, user_code
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
 from pgembed_django.retrieval.statistics import Words
 from pgembed_django.retrieval.targets import Target
-from pgembed_django.specs import Spec
 
 Row = TypeVar("Row", bound=Model)
 

@@ -15,7 +15,8 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections, transaction
 from psycopg import sql
 
-from pgembed_django import conf, database
+from pgembed_django import conf
+from pgembed_django.core import database
 from pgembed_django.providers.base import Vector
 from pgembed_django.retrieval.statistics import Survey
 from pgembed_django.retrieval.targets import Statement, Target

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
 from django.db.models import Manager, Model, QuerySet
 
-from pgembed_django import text as texts
+from pgembed_django.core import text as texts
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import conf, database, postgres, spaces
-from pgembed_django import text as texts
+from pgembed_django import conf, spaces
 from pgembed_django.chunking import truncate
+from pgembed_django.core import database, postgres
+from pgembed_django.core import text as texts
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
 from pgembed_django.retrieval.targets import Target
 from pgembed_django.spaces.indexes import VectorIndex, found_among
-from pgembed_django.specs import Spec
 
 MOST_CHARACTERS = 1000
 """How much of a query is searched by words. For the rest of a longer text, meaning is enough."""

@@ -12,9 +12,10 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Manager, Model, QuerySet
 from django.db.models.query import ModelIterable
 
-from pgembed_django import postgres, specs
+from pgembed_django.core import postgres
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import SearchError
-from pgembed_django.specs import Spec
 
 MOST_RESULTS = 1000
 """The largest ``offset + limit``. Nobody reads further, and an export needs no search."""

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from django.db.models import Model, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import database, providers, sources, spaces
+from pgembed_django import providers, sources, spaces
+from pgembed_django.core import database
+from pgembed_django.core.user_code import Failed, UserCode
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import READY
 from pgembed_django.queue import jobs
-from pgembed_django.reembedding import Reembedded, reembed
 from pgembed_django.spaces import reconcile
-from pgembed_django.specs import Spec
-from pgembed_django.user_code import Failed, UserCode
+from pgembed_django.spaces.reembedding import Reembedded, reembed
 
 PAGE_ROWS = 500
 

@@ -9,11 +9,12 @@ from typing import Any
 from django.db.models import Exists, F, Func, Model, OuterRef, Q, QuerySet, TextField, Value
 from django.db.models.functions import Cast
 
-from pgembed_django import conf, database
+from pgembed_django import conf
+from pgembed_django.core import database
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, RUNNING, UNSETTLED
 from pgembed_django.spaces.live import active
-from pgembed_django.specs import Spec
 
 FOUND = Q(position=0) & (Q(embedding__isnull=False) | Q(end_offset=F("start_offset")))
 """Matches the first chunk of a covered row: it has a vector, or the row's text is empty."""

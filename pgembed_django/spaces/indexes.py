@@ -16,10 +16,11 @@ import psycopg
 from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
-from pgembed_django import conf, database, events, faults, locks, postgres
+from pgembed_django import conf
+from pgembed_django.core import database, events, faults, locks, postgres
+from pgembed_django.core.events import LogOnce
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Space
-from pgembed_django.once import Told
-from pgembed_django.specs import Spec
 
 AUTO = "auto"
 
@@ -68,7 +69,7 @@ NEAREST = "hnsw (({expression}) {operators}) WITH (m = {m}, ef_construction = {e
 
 DROP = "DROP INDEX CONCURRENTLY IF EXISTS {name}"
 
-_told = Told()
+_told = LogOnce()
 """Keyed by index and database. Refused builds are tried again: the role may get the privilege."""
 
 

@@ -19,16 +19,18 @@ from django.db import IntegrityError, ProgrammingError, transaction
 from django.db.models import Max, Value
 from django.db.models.functions import Now
 
-from pgembed_django import conf, events, locks, providers, specs
+from pgembed_django import conf, providers
+from pgembed_django.core import events, locks
+from pgembed_django.core.events import LogOnce
+from pgembed_django.core.text import clean
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import ScanCursor, Space
-from pgembed_django.once import Told
 from pgembed_django.providers import answers
 from pgembed_django.providers.base import Provider
 from pgembed_django.spaces import indexes, stored
 from pgembed_django.spaces.live import LIVE, is_of, live
-from pgembed_django.specs import Spec
-from pgembed_django.text import clean
 
 STEP = 10_000_000
 """A new space's number exceeds the highest so far by at most this."""
@@ -53,7 +55,7 @@ MADE_BY = (
 # Between the last look for gaps and the switch, no unit may be stored without the new space.
 LAST_LOOK = "pgembed_last_look"
 
-_told = Told()
+_told = LogOnce()
 
 Identity = dict[str, Any]
 """What must be equal for vectors to be comparable: see ``Provider.identity``."""

@@ -14,15 +14,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Value
 from django.db.models.functions import Greatest, Now
 
-from pgembed_django import conf, database, events, providers
+from pgembed_django import conf, providers
+from pgembed_django.core import database, events
+from pgembed_django.core.text import clean
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.providers import NotInstalled, answers
 from pgembed_django.providers.base import Provider, Vectors
 from pgembed_django.providers.recognition import AnotherModel, Known
 from pgembed_django.spaces import stored
-from pgembed_django.specs import Spec
-from pgembed_django.text import clean
 
 REMEDY = (
     "Install what is missing until another space is searched, or switch to that one now: "

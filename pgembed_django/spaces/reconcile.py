@@ -17,13 +17,14 @@ from django.db import DatabaseError
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import database, events, faults, sources, spaces
+from pgembed_django import sources, spaces
+from pgembed_django.core import database, events, faults
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, READY, RUNNING, UNSETTLED
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import stored
 from pgembed_django.spaces.coverage import LookedUp, covering_chunk, jobs_of_row
-from pgembed_django.specs import Spec
 
 Scan = ScanCursor.Scan
 CHEAP_SCANS = (Scan.MISSING, Scan.ORPHANED)

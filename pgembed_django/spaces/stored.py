@@ -7,9 +7,10 @@ from datetime import datetime
 
 from psycopg import sql
 
-from pgembed_django import database, store
+from pgembed_django import store
+from pgembed_django.core import database
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import StagedVector
-from pgembed_django.specs import Spec
 
 # A text has one digest, however many chunks it has.
 TEXT_DIGESTS = """

@@ -20,14 +20,15 @@ from typing import Any
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, events, locks, spaces
-from pgembed_django.adapting import doubled
+from pgembed_django import conf, spaces
+from pgembed_django.core import database, events, locks
+from pgembed_django.core.adapting import doubled
+from pgembed_django.core.events import LogOnce
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE
-from pgembed_django.once import Told
 from pgembed_django.queue.maintenance import Chore, apart
 from pgembed_django.spaces import indexes, lifecycle, reconcile, repairs
-from pgembed_django.specs import Spec
 
 CONTINUE_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
@@ -61,7 +62,7 @@ RESTS = 10
 # The lock only saves work: ``activate`` takes row locks.
 LOCK = "pgembed_switch"
 
-_told = Told()
+_told = LogOnce()
 
 
 class Upkeep:

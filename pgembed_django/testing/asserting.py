@@ -9,9 +9,10 @@ from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model, TextField
 from django.db.models.functions import Cast
 
-from pgembed_django import sources, spaces, specs, store
+from pgembed_django import sources, spaces, store
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job
-from pgembed_django.specs import Spec
 
 
 def assert_embedding_pending(

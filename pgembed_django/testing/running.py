@@ -9,7 +9,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS
 from django.test.utils import override_settings
 
-from pgembed_django import conf, postgres, spaces, specs
+from pgembed_django import conf, spaces
+from pgembed_django.core import postgres
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work

@@ -14,7 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 from django.db.models import Model
 
-from pgembed_django import database, postgres, specs
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration import specs
 from pgembed_django.triggers import SpecTrigger
 
 F = TypeVar("F", bound=Callable[..., Any])

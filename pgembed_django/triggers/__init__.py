@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import pgtrigger
 from django.db.models import Model, Q
 
-from pgembed_django import conditions, postgres, sql
+from pgembed_django.core import postgres
+from pgembed_django.triggers import conditions, sql
 from pgembed_django.triggers.compiled import CompiledTrigger as CompiledTrigger
 from pgembed_django.triggers.compiled import literal
 

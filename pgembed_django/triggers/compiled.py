@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from pgtrigger import compiler
 from psycopg import sql as psycopg_sql
 
-from pgembed_django import conditions, postgres, sql
+from pgembed_django.core import postgres
+from pgembed_django.triggers import conditions, sql
 
 
 class CompiledTrigger(compiler.Trigger):

@@ -10,8 +10,8 @@ from typing import Any
 from pgtrigger import registry
 from psycopg import sql
 
-from pgembed_django import conditions, database, postgres
-from pgembed_django.triggers import SpecTrigger
+from pgembed_django.core import database, postgres
+from pgembed_django.triggers import SpecTrigger, conditions
 from pgembed_django.triggers.compiled import CompiledTrigger
 
 # A trigger's comment is the hash of its definition. If a migration changed a column's type, the

@@ -17,14 +17,15 @@ from django.contrib.auth.models import Permission, User
 from django.db import OperationalError, connection
 from django.test import Client
 
-from pgembed_django import conf, spaces, specs
+from pgembed_django import conf, spaces
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.queue import jobs
 from pgembed_django.queue import maintenance as queue_maintenance
 from pgembed_django.queue.work import Work
 from pgembed_django.spaces import reconcile
-from pgembed_django.specs import Spec
 from tests import played
 from tests.app.models import Note
 from tests.conftest import wait_until

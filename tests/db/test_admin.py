@@ -21,8 +21,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 from django.utils.http import urlencode
 
-from pgembed_django import specs
 from pgembed_django.admin import JobAdmin, actions, lists
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.queue import jobs
 from tests.app.models import Article, Page

@@ -21,8 +21,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from pgembed_django import specs
 from pgembed_django.admin import overview
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Pause, Worker
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work

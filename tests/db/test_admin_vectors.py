@@ -15,8 +15,8 @@ from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
-from pgembed_django import specs
 from pgembed_django.admin import VectorsMixin, actions, mixin
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleEmbedding, Note, Page, Product

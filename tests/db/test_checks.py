@@ -8,8 +8,8 @@ from django.core.management import call_command
 from django.db import connection
 from django.db.backends.postgresql import psycopg_any
 
-from pgembed_django import sql
 from pgembed_django.checks import check_databases, databases
+from pgembed_django.triggers import sql
 from tests.app.models import Note, NoteEmbedding
 
 pytestmark = pytest.mark.django_db

@@ -13,9 +13,11 @@ from django.db.models.lookups import GreaterThan, In, Regex
 from django.test.utils import isolate_apps
 from django.utils import timezone
 
-from pgembed_django import conditions, database, postgres, specs, triggers
+from pgembed_django import triggers
 from pgembed_django.checks import check_databases
-from pgembed_django.triggers import installed
+from pgembed_django.core import database, postgres
+from pgembed_django.declaration import specs
+from pgembed_django.triggers import conditions, installed
 from tests.app.models import EVIL, Archived, Article, Category, Contact, Note, Oddity, Product
 
 pytestmark = pytest.mark.django_db

@@ -11,9 +11,10 @@ from django.core.management import CommandError
 from django.db import models
 from django.urls import reverse
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
 from pgembed_django.admin.mixin import state_of
 from pgembed_django.contrib.metrics import collectors
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
 from pgembed_django.retrieval import queries

@@ -9,7 +9,8 @@ import pytest
 from django.db import DataError, connection, transaction
 from django.db.models import Value
 
-from pgembed_django import database, specs
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from tests.db.conftest import Writer, backend_pid
 

@@ -8,7 +8,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import override_settings
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Rollup, Space, Worker
 from pgembed_django.queue import rollups
 from pgembed_django.spaces import reconcile

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from django.core.management import call_command
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
 from pgembed_django.providers import recognition

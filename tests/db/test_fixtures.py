@@ -11,7 +11,7 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.spaces import reconcile
 from tests.app.models import Article, ArticleEmbedding

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pgembed_django import providers, spaces, specs
+from pgembed_django import providers, spaces
 from pgembed_django.chunking import Chunker
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable
 from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.providers.answers import Vectors

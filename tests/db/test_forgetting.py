@@ -11,7 +11,8 @@ from django.core.management import CommandError
 from django.db import connection
 from django.utils import timezone
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import (
     Attempt,
     Job,

@@ -14,7 +14,9 @@ import pytest
 from django.db import connection, transaction
 from django.db.models import Q
 
-from pgembed_django import database, spaces, specs
+from pgembed_django import spaces
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.models import Ending, Job, Space
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.work import Work

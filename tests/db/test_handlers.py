@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from django.db import connection, transaction
 
-from pgembed_django import conf, database
+from pgembed_django import conf
+from pgembed_django.core import database
 from pgembed_django.models import Job
 from pgembed_django.models import Worker as WorkerRow
 from pgembed_django.queue import jobs

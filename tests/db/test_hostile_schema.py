@@ -16,8 +16,8 @@ import psycopg
 import pytest
 from django.db import connection
 
-from pgembed_django import sql
 from pgembed_django.testing import run_jobs
+from pgembed_django.triggers import sql
 from tests.app.models import Article, Note
 from tests.db.test_triggers_by_statement import by_statement
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
-from pgembed_django.reembedding import reembed
 from pgembed_django.spaces import lifecycle, reconcile
+from pgembed_django.spaces.reembedding import reembed
 from pgembed_django.spaces.stored import prune
 from tests.app.models import (
     Article,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from tests.app.models import Article

@@ -9,12 +9,14 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from psycopg import sql
 
-from pgembed_django import database, faults, spaces, specs
+from pgembed_django import spaces
+from pgembed_django.core import database, faults
+from pgembed_django.declaration import specs
 from pgembed_django.models import Ending, Job, ScanCursor
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.jobs.enqueueing import MAX_BUSY
-from pgembed_django.reembedding import reembed
 from pgembed_django.spaces import reconcile
+from pgembed_django.spaces.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import PUBLISHED, embedded_text, wait_until
 from tests.db.conftest import (

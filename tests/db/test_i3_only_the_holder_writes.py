@@ -9,7 +9,8 @@ import pytest
 from django.db import connection
 from django.db.models.functions import Now
 
-from pgembed_django import conf, specs
+from pgembed_django import conf
+from pgembed_django.declaration import specs
 from pgembed_django.models import Attempt, Job, StagedVector
 from pgembed_django.queue import jobs
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding, ArticleEmbedding

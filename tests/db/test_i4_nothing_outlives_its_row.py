@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from django.db import connection, transaction
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import reconcile

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pgembed_django import providers, spaces, specs
+from pgembed_django import providers, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.testing import run_jobs
 from tests import played

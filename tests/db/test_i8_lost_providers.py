@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from pgembed_django import conf, providers, spaces, specs
+from pgembed_django import conf, providers, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
 from pgembed_django.queue.work import Work

@@ -15,7 +15,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from pgembed_django import database, locks
+from pgembed_django.core import database, locks
 from pgembed_django.embedding import writer
 from pgembed_django.models import Job
 from tests.app.models import Product

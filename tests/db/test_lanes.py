@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import connection
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.queue.jobs import Claim, Lane

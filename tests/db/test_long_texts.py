@@ -12,8 +12,10 @@ import pytest
 from django.db import connection
 from django.db.models import Q
 
-from pgembed_django import sources, spaces, specs
+from pgembed_django import sources, spaces
 from pgembed_django.chunking import Chunker
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding import planner
 from pgembed_django.models import Job, ScanCursor
 from pgembed_django.providers.answers import Vectors
@@ -21,7 +23,6 @@ from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
 from pgembed_django.spaces import reconcile
 from pgembed_django.spaces.backfill import Backfill
-from pgembed_django.specs import Spec
 from tests.app.models import Note, NoteEmbedding, Page, Product, ProductEmbedding
 
 pytestmark = pytest.mark.django_db

@@ -12,8 +12,8 @@ from django.db import DatabaseError, connection
 from pgvector.psycopg.vector import register_vector_info
 from psycopg.types import TypeInfo
 
-from pgembed_django import faults
-from pgembed_django.faults import Fault
+from pgembed_django.core import faults
+from pgembed_django.core.faults import Fault
 from pgembed_django.models import Job
 from pgembed_django.queue import sessions
 from pgembed_django.queue.maintenance import attempt

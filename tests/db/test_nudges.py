@@ -12,12 +12,13 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
 from pgembed_django.admin import actions
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.queue.listener import KEYS, Listener
-from pgembed_django.reembedding import reembed
+from pgembed_django.spaces.reembedding import reembed
 from tests import postgres
 from tests.app.models import Article
 from tests.db.conftest import claim

@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import ProgrammingError, connection
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Attempt, Job, ScanCursor, Space, Worker
 from pgembed_django.spaces import reconcile
 from tests.app.models import ArticleEmbedding, Note, NoteEmbedding

@@ -17,14 +17,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderMisconfigured
 from pgembed_django.models import Job, Rollup, ScanCursor, Space, Worker
 from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs, rollups
-from pgembed_django.reembedding import MAX_BUSY
 from pgembed_django.spaces import backfill, reconcile
 from pgembed_django.spaces.backfill import Backfill
+from pgembed_django.spaces.reembedding import MAX_BUSY
 from tests.app.models import Article, ArticleComment, ArticleEmbedding, Note
 from tests.conftest import PUBLISHED
 from tests.db.conftest import Maintenance, claim

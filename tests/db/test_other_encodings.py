@@ -9,8 +9,9 @@ import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
-from pgembed_django import conf, specs
+from pgembed_django import conf
 from pgembed_django.checks import check_databases
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Attempt, Job, Space, Worker
 from pgembed_django.queue import jobs

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import adapting
+from pgembed_django.core import adapting
 from pgembed_django.embedding.units import State
 from pgembed_django.models import Job, Space
 from pgembed_django.queue.work import Work

@@ -17,8 +17,9 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
 from pgembed_django.admin import mixin
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, ScanCursor
 from pgembed_django.queue import jobs
 from pgembed_django.spaces import reconcile

@@ -14,7 +14,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections
 
-from pgembed_django import conf, providers, spaces, specs
+from pgembed_django import conf, providers, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.embedding import rate_limits
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.embedding.pool import PATIENCE_SECONDS

@@ -13,7 +13,8 @@ from django.core.management import CommandError, call_command
 from django.db import InternalError, connections
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from pgembed_django import asearch, search, similar_to, specs
+from pgembed_django import asearch, search, similar_to
+from pgembed_django.declaration import specs
 from pgembed_django.ops import status
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import assert_fresh, run_jobs

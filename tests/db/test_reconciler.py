@@ -11,7 +11,8 @@ from django.db.models import Q
 from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, ScanCursor
 from pgembed_django.spaces import reconcile
 from tests.app.models import Note, NoteEmbedding, Product

@@ -6,7 +6,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.embedding import handler
 from pgembed_django.models import Attempt, Job, Pause, ScanCursor, Space, StagedVector
 from pgembed_django.queue import jobs

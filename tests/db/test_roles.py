@@ -19,12 +19,13 @@ from django.db import ProgrammingError, connections, models
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
-from pgembed_django import reembedding, search, similar_to, specs
+from pgembed_django import search, similar_to
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.ops import status
 from pgembed_django.ops.command import newer_migration
 from pgembed_django.queue import jobs
-from pgembed_django.spaces import indexes, reconcile
+from pgembed_django.spaces import indexes, reconcile, reembedding
 from pgembed_django.spaces.backfill import Backfill
 from pgembed_django.testing import assert_embedding_pending, assert_fresh
 from tests.app.models import Article, ArticleEmbedding, Category, Page, PageExtra

@@ -5,7 +5,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Rollup
 from pgembed_django.ops import status
 from pgembed_django.queue import rollups

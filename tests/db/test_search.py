@@ -12,14 +12,15 @@ from django.db.models import Count, F, Prefetch, Value
 from django.db.models.expressions import RawSQL
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import Results, SearchQuerySet, search, similar_to, specs
+from pgembed_django import Results, SearchQuerySet, search, similar_to
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
 from pgembed_django.retrieval import fusion, queries, statistics
 from pgembed_django.retrieval import results as results_of
-from pgembed_django.specs import Spec
 from pgembed_django.testing import without_triggers
 from tests.app.models import (
     Archived,

@@ -16,7 +16,8 @@ from django.db.models.functions import Abs, Mod
 from django.test.utils import CaptureQueriesContext
 from pgvector.django import CosineDistance
 
-from pgembed_django import search, similar_to, spaces, specs
+from pgembed_django import search, similar_to, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Space
 from pgembed_django.retrieval import queries, retrievers, statistics, targets
 from pgembed_django.retrieval.statistics import Survey, Words

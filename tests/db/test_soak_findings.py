@@ -13,7 +13,9 @@ from django.db import OperationalError, connection
 
 from benchmarks.soak import leases, processes, repeats
 from benchmarks.soak.server import Delivery
-from pgembed_django import faults, specs, store
+from pgembed_django import store
+from pgembed_django.core import faults
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, StagedVector
 from pgembed_django.queue.work import Work
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding

@@ -17,8 +17,10 @@ from django.utils import timezone, translation
 from django.utils.formats import date_format
 from django.utils.timezone import localtime, now
 
-from pgembed_django import database, search, sources, specs
+from pgembed_django import search, sources
 from pgembed_django.chunking import Chunk, Chunker
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import (

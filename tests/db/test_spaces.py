@@ -9,7 +9,9 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import conf, locks, providers, spaces, specs
+from pgembed_django import conf, providers, spaces
+from pgembed_django.core import locks
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.embedding.units import READ_SECONDS
 from pgembed_django.models import Job, Space, StagedVector, Worker

@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 from django.db.models.functions import Now
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding import planner
 from pgembed_django.exceptions import (
     InputRefused,
@@ -32,9 +34,8 @@ from pgembed_django.providers.answers import Vectors
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
-from pgembed_django.reembedding import reembed
 from pgembed_django.spaces import reconcile, stored
-from pgembed_django.specs import Spec
+from pgembed_django.spaces.reembedding import reembed
 from tests import played
 from tests.app.models import Article, ArticleComment, ArticleCommentEmbedding
 from tests.db.conftest import Maintenance

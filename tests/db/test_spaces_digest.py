@@ -9,7 +9,8 @@ import pytest
 from django.core.management import call_command
 from django.db.models.functions import Now
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Job, Space
 from pgembed_django.providers.deterministic import DeterministicProvider

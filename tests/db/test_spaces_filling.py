@@ -9,7 +9,9 @@ from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from pgembed_django import locks, spaces, specs
+from pgembed_django import spaces
+from pgembed_django.core import locks
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
 from pgembed_django.spaces import indexes, reconcile, upkeep
 from pgembed_django.spaces.upkeep import (

@@ -9,7 +9,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models.functions import Now
 
-from pgembed_django import conf, database, locks, spaces, specs
+from pgembed_django import conf, spaces
+from pgembed_django.core import database, locks
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, StagedVector
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work

@@ -9,14 +9,15 @@ import pytest
 from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import coverage, status
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.liveness import WorkerRecord
-from pgembed_django.reembedding import reembed
 from pgembed_django.spaces import reconcile
+from pgembed_django.spaces.reembedding import reembed
 from tests.app.models import Article, ArticleComment, Note
 from tests.db.conftest import Maintenance, Writer, backend_pid, claim
 from tests.db.test_plans import assert_bounded, nodes_of

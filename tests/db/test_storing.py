@@ -11,7 +11,8 @@ from contextlib import ExitStack
 import pytest
 from django.db import connection
 
-from pgembed_django import conf, spaces, specs
+from pgembed_django import conf, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
 from pgembed_django.queue import completing as module

@@ -23,7 +23,8 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 
-from pgembed_django import sources, specs
+from pgembed_django import sources
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs, sessions
 from pgembed_django.queue.listener import Listener

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pgembed_django import locks
+from pgembed_django.core import locks
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs, work
 from pgembed_django.queue.work import Work

@@ -8,7 +8,9 @@ from contextlib import suppress
 import pytest
 from django.db import Error, connections
 
-from pgembed_django import database, spaces, specs
+from pgembed_django import spaces
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Job, Space
 from pgembed_django.queue import jobs

@@ -15,14 +15,15 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
-from pgembed_django import search, specs, sql
+from pgembed_django import search
 from pgembed_django.checks import check_databases
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
 from pgembed_django.queue.listener import KEYS
 from pgembed_django.retrieval import statistics
 from pgembed_django.spaces import indexes, repairs
 from pgembed_django.testing import assert_fresh, run_jobs
-from pgembed_django.triggers import triggers
+from pgembed_django.triggers import sql, triggers
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import testing_url
 

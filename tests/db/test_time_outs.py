@@ -16,8 +16,10 @@ from django.db import DatabaseError, OperationalError, connection, connections
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django import adapting, faults, sources, spaces, specs
-from pgembed_django.faults import Fault
+from pgembed_django import sources, spaces
+from pgembed_django.core import adapting, faults
+from pgembed_django.core.faults import Fault
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.queue import maintenance as chores_module
 from pgembed_django.queue.maintenance import Chore, Chores, attempt

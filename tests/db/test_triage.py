@@ -10,12 +10,13 @@ import pytest
 from django.db import IntegrityError, connection
 from django.db.models.signals import post_delete, post_save
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Attempt, Job, Worker
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
-from pgembed_django.reembedding import reembed
 from pgembed_django.spaces import reconcile
+from pgembed_django.spaces.reembedding import reembed
 from tests.app.models import Article, ArticleEmbedding, Page, Product
 from tests.conftest import embedded_text
 from tests.db.conftest import claim, expire_leases, make_due, reap, reconcile_deeply

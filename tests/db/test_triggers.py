@@ -13,7 +13,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
 from tests.app.models import (
     EVIL,

@@ -14,8 +14,8 @@ from django.db import connection, transaction
 from django.db.models import Q
 from django.db.utils import ProgrammingError
 
-from pgembed_django import specs
 from pgembed_django.checks import check_databases
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.testing import without_triggers
 from pgembed_django.triggers import SpecTrigger, triggers

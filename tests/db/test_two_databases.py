@@ -20,10 +20,11 @@ from django.test import Client
 from django.test.utils import override_settings
 from django.urls import path
 
-from pgembed_django import search, similar_to, specs
+from pgembed_django import search, similar_to
 from pgembed_django.admin import VectorsMixin
 from pgembed_django.checks import check_databases, check_declarations
 from pgembed_django.contrib import metrics
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
 from pgembed_django.ops import status
 from pgembed_django.spaces import reconcile

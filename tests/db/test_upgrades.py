@@ -21,10 +21,11 @@ from django.db.migrations.operations.base import Operation
 from django.db.models import Value
 from django.db.models.functions import Now
 
-from pgembed_django import specs, sql
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
 from pgembed_django.testing import assert_fresh, run_jobs
+from pgembed_django.triggers import sql
 from tests.app.models import Article, ArticleEmbedding, Note, NoteEmbedding
 from tests.conftest import embedded_text
 from tests.db.conftest import expire_leases, reap

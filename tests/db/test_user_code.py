@@ -19,13 +19,15 @@ from django.db.models.signals import post_init
 from django.utils import timezone, translation
 from psycopg import sql
 
-from pgembed_django import faults, sources, specs
+from pgembed_django import sources
 from pgembed_django.chunking import Chunk, Chunker
+from pgembed_django.core import faults
+from pgembed_django.core.user_code import progress_of
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.units import State
 from pgembed_django.models import Job
 from pgembed_django.queue import maintenance
 from pgembed_django.spaces.backfill import Backfill
-from pgembed_django.user_code import progress_of
 from tests.app.models import Note, Product, ProductEmbedding
 from tests.db.conftest import reconcile_deeply
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import pgembed_django
-from pgembed_django import conf, search, specs
+from pgembed_django import conf, search
+from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
 from pgembed_django.queue import listener

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from django.db import connection
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.spaces import reconcile
 from tests.conftest import wait_until

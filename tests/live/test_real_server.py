@@ -22,7 +22,8 @@ import requests
 from django.core.management import call_command
 from django.test import override_settings
 
-from pgembed_django import providers, search, spaces, specs
+from pgembed_django import providers, search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.exceptions import ProviderMisconfigured, ProviderUnavailable
 from pgembed_django.models import Job
 from pgembed_django.providers.openai import OpenAIProvider

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from pgembed_django import search, spaces, specs
+from pgembed_django import search, spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Space
 from tests.app.models import Article, ArticleEmbedding
 from tests.conftest import wait_until

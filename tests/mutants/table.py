@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant(
         "I1",
         "do-nothing",
-        "sql/enqueue_end_v1.sql",
+        "triggers/sql/enqueue_end_v1.sql",
         "DO UPDATE SET",
         # The rest is parsed, but never reached.
         "DO NOTHING; RETURN; UPDATE {tables}.pgembed_job AS job SET",
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "I2",
         "no-lock-timeout",
-        "database.py",
+        "core/database.py",
         "set_config('lock_timeout', %(wait)s, true)",
         "set_config('lock_timeout', left(%(wait)s, 0) || '0', true)",
         "db/test_i2_writers_never_wait.py::"
@@ -130,7 +130,7 @@ MUTANTS = [
     Mutant(
         "I4",
         "running-job-stays",
-        "sql/forget_v1.sql",
+        "triggers/sql/forget_v1.sql",
         "AND status = 'running';",
         "AND status = 'never';",
         "db/test_i4_nothing_outlives_its_row.py::test_the_row_goes_before_the_worker_stores",
@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(
         "I4",
         "vectors-stay",
-        "sql/forget_v1.sql",
+        "triggers/sql/forget_v1.sql",
         "IF is_a_key THEN",
         "IF false THEN",
         "db/test_i4_nothing_outlives_its_row.py::"
@@ -147,7 +147,7 @@ MUTANTS = [
     Mutant(
         "I4",
         "no-job-cleans-up",
-        "sql/forget_v1.sql",
+        "triggers/sql/forget_v1.sql",
         "VALUES (unit_spec, unit_source_pk, lane)",
         "SELECT unit_spec, unit_source_pk, lane WHERE false",
         "db/test_i4_nothing_outlives_its_row.py::"
@@ -251,7 +251,7 @@ MUTANTS = [
     Mutant(
         "I9",
         "sleeper-is-not-nudged",
-        "sql/enqueue_end_v1.sql",
+        "triggers/sql/enqueue_end_v1.sql",
         "PERFORM pg_notify('pgembed', '');",
         "PERFORM 1;",
         "db/test_nudges.py::test_a_write_wakes_who_sleeps_and_spares_who_is_awake",
@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "I9",
         "nudge-while-awake",
-        "sql/enqueue_end_v1.sql",
+        "triggers/sql/enqueue_end_v1.sql",
         "IF NOT pg_try_advisory_xact_lock_shared(",
         "IF true OR NOT pg_try_advisory_xact_lock_shared(",
         "db/test_nudges.py::test_a_write_wakes_who_sleeps_and_spares_who_is_awake",

@@ -16,9 +16,11 @@ from django.db import connections, models
 from django.db.models import Q
 
 import pgembed_django.checks
-from pgembed_django import conf, embeddable, postgres, specs
+from pgembed_django import conf, embeddable
 from pgembed_django.checks import IDS, check_declarations, check_providers, check_settings
 from pgembed_django.chunking import Chunker
+from pgembed_django.core import postgres
+from pgembed_django.declaration import specs
 from tests.unit.test_decorator import isolated, make_model  # noqa: F401
 
 ROOT = Path(__file__).parents[2]

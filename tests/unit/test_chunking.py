@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.chunking import kinds
 from pgembed_django.chunking import TOKEN, Chunk, Chunker, truncate
-from pgembed_django.text import clean, digest
+from pgembed_django.core.text import clean, digest
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467"
 FLAG = "\U0001f1e9\U0001f1ea"

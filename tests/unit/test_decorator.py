@@ -23,7 +23,8 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy
 
 import pgembed_django
-from pgembed_django import Chunker, embeddable, specs
+from pgembed_django import Chunker, embeddable
+from pgembed_django.declaration import specs
 from tests.app import models as app
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db.models import Q
 
-from pgembed_django import providers, specs
+from pgembed_django import providers
 from pgembed_django.checks import check_declarations, check_settings
+from pgembed_django.declaration import specs
 from tests.app.models import Article
 from tests.unit.test_decorator import isolated, refusal  # noqa: F401
 

@@ -17,9 +17,10 @@ import pytest
 from django.apps import apps
 from django.core.management import get_commands, load_command_class
 
-from pgembed_django import Chunker, Results, conf, decorator, search, similar_to
+from pgembed_django import Chunker, Results, conf, search, similar_to
 from pgembed_django.admin.actions import ACTIONS
 from pgembed_django.checks import databases
+from pgembed_django.declaration import decorator
 from pgembed_django.embedding import planner
 from pgembed_django.models import Job, Space
 from pgembed_django.ops import status

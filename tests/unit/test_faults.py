@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from django.db import DatabaseError
 
-from pgembed_django import faults
-from pgembed_django.faults import Fault
+from pgembed_django.core import faults
+from pgembed_django.core.faults import Fault
 
 FAULTS = {
     "57014": Fault.TOO_SLOW,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pgembed_django.moments import seconds_between
+from pgembed_django.core.moments import seconds_between
 
 
 @pytest.mark.parametrize("seconds", [20, 0, -20])

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pgembed_django.chunking import Chunk
+from pgembed_django.core.text import digest
 from pgembed_django.embedding.planner import EMPTY, make_plan
 from pgembed_django.store import StoredChunk
-from pgembed_django.text import digest
 
 NEW, OLD = b"digest of the new text", b"digest of the old text"
 

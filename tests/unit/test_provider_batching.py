@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pgembed_django.core.threads import Threads
 from pgembed_django.exceptions import (
     InputRefused,
     InputTooLong,
@@ -28,7 +29,6 @@ from pgembed_django.providers.base import Embedded
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.providers.ollama import OllamaProvider
 from pgembed_django.providers.openai import OpenAIProvider
-from pgembed_django.threads import Threads
 from tests import played
 from tests.played.provider import RaisingProvider
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgembed_django.adapting import AdaptiveSize, doubled, halves, isolate
 from pgembed_django.chunking import Truncation
+from pgembed_django.core.adapting import AdaptiveSize, doubled, halves, isolate
+from pgembed_django.core.text import clean
 from pgembed_django.exceptions import (
     BatchTooLarge,
     InputTooLong,
@@ -25,7 +26,6 @@ from pgembed_django.exceptions import (
     ProviderUnavailable,
 )
 from pgembed_django.providers import answers, errors, http
-from pgembed_django.text import clean
 from tests import played
 
 

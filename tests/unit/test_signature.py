@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django import signature
+from pgembed_django.core import signature
 
 
 @pytest.mark.parametrize(

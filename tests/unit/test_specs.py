@@ -9,7 +9,9 @@ from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 
-from pgembed_django import embeddable, specs, text
+from pgembed_django import embeddable
+from pgembed_django.core import text
+from pgembed_django.declaration import specs
 from tests.app.models import (
     Archived,
     Article,

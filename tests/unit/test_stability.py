@@ -8,8 +8,8 @@ import re
 import pytest
 from django.apps import apps
 
-from pgembed_django import sql
 from pgembed_django.models import AbstractEmbedding, Job
+from pgembed_django.triggers import sql
 from tests.app.models import ArticleEmbedding
 from tests.unit.test_docs import DOCS
 

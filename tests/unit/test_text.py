@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgembed_django.text import clean, digest, encodable
+from pgembed_django.core.text import clean, digest, encodable
 from tests.unit.joining import JOINING
 
 # clean

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pgembed_django.core.threads import Threads
 from pgembed_django.exceptions import ProviderUnavailable
-from pgembed_django.threads import Threads
 from tests.conftest import no_more_threads
 
 

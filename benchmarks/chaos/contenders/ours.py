@@ -61,7 +61,7 @@ class Contender(base.Contender):
 
     def text_of(self, body: str) -> str:
         from benchmarks.app.models import Article
-        from pgembed_django import specs
+        from pgembed_django.declaration import specs
 
         [spec] = specs.of(Article)
         [chunk] = spec.chunker.split(spec.text_of(Article(title="", contents=body)))

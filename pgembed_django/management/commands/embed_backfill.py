@@ -12,13 +12,14 @@ from django.core.exceptions import FieldError, ValidationError
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, DataError, ProgrammingError
 
-from pgembed_django import faults, spaces
+from pgembed_django import spaces
+from pgembed_django.core import faults
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import above_zero, progress, rows_text
 from pgembed_django.spaces.backfill import PAGE_ROWS, TRIES, Backfill
-from pgembed_django.specs import Spec
 
 LOOK_SECONDS = 0.5
 TRUTHS = {"1": True, "true": True, "0": False, "false": False}

@@ -7,7 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import database, specs
+from pgembed_django.core import database
+from pgembed_django.declaration import specs
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.spaces import repairs

@@ -8,7 +8,9 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from pgembed_django import faults, spaces, specs
+from pgembed_django import spaces
+from pgembed_django.core import faults
+from pgembed_django.declaration import specs
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import progress
 from pgembed_django.queue import jobs

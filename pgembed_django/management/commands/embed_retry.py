@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import specs
+from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.ops import status

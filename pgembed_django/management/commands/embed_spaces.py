@@ -7,7 +7,8 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from pgembed_django import spaces, specs
+from pgembed_django import spaces
+from pgembed_django.declaration import specs
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start

@@ -14,12 +14,12 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
-from pgembed_django import events, faults
-from pgembed_django.moments import seconds_between
+from pgembed_django.core import events, faults
+from pgembed_django.core.moments import seconds_between
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.ops import status
 from pgembed_django.ops.command import EmbedCommand, cannot_start
 from pgembed_django.ops.formatting import above_zero, duration
-from pgembed_django.specs import Spec
 
 CLEAR = "\033[H\033[2J"
 SAMPLE_CHARACTERS = 100

@@ -21,8 +21,10 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.utils import autoreload
 
-from pgembed_django import conf, database, events
+from pgembed_django import conf
 from pgembed_django.contrib import metrics, tracing
+from pgembed_django.core import database, events
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.exceptions import PgembedError
 from pgembed_django.models import Job
@@ -33,7 +35,6 @@ from pgembed_django.queue.limits import Limits
 from pgembed_django.queue.liveness import Watchdog, hindrances
 from pgembed_django.queue.port import Answer, Page, Readiness, Server
 from pgembed_django.queue.worker import Worker
-from pgembed_django.specs import Spec
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG, logging.DEBUG)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from django.db.models.functions import Now
 
-from pgembed_django import database, locks
+from pgembed_django.core import database, locks
 from pgembed_django.models.job import READY, RUNNING, Job
 from pgembed_django.queue.jobs.leases import COLUMNS, Claim, unlocked
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models.job import PENDING, RUNNING, UNSETTLED, Job
 
 CHANNEL = "pgembed"

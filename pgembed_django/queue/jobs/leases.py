@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from django.db import transaction
 from django.db.models import QuerySet
 
-from pgembed_django import database
+from pgembed_django.core import database
 
 # In the order of the fields of ``Claim``.
 COLUMNS = """

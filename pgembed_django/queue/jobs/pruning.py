@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import DISMISSED, ENDED, OPEN_FAILURE, Job
 from pgembed_django.models.operations import Worker

@@ -17,7 +17,7 @@ from django.db import IntegrityError
 from django.db.models.functions import Now
 from django.utils.text import Truncator
 
-from pgembed_django import database, postgres, signature, text
+from pgembed_django.core import database, postgres, signature, text
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import UNSETTLED, Ending, Job
 from pgembed_django.queue.jobs.claims import Lease

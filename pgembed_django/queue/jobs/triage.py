@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from django.db.models.functions import Now
 
-from pgembed_django import database
+from pgembed_django.core import database
 from pgembed_django.models.attempt import Attempt
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, UNSETTLED, Ending, Job
 from pgembed_django.models.operations import Pause

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pgembed_django import database, store
-from pgembed_django.adapting import halves, isolate
+from pgembed_django import store
+from pgembed_django.core import database
+from pgembed_django.core.adapting import halves, isolate
+from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job
 from pgembed_django.queue import jobs
-from pgembed_django.specs import Spec
 
 AT_ONCE = 50
 """How many units to enqueue in one transaction: writers may have to wait for their jobs."""

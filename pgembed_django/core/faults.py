@@ -16,8 +16,8 @@ import psycopg
 from django.apps import apps
 from django.db import DatabaseError
 
-from pgembed_django.adapting import doubled
-from pgembed_django.threads import OurThread
+from pgembed_django.core.adapting import doubled
+from pgembed_django.core.threads import OurThread
 
 # SQLSTATEs. The first two mean that the session was ended, so the connection is lost.
 IDLE_TIMEOUT = "25P03"

@@ -26,7 +26,7 @@ from django.db.models.sql.datastructures import BaseTable
 from django.utils.functional import Promise
 from psycopg import Error, sql
 
-from pgembed_django import postgres
+from pgembed_django.core import postgres
 from pgembed_django.exceptions import did_you_mean
 
 Row = Literal["old", "new", "inserted"]

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from pgembed_django.once import Told
+from pgembed_django.core.events import LogOnce
 
 
 def test_the_same_reason_is_told_once_and_another_one_anew():
-    told = Told()
+    told = LogOnce()
 
     assert [told.is_new("a", reason) for reason in ("no", "no", "never", "no")] == [
         True,
@@ -16,7 +16,7 @@ def test_the_same_reason_is_told_once_and_another_one_anew():
 
 
 def test_what_was_well_meanwhile_is_told_anew():
-    told = Told()
+    told = LogOnce()
     told.is_new("a", "no")
 
     told.clear("a")

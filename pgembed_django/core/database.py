@@ -32,7 +32,7 @@ from psycopg import generators
 from psycopg.adapt import PyFormat
 from psycopg.pq import TransactionStatus
 
-from pgembed_django import faults
+from pgembed_django.core import faults
 
 # Far below deadlock_timeout (1 s by default), so that we give up, and never the writer.
 GIVE_WAY = "SELECT set_config('lock_timeout', %(wait)s, true)"

@@ -11,10 +11,10 @@ from django.apps import apps
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db import models
 
-from pgembed_django import conditions
 from pgembed_django.chunking import Chunker
+from pgembed_django.declaration.specs import Declaration, Stale, TriggerLevel
 from pgembed_django.exceptions import did_you_mean
-from pgembed_django.specs import Declaration, Stale, TriggerLevel
+from pgembed_django.triggers import conditions
 
 HIGHEST_PRIORITY = 100
 TEXTUAL = (models.CharField, models.TextField)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from django.db import transaction
 
-from pgembed_django import database
+from pgembed_django.core import database
 
 SHARE = "SELECT pg_advisory_xact_lock_shared(hashtextextended(%(name)s, %(number)s))"
 TRY = "SELECT pg_try_advisory_lock(hashtextextended(%(name)s, %(number)s))"

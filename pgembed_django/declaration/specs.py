@@ -14,9 +14,9 @@ from django.db.models import Field, Manager, Model, Q, QuerySet
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
-from pgembed_django import database, faults, postgres
-from pgembed_django import text as texts
 from pgembed_django.chunking import Chunker
+from pgembed_django.core import database, faults, postgres
+from pgembed_django.core import text as texts
 from pgembed_django.exceptions import did_you_mean
 
 Stale = Literal["serve", "hide"]

@@ -7,6 +7,7 @@ receivers of ``happened``. Without receivers, an event costs only a check of the
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
 from logging import DEBUG, ERROR, INFO, WARNING
 
@@ -61,6 +62,23 @@ def _shown(value: str | float | None) -> str | float | None:
     The field itself keeps the original value.
     """
     return in_a_line(value) if isinstance(value, str) else value
+
+
+class LogOnce:
+    """Logs a lasting problem once, not each time it recurs: the problems, with their reasons."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[Hashable, str] = {}
+
+    def is_new(self, what: Hashable, reason: str) -> bool:
+        """Note why something fails. Return whether this reason is new, and so should be logged."""
+        before = self._reasons.get(what)
+        self._reasons[what] = reason
+        return reason != before
+
+    def clear(self, what: Hashable) -> None:
+        """Note that something works again: its next failure is new."""
+        self._reasons.pop(what, None)
 
 
 def _event(name: str, level: int, text: str, means: str = "") -> Event:

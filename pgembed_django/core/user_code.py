@@ -23,8 +23,8 @@ from django.utils import timezone, translation
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from pgembed_django import faults
-from pgembed_django.faults import Fault
+from pgembed_django.core import faults
+from pgembed_django.core.faults import Fault
 
 T = TypeVar("T")
 

@@ -17,10 +17,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.signals import class_prepared
 
-from pgembed_django import embedding_models, requirements, specs, triggers
+from pgembed_django import triggers
 from pgembed_django.chunking import Chunker
-from pgembed_django.requirements import refuse, shown
-from pgembed_django.specs import Declaration, Spec
+from pgembed_django.declaration import embedding_models, requirements, specs
+from pgembed_django.declaration.requirements import refuse, shown
+from pgembed_django.declaration.specs import Declaration, Spec
 
 M = TypeVar("M", bound=models.Model)
 

@@ -1,0 +1,1 @@
+"""What ``@embeddable`` declares: specs, their conditions, and the SQL that triggers call."""
