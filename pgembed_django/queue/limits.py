@@ -1,10 +1,13 @@
-"""What a worker may use up before it ends, to be started again."""
+"""What ends a worker: signals, and what it may use up before it is to be started again."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MIB = 1024 * 1024
@@ -56,3 +59,29 @@ def memory_bytes() -> int:
     except OSError:
         highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return highest if sys.platform == "darwin" else highest * 1024
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Call ``stop`` at each SIGTERM and SIGINT. Does nothing outside the main thread.
+
+    Yields a function that sets the handlers again, if a project's code has replaced them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+
+    def handle(*_: object) -> None:
+        stop()
+
+    def handle_again() -> None:
+        for number in before:
+            if signal.getsignal(number) is not handle:
+                signal.signal(number, handle)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield handle_again
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,11 +6,10 @@ some do the chores, each on its own connection. If a thread of chores dies, the 
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -19,7 +18,7 @@ from pgembed_django.core import database, events, faults
 from pgembed_django.core.faults import Fault
 from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler
-from pgembed_django.queue.limits import Limits
+from pgembed_django.queue.limits import Limits, stopped_by_signals
 from pgembed_django.queue.listener import BUSY_LOOK_SECONDS, IdleWait, Listener, Timer
 from pgembed_django.queue.liveness import Liveness, WorkerRecord, hindrances
 from pgembed_django.queue.maintenance import Maintenance
@@ -379,29 +378,3 @@ class Worker:
         # In a loop, because nudges end a wait: writers go on where only our writes fail.
         while self._stops_asked == asked and (left := until - time.monotonic()) > 0:
             self._idle.wait(left)
-
-
-@contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Call ``stop`` at each SIGTERM and SIGINT. Does nothing outside the main thread.
-
-    Yields a function that sets the handlers again, if a project's code has replaced them.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-
-    def handle(*_: object) -> None:
-        stop()
-
-    def handle_again() -> None:
-        for number in before:
-            if signal.getsignal(number) is not handle:
-                signal.signal(number, handle)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield handle_again
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

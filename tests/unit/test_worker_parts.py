@@ -17,11 +17,10 @@ import pytest
 
 from pgembed_django.ops.formatting import Address, address, rows_text
 from pgembed_django.queue import limits, port, sessions
-from pgembed_django.queue.limits import MIB, Limits
+from pgembed_django.queue.limits import MIB, Limits, stopped_by_signals
 from pgembed_django.queue.liveness import Liveness, Watchdog, WorkerRecord
 from pgembed_django.queue.port import Answer, Server
 from pgembed_django.queue.work import Work
-from pgembed_django.queue.worker import stopped_by_signals
 from tests import played
 
 
