@@ -28,7 +28,7 @@ READ_BYTES = 2**24
 """How many bytes of text to read or make at once: of many small rows, or a few large ones."""
 
 MADE_SECONDS = 5.0
-"""How long texts are made of at once: meanwhile the worker renews no leases."""
+"""How long to make texts without a break. No lease is renewed meanwhile."""
 
 TEXTUAL = (models.CharField, models.TextField)
 LENGTH = "octet_length(%(expressions)s::text)"

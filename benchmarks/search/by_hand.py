@@ -95,10 +95,10 @@ class Prepared(NamedTuple):
 def prepare(question: str, *, space: Any, below: int | None, way: str) -> Prepared:
     """Return the statement for a question, with all that a search would have to find out."""
     from benchmarks.app.models import Article
-    from pgembed_django.retrieval import queries, retrievers, statistics, targets
+    from pgembed_django.retrieval import query_vectors, retrievers, statistics, targets
 
     survey = statistics.survey(targets.of(Article, name=None), question)
-    vector = queries.vectors.ask(space, question).vector()
+    vector = query_vectors.vectors.ask(space, question).vector()
     with connection.cursor() as cursor:
         cursor.execute(SESSION)
     distance, is_shared = WAYS[way]

@@ -124,13 +124,13 @@ def measure(wanted: int, options: argparse.Namespace) -> Figures:
 
 def _embed(space: Any, provider: Any, questions: list[str]) -> None:
     """Embed the questions beforehand, so that neither side has to."""
-    from pgembed_django.retrieval import queries
+    from pgembed_django.retrieval import query_vectors
 
     provider.embed_query("warm up")
     seconds = []
     for question in questions:
         started = time.perf_counter()
-        queries.vectors.ask(space, question).vector()
+        query_vectors.vectors.ask(space, question).vector()
         seconds.append(time.perf_counter() - started)
     print(f"embedding a query: p50 {_ms(statistics.median(seconds))}, p99 {_ms(_p99(seconds))}")
 

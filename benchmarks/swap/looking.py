@@ -15,7 +15,7 @@ from pgembed_django import search, spaces
 from pgembed_django.core import database
 from pgembed_django.declaration import specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 
 USING = "default"
 LIMIT = 10
@@ -86,7 +86,7 @@ class Looks:
             for hit in hits
             if hit.similarity is not None and hit.instance.pk % ONE_IN
         }
-        vector = queries.vectors.ask(space, question).vector()
+        vector = query_vectors.vectors.ask(space, question).vector()
         stored = dict(
             database.rows(
                 USING,

@@ -249,7 +249,7 @@ class UserCode:
         connection = self._wrapper.connection
         status = connection.pgconn.transaction_status if connection is not None else None
         is_lost = connection is not None and connection.broken
-        if is_lost and not _is_its_own(call):
+        if is_lost and not _loses_each_time(call):
             # Not yet the row's fault, even if the code hides the error.
             lost = psycopg.OperationalError("the connection is lost")
             raise OperationalError(str(lost)) from lost
@@ -282,10 +282,10 @@ class UserCode:
         connection = self._wrapper.connection
         # That of another database, which the code has asked, may be lost, too.
         is_away = connection is None or connection.broken
-        return faults.is_lost_connection(error) and is_away and not _is_its_own(call)
+        return faults.is_lost_connection(error) and is_away and not _loses_each_time(call)
 
 
-def _is_its_own(call: Call | None) -> bool:
+def _loses_each_time(call: Call | None) -> bool:
     """Count a lost connection. Return whether it is lost whenever the code of this row runs.
 
     In between, others have used a new one: so it is no outage.

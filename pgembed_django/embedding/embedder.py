@@ -199,7 +199,7 @@ class Embedder:
                 continue
             if part.waiting:
                 self.writer.to_stage.append((unit, part))
-            self.units.look_at(unit)
+            self.units.settle(unit)
         _emit(batch, results, has_paused=has_paused, seconds=self._clock() - batch.started)
         # Last: these may lose the database, and by now the answers are handed out.
         self._note_models(batch)
@@ -210,7 +210,7 @@ class Embedder:
         """Send no more of a part."""
         if part.failure is None or outcomes.severity(failure) < outcomes.severity(part.failure):
             part.failure = failure
-        self.units.look_at(unit)
+        self.units.settle(unit)
 
     def _learn(self, batch: Batch) -> None:
         """Let spaces know their models. What another model has made meanwhile is asked again."""

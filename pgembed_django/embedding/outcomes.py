@@ -28,7 +28,7 @@ def end_failed(units: Units, writer: Writer) -> None:
                 _end(units, unit, part, failure)
                 break
         else:
-            units.look_at(unit)
+            units.settle(unit)
 
 
 def _failures(unit: Unit) -> list[tuple[Part, Failure]]:

@@ -210,7 +210,7 @@ class Planner:
                 self.units.held.retry(unit.claim, errors[source_pk])
             elif source_pk not in chunks:
                 unit.state = State.GONE
-                self.units.look_at(unit)
+                self.units.settle(unit)
             else:
                 text = loaded.texts[source_pk]
                 unit.characters = len(text)
@@ -265,7 +265,7 @@ class Planner:
                 pool = self.embedder.pool(space)
                 pool.queue.extend([Wanted(unit, part, chunk) for chunk in plan.embed])
         self.writer.watch(unit)
-        self.units.look_at(unit)
+        self.units.settle(unit)
 
 
 def split_each(

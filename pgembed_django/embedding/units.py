@@ -199,8 +199,8 @@ class Units:
     def __contains__(self, unit: Unit) -> bool:
         return self.by_id.get(unit.claim.id) is unit
 
-    def look_at(self, unit: Unit) -> None:
-        """Note if nothing of a unit is awaited any more."""
+    def settle(self, unit: Unit) -> None:
+        """Finish a unit, or note that it has failed, if nothing of it is awaited any more."""
         if unit not in self or not all(part.is_settled for part in unit.parts):
             return
         if any(part.failure for part in unit.parts):

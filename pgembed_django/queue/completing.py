@@ -18,7 +18,7 @@ from pgembed_django.core.adapting import AdaptiveSize, halves
 from pgembed_django.core.faults import Fault
 from pgembed_django.core.threads import Threads
 from pgembed_django.queue import jobs
-from pgembed_django.queue.handler import Handler, is_its_own
+from pgembed_django.queue.handler import Handler, is_handlers_fault
 from pgembed_django.queue.in_flight import HeldJob, InFlight, State
 
 THREADLESS_SECONDS = 5.0
@@ -249,7 +249,11 @@ class Completing:
             spec, is_many = some[0].claim.spec, len(some) > 1
             # psycopg hides where an interruption comes from.
             is_thrown_in = not isinstance(error, DatabaseError) and database.is_halfway(using)
-            if is_thrown_in or not is_its_own(error) or (fault is Fault.TOO_SLOW and is_many):
+            if (
+                is_thrown_in
+                or not is_handlers_fault(error)
+                or (fault is Fault.TOO_SLOW and is_many)
+            ):
                 raise
             is_of_spec = fault in {Fault.SCHEMA, Fault.PASSING}
             if is_of_spec and len(by_spec(some)) == 1 and not handler.can_write(spec):

@@ -68,7 +68,7 @@ class Setting:
     clock: Callable[[], float]
 
 
-def is_its_own(error: BaseException) -> bool:
+def is_handlers_fault(error: BaseException) -> bool:
     """Return whether an error of a handler's code is no more than that.
 
     Not if the server or our own tables are at fault, or if it was thrown into the code.
@@ -98,8 +98,8 @@ class Handler:
     gaps, and of those that a person retries."""
 
     is_pipelined = False
-    """Whether ``writing`` sends its statements by ``database.send`` and its kind only. Otherwise
-    results are written within ``transaction.atomic()``."""
+    """Whether ``writing`` runs its statements by ``core.database`` only, such as by ``send``.
+    Otherwise results are written within ``transaction.atomic()``."""
 
     held: InFlight
     """The jobs that were claimed for it and have not ended. Set by ``begin``."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_BACKOFF_SECONDS = 3600
 MAX_BUSY_ENDINGS = 3
 MAX_CLAIMS = 10
-"""How often a job may be claimed before what may pass counts as an attempt: each job ends."""
+"""After so many claims, an error that may pass costs an attempt as well, so that each job ends."""
 
 
 class State(enum.Enum):

@@ -23,7 +23,7 @@ from pgembed_django.core.threads import OurThread
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.models.job import Ending, Job
 from pgembed_django.queue import jobs, rollups
-from pgembed_django.queue.handler import Handler, is_its_own
+from pgembed_django.queue.handler import Handler, is_handlers_fault
 
 STOP_SECONDS = 30.0
 """How long a worker that ends waits for its chores. A longer statement is left running."""
@@ -78,7 +78,7 @@ def apart(spec: str, *, chore: str, using: str, is_users: bool = False) -> Itera
         _told.clear(what)
     except Exception as error:
         is_refused = is_users or faults.of(error) is Fault.SCHEMA
-        if not (is_its_own(error) if is_users else is_refused or faults.may_pass(error)):
+        if not (is_handlers_fault(error) if is_users else is_refused or faults.may_pass(error)):
             raise
         is_of_database = isinstance(error, DatabaseError)
         reason = faults.said(error) if is_of_database else faults.described(error)

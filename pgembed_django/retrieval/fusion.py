@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import queries, retrievers, statistics
-from pgembed_django.retrieval.queries import Pending
+from pgembed_django.retrieval import query_vectors, retrievers, statistics
+from pgembed_django.retrieval.query_vectors import Pending
 from pgembed_django.retrieval.results import Mode, Ranked, Ranking
 from pgembed_django.retrieval.retrievers import LEXICAL, SEMANTIC, Depth, Found, FoundBy
 from pgembed_django.retrieval.statistics import Survey, Words
@@ -85,7 +85,7 @@ def ask(target: Target[Any], text: str, *, mode: Mode) -> Question:
     """
     survey = statistics.survey(target, text)
     needs_vector = survey is not None and text and mode != "lexical"
-    pending = queries.vectors.ask(survey.space, text) if survey and needs_vector else None
+    pending = query_vectors.vectors.ask(survey.space, text) if survey and needs_vector else None
     return Question(target=target, text=text, mode=mode, survey=survey, pending=pending)
 
 

@@ -16,7 +16,7 @@ from pgembed_django.core import text as texts
 from pgembed_django.exceptions import SearchError
 from pgembed_django.models import Space
 from pgembed_django.providers.base import Vector
-from pgembed_django.retrieval import fusion, queries, results, statistics, targets
+from pgembed_django.retrieval import fusion, query_vectors, results, statistics, targets
 from pgembed_django.retrieval.fusion import Answer, Question
 from pgembed_django.retrieval.results import Hit, Mode, Ranked, Ranking, Results
 from pgembed_django.retrieval.targets import Target
@@ -211,7 +211,7 @@ def similar_to(
         text="",
         mode="semantic",
         survey=survey,
-        pending=queries.known(survey.space, vector),
+        pending=query_vectors.known(survey.space, vector),
     )
     answer = fusion.answer(question, reach=offset + limit + 1)
     return _page([answer], limit=limit, offset=offset)

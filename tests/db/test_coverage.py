@@ -17,7 +17,7 @@ from pgembed_django.contrib.metrics import collectors
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space, Worker
 from pgembed_django.ops import status
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 from pgembed_django.testing import without_triggers
 from tests.app.models import Archived, Note, Page, PageExtra
 from tests.db.conftest import claim
@@ -32,10 +32,10 @@ assert [specs.of(model)[0].stale for model in MODELS] == ["hide", "serve"]
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered() -> Iterator[None]:
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     collectors._queue_collector.cache_clear()
     yield
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     collectors._queue_collector.cache_clear()
 
 

@@ -20,7 +20,7 @@ from pgembed_django.ops import status
 from pgembed_django.providers import recognition
 from pgembed_django.queue.liveness import WorkerRecord
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 from tests import played
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import make_due
@@ -43,9 +43,9 @@ def server(settings: Any) -> Iterator[played.OpenAI]:
                 "OPTIONS": {"base_url": f"{server.url}/v1"},
             }
         }
-        queries.vectors.clear()
+        query_vectors.vectors.clear()
         yield server
-        queries.vectors.clear()
+        query_vectors.vectors.clear()
 
 
 def run(worker: Work) -> None:
@@ -102,7 +102,7 @@ def test_a_search_goes_by_words_even_before_a_worker_has_noticed(server, run_job
     assert (list(results), results.ranking, results.degraded) == ([note], "lexical", True)
     assert "has another model" in caplog.text
     # What was answered before may have been that model's, too.
-    assert not queries.vectors._kept
+    assert not query_vectors.vectors._kept
 
 
 def test_a_search_asks_nobody_once_a_worker_has_noticed(server, run_jobs):
@@ -129,7 +129,7 @@ def test_a_comparison_that_drips_takes_no_query_thread_for_long(server, run_jobs
 
     assert search(Note, "a trout").ranking == "lexical"
 
-    assert not wait([*queries.vectors._coming.values()], timeout=10).not_done
+    assert not wait([*query_vectors.vectors._coming.values()], timeout=10).not_done
 
 
 def test_the_former_model_brings_all_back(server, run_jobs):
@@ -149,7 +149,7 @@ def test_the_former_model_brings_all_back(server, run_jobs):
     make_due()
     run_jobs()
 
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     results = search(Note, "salmon")
     assert (results[0], results.ranking) == (note, "hybrid")
     assert all(is_of(server, one) for one in NoteEmbedding.objects.all())
@@ -194,7 +194,7 @@ def test_a_renewed_space_is_built_by_the_present_model_and_searched(server, run_
     assert bytes(new.canary) != bytes(former.canary)
     assert all(is_of(server, one) for one in NoteEmbedding.objects.filter(space=new))
     assert spaces.activate(new, using="default")
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     results = search(Note, "trout")
     assert (results[0], results.ranking) == (note, "hybrid")
     # A worker that starts now goes on with it.

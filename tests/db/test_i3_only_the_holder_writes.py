@@ -262,7 +262,7 @@ def test_a_completion_whose_reply_was_lost_is_settled_by_the_fence(
 
     # As a worker does that cannot know whether its commit arrived.
     worker.handler.units.by_id[unit.claim.id] = unit
-    worker.handler.units.look_at(unit)
+    worker.handler.units.settle(unit)
     worker.step(claim=False)
 
     assert worker.held.is_empty

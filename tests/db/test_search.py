@@ -19,7 +19,7 @@ from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Space
 from pgembed_django.ops import status
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, queries, statistics
+from pgembed_django.retrieval import fusion, query_vectors, statistics
 from pgembed_django.retrieval import results as results_of
 from pgembed_django.testing import without_triggers
 from tests.app.models import (
@@ -41,9 +41,9 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _no_queries_are_known():
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     yield
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
 
 
 def titles(results: Results[Article]) -> list[str]:
@@ -697,7 +697,7 @@ def test_the_error_of_a_provider_is_never_the_visitors(make_article, run_jobs, p
     assert (results.ranking, results.degraded) == ("lexical", True)
     assert "server" not in results.note  # what is wrong with it stands in the log
     with pytest.raises(ProviderUnavailable):
-        queries.vectors.ask(Space.objects.first(), "granite").vector()
+        query_vectors.vectors.ask(Space.objects.first(), "granite").vector()
 
 
 def test_a_result_that_is_not_there_is_an_index_error_that_says_so():

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 
 from pgembed_django import asearch, asimilar_to, search
 from pgembed_django.models import Space
-from pgembed_django.retrieval import SearchManager, fusion, queries
+from pgembed_django.retrieval import SearchManager, fusion, query_vectors
 from tests.app.models import Article, Note
 from tests.conftest import no_more_threads
 from tests.played.provider import PlayedProvider
@@ -34,9 +34,9 @@ class Stuck(PlayedProvider):
 
 @pytest.fixture(autouse=True)
 def _no_queries_are_known() -> Iterator[None]:
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     yield
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_the_next_searches_do_not_wait_for_it_again(stuck, trout, settings):
 
 @pytest.mark.parametrize("mode", ["hybrid", "semantic"])
 def test_a_process_that_can_start_no_thread_searches_by_words(stuck, trout, mode):
-    queries.vectors.begin()
+    query_vectors.vectors.begin()
 
     with no_more_threads():
         results = search(Article, "trout", mode=mode)
@@ -144,7 +144,7 @@ def test_one_search_that_waits_in_vain_is_one_warning(stuck, trout, caplog):
     search(Article.objects.exclude(title="A trout"), "trout")
     stuck.is_down = True
     stuck.free.set()
-    arrived(lambda: not queries.vectors._coming)
+    arrived(lambda: not query_vectors.vectors._coming)
 
     [record] = caplog.records
     assert record.event == "pgembed.query_not_embedded"
@@ -163,7 +163,7 @@ def test_a_text_that_is_refused_is_a_warning_each_time(trout, provider, caplog):
 def test_a_text_that_two_search_for_at_once_is_embedded_once(stuck, trout, settings):
     settings.PGEMBED_QUERY_SECONDS = 10
     space = Space.objects.get(spec="app.ArticleEmbedding")
-    first, second = (queries.vectors.ask(space, "trout") for _ in range(2))
+    first, second = (query_vectors.vectors.ask(space, "trout") for _ in range(2))
 
     stuck.free.set()
 
@@ -307,7 +307,7 @@ def test_a_space_that_is_not_full_yet_is_noted(trout):
 
 
 def test_only_the_latest_queries_are_kept(trout, provider, monkeypatch):
-    monkeypatch.setattr(queries, "MOST_KEPT", 2)
+    monkeypatch.setattr(query_vectors, "MOST_KEPT", 2)
     Space.objects.update(backend=PLAYED)
     provider.embedded.clear()
 

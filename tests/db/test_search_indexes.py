@@ -19,7 +19,7 @@ from pgvector.django import CosineDistance
 from pgembed_django import search, similar_to, spaces
 from pgembed_django.declaration import specs
 from pgembed_django.models import Space
-from pgembed_django.retrieval import queries, retrievers, statistics, targets
+from pgembed_django.retrieval import query_vectors, retrievers, statistics, targets
 from pgembed_django.retrieval.statistics import Survey, Words
 from pgembed_django.spaces import indexes
 from pgembed_django.spaces.indexes import vector_index
@@ -124,7 +124,7 @@ def plan(statement: str) -> str:
 
 def exact(rows: QuerySet[Article], space: Space, limit: int) -> list[int]:
     """Return the nearest rows, by reading every vector."""
-    vector = queries.vectors.ask(space, QUERY).vector()
+    vector = query_vectors.vectors.ask(space, QUERY).vector()
     chunks = ArticleEmbedding.objects.filter(source__in=rows.values("pk"), space=space)
     nearest = chunks.order_by(CosineDistance("embedding", vector))
     return list(nearest.values_list("source_id", flat=True)[:limit])

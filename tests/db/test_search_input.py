@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pgembed_django import search, similar_to
 from pgembed_django.exceptions import InputTooLong, SearchError
 from pgembed_django.models import Space
-from pgembed_django.retrieval import fusion, queries, retrievers
+from pgembed_django.retrieval import fusion, query_vectors, retrievers
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import DeterministicProvider, run_jobs
 from tests.app.models import AbstractComment, Article, Category, Note, Page, PageExtra, Product
@@ -40,9 +40,9 @@ class Narrow(DeterministicProvider):
 
 @pytest.fixture(autouse=True)
 def _no_queries_are_known():
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     yield
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from pgembed_django.models import Job, Space, StagedVector, Worker
 from pgembed_django.ops import status
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import fusion, queries, search, statistics, targets
+from pgembed_django.retrieval import fusion, query_vectors, search, statistics, targets
 from pgembed_django.spaces import indexes, reconcile, stored
 from pgembed_django.testing import assert_fresh
 from tests.app.models import Article, ArticleEmbedding
@@ -833,7 +833,7 @@ def lost(request, spec, make_article, run_jobs) -> Article:
     article = make_article(title="A trout")
     run_jobs()
     Space.objects.filter(spec=KEY).update(**request.param)
-    queries.vectors.clear()  # of other files' tests in this process
+    query_vectors.vectors.clear()  # of other files' tests in this process
     return article
 
 

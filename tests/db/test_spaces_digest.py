@@ -15,7 +15,7 @@ from pgembed_django.exceptions import ProviderUnavailable
 from pgembed_django.models import Job, Space
 from pgembed_django.providers.deterministic import DeterministicProvider
 from pgembed_django.queue.work import Work
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 from tests.app.models import Note, NoteEmbedding
 from tests.db.conftest import Maintenance
 
@@ -205,13 +205,13 @@ def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_j
     Pulled.told = "sha-one"
     note = Note.objects.create(body="trout")
     run_jobs()
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
 
     Pulled.told = ProviderUnavailable("The list of models is not there just now.")
     assert search(Note, "trout").ranking == "hybrid"
 
     Pulled.told = "sha-two"
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     results = search(Note, "trout")
     assert (list(results), results.ranking, results.degraded) == ([note], "lexical", True)
     assert "now has other weights" in caplog.text
@@ -221,7 +221,7 @@ def test_a_query_is_not_embedded_by_other_weights_than_the_space(settings, run_j
     old, new = Space.objects.filter(spec=NOTE).order_by("pk")
     assert (old.model_digest, new.model_digest) == ("sha-one", "sha-two")
     assert spaces.activate(new, using="default")
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     results = search(Note, "trout")
     assert (list(results), results.ranking, results.degraded) == ([note], "hybrid", False)
 

@@ -19,7 +19,7 @@ from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job
 from pgembed_django.queue import listener
 from pgembed_django.queue.worker import Worker
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 from tests.app.models import Article
 from tests.conftest import embedded_text, wait_until
 from tests.live.conftest import is_asleep, providers
@@ -78,7 +78,7 @@ def awake_worker(settings, monkeypatch) -> Iterator[Worker]:
 def test_a_search_reads_like_a_story(make_article, run_jobs):
     make_article(title="Swimming", contents="A trout swims in the river.")
     run_jobs()
-    queries.vectors.clear()
+    query_vectors.vectors.clear()
     search(Article, "granite")  # reads what a process reads once, such as statistics
     found = []
 

@@ -36,7 +36,7 @@ django.setup()
 import hangs
 from pgembed_django.exceptions import ProviderTimeout
 from pgembed_django.models import Space
-from pgembed_django.retrieval import queries
+from pgembed_django.retrieval import query_vectors
 
 space = Space(
     provider="default",
@@ -46,7 +46,7 @@ space = Space(
     options={},
     exchanged="",
 )
-pending = queries.vectors.ask(space, "one")
+pending = query_vectors.vectors.ask(space, "one")
 hangs.begun.wait()
 try:
     pending.vector()

@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "I5",
         "query-by-the-declared-model",
-        "retrieval/queries.py",
+        "retrieval/query_vectors.py",
         "provider = spaces.provider_of_texts(space)",
         "provider = __import__('pgembed_django.providers').providers.get(space.provider)",
         "db/test_spaces.py::test_a_new_model_is_filled_behind_the_active_one_and_then_switched_to",
