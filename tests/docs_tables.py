@@ -80,7 +80,7 @@ def fields_of_events() -> dict[str, set[str]]:
 
     Of those that it gives by ``**``, only the ones of the text are known.
     """
-    from pgembed_django.core import events
+    from pgembed_django import events
 
     constants = {name: one for name, one in vars(events).items() if isinstance(one, events.Event)}
     found: dict[str, set[str]] = {}
@@ -98,7 +98,7 @@ def fields_of_events() -> dict[str, set[str]]:
 
 def event_table() -> str:
     """Return the events that say what they mean: those are an interface."""
-    from pgembed_django.core import events
+    from pgembed_django import events
 
     def shown(event: events.Event) -> tuple[str, str]:
         in_text = re.findall(r"%\((\w+)\)", event.text)

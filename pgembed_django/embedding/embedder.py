@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pgembed_django import spaces
-from pgembed_django.core import events, faults
+from pgembed_django import events, spaces
+from pgembed_django.core import faults
 from pgembed_django.embedding import outcomes
 from pgembed_django.embedding.pool import Pool, Sight
 from pgembed_django.embedding.rate_limits import RateLimiter

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from pgembed_django import conf, spaces, store
-from pgembed_django.core import events, faults
+from pgembed_django import conf, events, spaces, store
+from pgembed_django.core import faults
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding import outcomes, writer

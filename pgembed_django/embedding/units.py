@@ -11,9 +11,9 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from pgembed_django import conf, spaces
+from pgembed_django import conf, events, spaces
 from pgembed_django.chunking import Chunk
-from pgembed_django.core import events, faults
+from pgembed_django.core import faults
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import Space

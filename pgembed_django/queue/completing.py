@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django.core import database, events, faults
+from pgembed_django import events
+from pgembed_django.core import database, faults
 from pgembed_django.core.adapting import AdaptiveSize, halves
 from pgembed_django.core.faults import Fault
 from pgembed_django.core.threads import Threads

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pgembed_django import conf
-from pgembed_django.core import events, signature, text
+from pgembed_django import conf, events
+from pgembed_django.core import signature, text
 from pgembed_django.models.job import Ending
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.queue.jobs import Claim

@@ -62,13 +62,13 @@ def memory_bytes() -> int:
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[Callable[[], None] | None]:
     """Call ``stop`` at each SIGTERM and SIGINT. Does nothing outside the main thread.
 
     Yields a function that sets the handlers again, if a project's code has replaced them.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield None
         return
 
     def handle(*_: object) -> None:

@@ -23,8 +23,7 @@ import psycopg
 from django.db import connections
 from psycopg import sql
 
-from pgembed_django import conf
-from pgembed_django.core import events
+from pgembed_django import conf, events
 from pgembed_django.queue import jobs
 
 CONNECT_SECONDS = 10

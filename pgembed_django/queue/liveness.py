@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models.functions import Now
 
-from pgembed_django import __version__
-from pgembed_django.core import database, events, postgres
+from pgembed_django import __version__, events
+from pgembed_django.core import database, postgres
 from pgembed_django.core.text import clean, encodable
 from pgembed_django.core.user_code import Call, progress_of
 from pgembed_django.models.operations import Worker as WorkerRow

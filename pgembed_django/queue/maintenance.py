@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf
-from pgembed_django.core import database, events, faults
-from pgembed_django.core.events import LogOnce
+from pgembed_django import conf, events
+from pgembed_django.core import database, faults
 from pgembed_django.core.faults import Fault
 from pgembed_django.core.threads import OurThread
+from pgembed_django.events import LogOnce
 from pgembed_django.exceptions import MaintenanceDied
 from pgembed_django.models.job import Ending, Job
 from pgembed_django.queue import jobs, rollups

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from pgembed_django.core import events
+from pgembed_django import events
 
 if TYPE_CHECKING:
     from pgembed_django.queue.worker import Worker

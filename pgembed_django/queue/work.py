@@ -8,8 +8,7 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError
 
-from pgembed_django import conf
-from pgembed_django.core import events
+from pgembed_django import conf, events
 from pgembed_django.core.adapting import doubled
 from pgembed_django.models.job import LANES
 from pgembed_django.queue import jobs

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from pgembed_django import conf
-from pgembed_django.core import database, events, faults
+from pgembed_django import conf, events
+from pgembed_django.core import database, faults
 from pgembed_django.core.faults import Fault
 from pgembed_django.queue import rollups, sessions
 from pgembed_django.queue.handler import Handler
@@ -170,11 +170,12 @@ class Worker:
         self.works = works
         self.is_running = True
 
-    def _make_rounds(self, handle_signals_again: Callable[[], None]) -> None:
+    def _make_rounds(self, handle_signals_again: Callable[[], None] | None) -> None:
         self.liveness.loop = threading.get_ident()
         while True:
             self.liveness.round_began_at = time.monotonic()
-            handle_signals_again()
+            if handle_signals_again is not None:
+                handle_signals_again()
             try:
                 if self._is_done():
                     return

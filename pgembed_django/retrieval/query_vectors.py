@@ -14,8 +14,7 @@ from concurrent.futures import Future, wait
 from datetime import datetime
 from typing import NamedTuple
 
-from pgembed_django import conf, spaces
-from pgembed_django.core import events
+from pgembed_django import conf, events, spaces
 from pgembed_django.core.text import clean
 from pgembed_django.core.threads import Threads
 from pgembed_django.exceptions import (

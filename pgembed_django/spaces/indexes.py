@@ -16,10 +16,10 @@ import psycopg
 from django.db import OperationalError, ProgrammingError, connections
 from psycopg import sql
 
-from pgembed_django import conf
-from pgembed_django.core import database, events, faults, locks, postgres
-from pgembed_django.core.events import LogOnce
+from pgembed_django import conf, events
+from pgembed_django.core import database, faults, locks, postgres
 from pgembed_django.declaration.specs import Spec
+from pgembed_django.events import LogOnce
 from pgembed_django.models import Space
 
 AUTO = "auto"

@@ -19,12 +19,12 @@ from django.db import IntegrityError, ProgrammingError, transaction
 from django.db.models import Max, Value
 from django.db.models.functions import Now
 
-from pgembed_django import conf, providers
-from pgembed_django.core import events, locks
-from pgembed_django.core.events import LogOnce
+from pgembed_django import conf, events, providers
+from pgembed_django.core import locks
 from pgembed_django.core.text import clean
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
+from pgembed_django.events import LogOnce
 from pgembed_django.exceptions import ProviderError
 from pgembed_django.models import ScanCursor, Space
 from pgembed_django.providers import answers

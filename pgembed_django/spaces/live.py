@@ -14,8 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Value
 from django.db.models.functions import Greatest, Now
 
-from pgembed_django import conf, providers
-from pgembed_django.core import database, events
+from pgembed_django import conf, events, providers
+from pgembed_django.core import database
 from pgembed_django.core.text import clean
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.exceptions import ProviderError, ProviderUnavailable

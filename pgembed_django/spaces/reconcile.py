@@ -17,8 +17,8 @@ from django.db import DatabaseError
 from django.db.models import Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast, Now
 
-from pgembed_django import sources, spaces
-from pgembed_django.core import database, events, faults
+from pgembed_django import events, sources, spaces
+from pgembed_django.core import database, faults
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE, PENDING, READY, RUNNING, UNSETTLED

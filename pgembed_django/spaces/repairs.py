@@ -16,7 +16,8 @@ from django.db import DatabaseError, ProgrammingError, connections, transaction
 from django.db.models import AutoField, Count
 from psycopg import sql
 
-from pgembed_django.core import database, events, faults, postgres
+from pgembed_django import events
+from pgembed_django.core import database, faults, postgres
 from pgembed_django.declaration import specs
 from pgembed_django.models import Attempt, Job, Pause, Rollup, ScanCursor, Space, StagedVector
 from pgembed_django.queue import jobs, rollups

@@ -20,11 +20,11 @@ from typing import Any
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from pgembed_django import conf, spaces
-from pgembed_django.core import database, events, locks
+from pgembed_django import conf, events, spaces
+from pgembed_django.core import database, locks
 from pgembed_django.core.adapting import doubled
-from pgembed_django.core.events import LogOnce
 from pgembed_django.declaration.specs import Spec
+from pgembed_django.events import LogOnce
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.queue.maintenance import Chore, apart

@@ -16,7 +16,8 @@ from django.db import DatabaseError, connection
 from django.db.models import BooleanField, Q
 from django.db.models.expressions import RawSQL
 
-from pgembed_django.core import events, faults
+from pgembed_django import events
+from pgembed_django.core import faults
 from pgembed_django.declaration import specs
 from pgembed_django.embedding import writer
 from pgembed_django.models import Attempt, Job, StagedVector

@@ -8,7 +8,7 @@ import logging
 import pytest
 from django.core.management import call_command
 
-from pgembed_django.core import events
+from pgembed_django import events
 from pgembed_django.queue import worker as loop
 
 pytestmark = pytest.mark.django_db

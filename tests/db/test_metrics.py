@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from pgembed_django import events
 from pgembed_django.contrib import metrics
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.contrib.metrics.collectors import QueueCollector, WorkerCollector
-from pgembed_django.core import events
 from pgembed_django.declaration import specs
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.models import Job

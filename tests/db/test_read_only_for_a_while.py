@@ -12,7 +12,8 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django.core import events, faults
+from pgembed_django import events
+from pgembed_django.core import faults
 from pgembed_django.models import Job
 from tests.app.models import Note, NoteEmbedding
 from tests.conftest import wait_until

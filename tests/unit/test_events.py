@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pgembed_django.core import events
+from pgembed_django import events
 from tests import docs_tables
 from tests.unit.test_docs import DOCS, ROOT
 
@@ -131,7 +131,7 @@ import logging.config
 {settings}
 LOGGING["handlers"]["console"]["stream"] = "ext://sys.stdout"
 logging.config.dictConfig(LOGGING)
-from pgembed_django.core import events
+from pgembed_django import events
 events.tell(events.GAPS_FOUND, spec="blog.Thing", count=3)
 """
     answer = subprocess.run(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pgembed_django.core.events import LogOnce
+from pgembed_django.events import LogOnce
 
 
 def test_the_same_reason_is_told_once_and_another_one_anew():

@@ -19,9 +19,9 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from pgembed_django import __version__
+from pgembed_django import __version__, events
 from pgembed_django.contrib.metrics import Render
-from pgembed_django.core import database, events
+from pgembed_django.core import database
 from pgembed_django.embedding.units import Batch, Stored
 from pgembed_django.ops import status
 from pgembed_django.ops.status import Backlog, Overview, SpecStatus

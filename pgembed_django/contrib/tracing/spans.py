@@ -24,8 +24,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from pgembed_django import __version__
-from pgembed_django.core import database, events
+from pgembed_django import __version__, events
+from pgembed_django.core import database
 from pgembed_django.declaration import specs
 from pgembed_django.embedding.units import Batch, Stored
 from pgembed_django.models import Ending

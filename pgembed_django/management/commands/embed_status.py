@@ -14,7 +14,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.db import InterfaceError, OperationalError, connections
 from django.utils import timezone
 
-from pgembed_django.core import events, faults
+from pgembed_django import events
+from pgembed_django.core import faults
 from pgembed_django.core.moments import seconds_between
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.ops import status

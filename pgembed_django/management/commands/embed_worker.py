@@ -21,9 +21,9 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.utils import autoreload
 
-from pgembed_django import conf
+from pgembed_django import conf, events
 from pgembed_django.contrib import metrics, tracing
-from pgembed_django.core import database, events
+from pgembed_django.core import database
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding.handler import EmbeddingHandler
 from pgembed_django.exceptions import PgembedError
