@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pgembed_django import search
 from pgembed_django.models import Job, Space, Worker
 from tests.app.models import Note, NoteEmbedding, Page, PageEmbedding
 from tests.conftest import wait_until
@@ -74,6 +75,20 @@ def test_another_provider_goes_on_while_one_is_down(start_drowsy_worker, serve):
     wait_until(lambda: NoteEmbedding.objects.filter(source=note, passage="down").exists())
     assert embedded() == 0
     assert set(Job.objects.values_list("attempts", flat=True)) == {0}
+
+
+def test_a_text_is_found_by_its_words_while_its_provider_hangs(start_drowsy_worker, server):
+    start_drowsy_worker(PGEMBED_PROVIDERS=providers(server))
+    Note.objects.create(body="a warm up")
+    wait_until(lambda: embedded() == 1)
+    server.gate.clear()
+
+    note = Note.objects.create(body="The quick brown fox.")
+
+    wait_until(lambda: note in search(Note, "foxes", mode="lexical"))
+    assert embedded() == 1
+    server.gate.set()
+    wait_until(lambda: embedded() == 2)
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(start_worker, server):
