@@ -271,7 +271,9 @@ def _emit(batch: Batch, found: Sequence[Outcome], *, has_paused: bool, seconds: 
     """Log the outcomes of a batch, never its texts. ``has_paused``: as ``Pool.ended`` returned."""
     pool, provider = batch.pool, batch.pool.provider
     milliseconds = seconds * 1000
-    is_outage = any(isinstance(one, ProviderUnavailable) for one in found)
+    # A health check has no outcomes, only an error.
+    errors = [*found, batch.future.exception()]
+    is_outage = any(isinstance(one, ProviderUnavailable) for one in errors)
     if not batch.wanted and not pool.paused_seconds:
         events.tell(events.PROVIDER_BACK, provider=provider.alias)
         return
