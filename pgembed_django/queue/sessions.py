@@ -23,12 +23,14 @@ PREPARE_AFTER = 3
 LOCK_SECONDS = 3.0
 """How long to wait for a table's lock before the loop goes round again: it may have to stop."""
 
-# A shorter one of the role stays.
+# A shorter one of the role stays. A pooler tells its clients a process id of its own: it would hand
+# the setting on to others.
 LOCK_TIMEOUT = """
     SELECT set_config(name, %(milliseconds)s::int::text, false)
     FROM pg_settings
     WHERE name = 'lock_timeout'
       AND setting::int NOT BETWEEN 1 AND %(milliseconds)s
+      AND pg_backend_pid() = %(pid)s
 """
 
 CUT_OFF_WHERE_FROZEN = "SELECT set_config('idle_in_transaction_session_timeout', %(after)s, false)"
@@ -76,8 +78,8 @@ def configure_sessions(using: str, *, is_direct: bool = False) -> None:
             if is_direct:
                 # The table may have grown a thousandfold since a kept plan was made.
                 cursor.execute("SET plan_cache_mode = force_custom_plan")
-                # Not through a pooler, which would hand the setting on to others.
-                cursor.execute(LOCK_TIMEOUT, {"milliseconds": LOCK_SECONDS * 1000})
+            pid = connection.connection.info.backend_pid
+            cursor.execute(LOCK_TIMEOUT, {"milliseconds": int(LOCK_SECONDS * 1000), "pid": pid})
             cursor.execute(PLAIN_VALUES)
             cursor.execute("SET default_transaction_isolation = 'read committed'")
             # Where row security hides rows, raise an error: hidden rows must not look deleted.

@@ -9,6 +9,7 @@ from django.db import connection, connections, transaction
 
 from pgembed_django import search, similar_to
 from pgembed_django.models import Job
+from pgembed_django.queue import sessions
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import run_jobs, without_triggers
 from tests.app.models import Article, ArticleEmbedding, Page, PageExtra
@@ -91,6 +92,19 @@ def test_settings_of_one_search_are_not_left_to_the_next_client(pooled):
         [(ef_search, lock_timeout)] = cursor.fetchall()
     assert ef_search in (before[0][0], "40")  # what it is once the extension is loaded
     assert lock_timeout == before[0][1]
+
+
+def test_a_worker_behind_it_does_not_bound_the_locks_of_other_clients(pooled):
+    bound = "SELECT current_setting('lock_timeout')"
+    for using, expected in ((pooled, "0"), ("default", "3s")):
+        connections[using].close()
+        sessions.configure_sessions(using)
+        try:
+            with connections[using].cursor() as cursor:
+                cursor.execute(bound)
+                assert cursor.fetchone() == (expected,)
+        finally:
+            sessions.end_sessions(using)
 
 
 def test_within_one_transaction_triggers_are_off_for_this_client_alone(pooled):
