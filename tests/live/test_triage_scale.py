@@ -13,6 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from pgembed_django.admin import actions
 from pgembed_django.contrib.metrics import collectors
 from pgembed_django.models import Job, Worker
 from pgembed_django.queue import rollups
@@ -138,7 +139,9 @@ def blocks_read() -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_every_page_takes_few_queries_that_read_little(operator: Client) -> None:
+def test_every_page_takes_few_queries_that_read_little(
+    operator: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill()
     costly = {}
     for name, url in pages().items():
@@ -146,7 +149,8 @@ def test_every_page_takes_few_queries_that_read_little(operator: Client) -> None
             assert operator.get(url).status_code == 200, name
         if len(cost.statements) > MAX_QUERIES or cost.blocks > MAX_BLOCKS:
             costly[name] = cost
-        assert not [sql for sql in cost.statements if "SELECT DISTINCT" in sql]
+        # As Django's list filters do, over the whole table.
+        assert not [sql for sql in cost.statements if sql.startswith("SELECT DISTINCT")]
 
     assert not costly
     # A scrape counts further than a page, and is bounded all the same.
@@ -162,6 +166,7 @@ def test_every_page_takes_few_queries_that_read_little(operator: Client) -> None
     asked = operator.post(f"{LIST}?status=failed", everything)
     assert "Dismiss more than 100,000 jobs?" in asked.content.decode()
 
+    monkeypatch.setattr(actions, "MAX_SECONDS", 0.2)  # the log of queries is bounded
     with counted() as cost:
         operator.post(f"{LIST}?status=failed", {**everything, **dict(asked.context["form"])})
 
