@@ -128,7 +128,7 @@ def test_a_saved_row_reads_like_a_story(make_article, awake_worker):
     wait_until(lambda: embedded_text(before))
 
     # On a busy machine threads take turns in the middle of their ways.
-    walk = min((walk_of_a_row(make_article) for _ in range(3)), key=changes_of_file)
+    walk = min((walk_of_a_row(make_article) for _ in range(5)), key=changes_of_file)
 
     files = {call.file for call in walk}
     changes = changes_of_file(walk)
