@@ -152,8 +152,8 @@ class Work:
     def claim_up_to(self, limit: int) -> list[Claim]:
         """Start due jobs: one suspect, or up to ``limit`` others.
 
-        A suspect and the others take turns, as there may be hundreds of suspects. Nothing is
-        claimed beside one, and it waits until all other held jobs have ended.
+        A suspect and the others take turns, as there may be hundreds of suspects. It waits for the
+        held jobs to end, and nothing is claimed beside one with which a worker died.
         """
         ready = self.handler.ready()
         # Jobs that an open writer blocks are with no handler, and may stay for a long time.

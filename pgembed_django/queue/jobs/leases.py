@@ -54,11 +54,6 @@ class Claim(NamedTuple):
     traceparent: str | None = None
     """The trace that the job belongs to, in W3C's form."""
 
-    @property
-    def is_suspect(self) -> bool:
-        """Whether a worker died while it held the job, or a provider went down with its text."""
-        return self.crashes > 0 or self.outages > 0
-
 
 class Held(NamedTuple):
     """The state of claims, as job ids: ours; ours, but locked by an open writer; lost."""
