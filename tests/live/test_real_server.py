@@ -198,8 +198,9 @@ def test_another_model_behind_the_same_address_is_noticed(llama, models, start_w
     Note.objects.bulk_create(Note(body=f"later {n}") for n in range(50))
     wait_until(lambda: "embed_spaces renew" in worker.log.read_text(), seconds=60)
 
-    assert embedded() == 50
     # By words alone, although the server answers.
+    wait_until(lambda: NoteEmbedding.objects.count() == 100)
+    assert embedded() == 50
     assert spaces.active(specs.get("app.NoteEmbedding"), using="default") is not None
     assert [note.body for note in search(Note, "later 7", limit=1)] == ["later 7"]
 
