@@ -37,9 +37,6 @@ FIRST_LOOK_SECONDS = 0.001
 LAST_LOOK_SECONDS = 0.008
 """The intervals at which an awake worker polls, ever more slowly, before it goes on watch."""
 
-WAITING_LOOK_SECONDS = 0.004
-"""The first interval while jobs are in flight: their results wake the loop anyway."""
-
 BUSY_LOOK_SECONDS = 0.05
 MAX_BUSY_LOOK_SECONDS = 0.8
 """The intervals while writers' transactions are open, or due jobs are locked."""
@@ -260,8 +257,12 @@ class IdleWait:
             self._sender.send(b"!")
 
     def moved(self, *, is_waiting: bool) -> None:
-        """Poll at short intervals again, as there was something to do."""
-        self._look_seconds = WAITING_LOOK_SECONDS if is_waiting else FIRST_LOOK_SECONDS
+        """Poll at short intervals again, as there was something to do.
+
+        While results are awaited, only at the longest: they wake the loop, and rows that came
+        meanwhile share its next round.
+        """
+        self._look_seconds = LAST_LOOK_SECONDS if is_waiting else FIRST_LOOK_SECONDS
         self._busy_seconds = BUSY_LOOK_SECONDS
 
     def busy_look(self) -> float:
