@@ -58,7 +58,6 @@ def files_passed(call: Callable[[], Any]) -> set[str]:
 @pytest.fixture
 def awake_worker(settings, monkeypatch) -> Iterator[Worker]:
     """A worker in a thread. It does not look for other jobs while it waits for an answer."""
-    monkeypatch.setattr(listener, "WAITING_LOOK_SECONDS", 1.0)
     monkeypatch.setattr(listener, "LAST_LOOK_SECONDS", 1.0)
     with serving(Ollama()) as server:
         settings.PGEMBED_PROVIDERS = providers(server)
