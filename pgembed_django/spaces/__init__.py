@@ -4,7 +4,6 @@ from pgembed_django.spaces.coverage import FOUND as FOUND
 from pgembed_django.spaces.coverage import Coverage as Coverage
 from pgembed_django.spaces.coverage import LookedUp as LookedUp
 from pgembed_django.spaces.coverage import are_few as are_few
-from pgembed_django.spaces.coverage import coverage_of as coverage_of
 from pgembed_django.spaces.coverage import is_empty as is_empty
 from pgembed_django.spaces.coverage import is_found as is_found
 from pgembed_django.spaces.coverage import last_gap as last_gap

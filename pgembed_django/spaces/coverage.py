@@ -157,19 +157,6 @@ def _is_unchanged(spec: Spec) -> Q:
     return is_unchanged
 
 
-def coverage_of(spec: Spec, space: Space, *, using: str) -> Coverage:
-    """Count exactly. This reads the whole table: too slow for a page that refreshes.
-
-    Raises:
-        Busy: a writer has locked one of the two tables. Waiting for it while holding the other
-            could deadlock with a migration.
-    """
-    rows = spec.rows(using=using).exclude(is_empty(spec, [space]))
-    covered = rows.filter(is_found(spec, space))
-    with database.giving_way(using):
-        return Coverage(rows=rows.count(), covered=covered.count())
-
-
 def last_gap(spec: Spec, space: Space, *, within: Q | None = None, using: str) -> Any | None:
     """Return the key of the last row that lacks its vectors in a space, or None.
 

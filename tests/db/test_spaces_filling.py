@@ -13,6 +13,7 @@ from pgembed_django import spaces
 from pgembed_django.core import locks
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
+from pgembed_django.ops import status
 from pgembed_django.spaces import indexes, reconcile, upkeep
 from pgembed_django.spaces.upkeep import (
     FIRST_FILL,
@@ -272,7 +273,7 @@ def test_gaps_are_looked_up_whatever_the_statistics_say(spec, swap, scan):
         elif scan == "full":
             spaces.last_gap(spec, swap, using="default")
         else:
-            spaces.coverage_of(spec, swap, using="default")
+            status.overview(using="default", specs=[spec], is_exact=True)
     plans = []
     for query in queries:
         if query["sql"].startswith("SELECT") and "EXISTS" in query["sql"]:
