@@ -30,9 +30,6 @@ from pgembed_django.spaces import repairs
 from pgembed_django.spaces.upkeep import Upkeep
 from pgembed_django.triggers import installed
 
-ROUNDS_BEHIND = 3
-"""How many rounds of batches may wait: the loop goes on claiming while a round is stored."""
-
 FOLLOW_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 """How long, and how often, to try a renaming that another process or a lock puts off."""
@@ -99,7 +96,7 @@ class EmbeddingHandler(Handler):
         round_of_batches = settings.batch_size * settings.concurrency
         pools = self.embedder.pools
         is_full = sum([len(pool.queue) for pool in pools]) >= round_of_batches
-        is_behind = self.held.waiting >= ROUNDS_BEHIND * round_of_batches
+        is_behind = self.held.waiting >= round_of_batches
         if is_full or self.planner.unread or is_behind:
             return 0
         if [pool for pool in pools if pool.pause_seconds and not pool.is_lost]:
@@ -138,10 +135,8 @@ class EmbeddingHandler(Handler):
     # One round of the loop
 
     def collect(self) -> bool:
-        """Hand answers to their units, and send the next batches."""
+        """Hand answers to their units."""
         answered = self.embedder.collect()
-        if answered and [pool for pool in self.embedder.pools if pool.queue]:
-            self.embedder.send()  # the provider goes on while the database is written to
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
         return answered
