@@ -48,7 +48,7 @@ class Drip:
             self.requests += 1
             wire.sendall(self.head)
             for _ in range(self.times):
-                if self.over.wait(0.05):
+                if self.over.wait(0.01):
                     return
                 self.clock.now += BIT_SECONDS
                 wire.sendall(self.bit)

@@ -41,16 +41,19 @@ def test_there_are_eight_thousand_rows_or_more():
     assert len(collected()) >= 8000
 
 
+@pytest.mark.slow
 def test_each_name_stands_once_and_in_order():
     names = [row.name for row in rows()]
     assert names == sorted(set(names))
 
 
+@pytest.mark.slow
 def test_each_row_can_be_stored():
     assert all(row.docstring for row in collected().values())
     assert not [row.name for row in collected().values() if "\0" in row.docstring + row.signature]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -83,11 +86,13 @@ def test_what_everybody_knows_goes_by_the_name_everybody_knows(name, kind):
     assert collected()[name].kind in (kind, {"function": "method"}.get(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["_bisect.bisect_left", "posixpath.join", "posix.open"])
 def test_implementations_do_not_stand_beside_what_they_implement(name):
     assert name not in collected()
 
 
+@pytest.mark.slow
 def test_a_signature_is_what_the_caller_writes():
     names = collected()
     assert names["textwrap.dedent"].signature == "dedent(text)"

@@ -97,6 +97,7 @@ def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
         yield provider
 
 
+@pytest.mark.slow
 @settings(
     max_examples=EXAMPLES,
     deadline=None,

@@ -221,14 +221,14 @@ def test_a_text_is_cut_to_what_the_server_takes(make_provider: Make, kin: str):
 @pytest.mark.parametrize("ask", ["embed_documents", "embed_query"])
 def test_a_limit_in_characters_is_kept_by_a_few_cuts(make_provider: Make, ask: str):
     provider = make_provider(
-        played.OpenAI(kin="infinity", context=122_880), document_prefix="passage: "
+        played.OpenAI(kin="infinity", context=12_288), document_prefix="passage: "
     )
 
-    getattr(provider, ask)("word " * 100_000 if ask == "embed_query" else ["word " * 100_000])
+    getattr(provider, ask)("word " * 10_000 if ask == "embed_query" else ["word " * 10_000])
 
     lengths = [len(text) for [text] in provider.played.asked if text.count("word") > 1]
     assert lengths == sorted(lengths, reverse=True)
-    assert lengths[-1] <= 122_880 < lengths[-2]
+    assert lengths[-1] <= 12_288 < lengths[-2]
 
 
 @pytest.mark.parametrize("kin", KIN)
