@@ -276,7 +276,7 @@ class Read(str):
         return found
 
 
-KINDS = dict(kinds(40_000))
+KINDS = dict(kinds(100_000))
 
 
 @pytest.mark.parametrize("text", KINDS.values(), ids=KINDS)

@@ -574,7 +574,7 @@ bursts = st.lists(
 ).map(lambda drawn: [fault for one, bad, good in drawn for fault in [one] * bad + [None] * good])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     faults=bursts,
     bad=st.dictionaries(st.integers(0, 19), st.sampled_from([*FAULTS, "too wide"])),
