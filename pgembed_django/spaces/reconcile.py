@@ -192,7 +192,7 @@ def missing(spec: Spec, live: Sequence[Space], page: Q, *, using: str) -> list[s
     rows = spec.rows(using=using).filter(page).exclude(fresh)
     for status in (PENDING, RUNNING, PARKED):  # each has an index of its own
         rows = rows.exclude(LookedUp(jobs_of_row(spec, status)))
-    return list(rows.values_list(Cast("pk", TextField()), flat=True))
+    return list(rows.order_by("pk").values_list(Cast("pk", TextField()), flat=True))
 
 
 def orphaned(spec: Spec, page: Q, *, using: str) -> QuerySet[Model, str]:
