@@ -6,7 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Exists, F, Func, Model, OuterRef, Q, QuerySet, TextField, Value
+from django.contrib.postgres.expressions import ArraySubquery
+from django.db.models import (
+    BooleanField,
+    Exists,
+    F,
+    Func,
+    Model,
+    OuterRef,
+    Q,
+    QuerySet,
+    TextField,
+    Value,
+)
 from django.db.models.functions import Cast
 
 from pgembed_django import conf
@@ -132,6 +144,14 @@ def of_other_language(spec: Spec, space: Space) -> QuerySet[Model]:
     chunks = spec.embedding_model._base_manager.all()
     # The bounds come after the LIMIT: else a table that has no such chunks would be read whole.
     few = chunks.filter(space=space).order_by("source_id", "position").values("pk")
+    # As an array, which is looked up. A join might read all chunks: see ``LookedUp``.
+    is_few = Func(
+        F("pk"),
+        ArraySubquery(few[:MOST_COMPARED]),
+        template="(%(expressions)s))",
+        arg_joiner=" = ANY(",
+        output_field=BooleanField(),
+    )
     words = Func(
         Value(conf.current().text_search_config),
         F("passage"),
@@ -140,7 +160,7 @@ def of_other_language(spec: Spec, space: Space) -> QuerySet[Model]:
         output_field=TextField(),
     )
     found: QuerySet[Model] = (
-        chunks.filter(pk__in=few[:MOST_COMPARED], passage__isnull=False)
+        chunks.filter(is_few, passage__isnull=False)
         .filter(end_offset__lt=F("start_offset") + LONGEST_COMPARED)
         .alias(pgembed_stored=Cast("fulltext", TextField()))
         .exclude(pgembed_stored=words)
