@@ -134,6 +134,7 @@ def start_command(
         with suppress(ProcessLookupError):  # a reloader's child is ended with it
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        sys.stdout.write(process.log.read_text())  # shown if the test fails
 
 
 @pytest.fixture
