@@ -17,8 +17,12 @@ class PgembedConfig(AppConfig):
         # Importing checks registers the system checks.
         from pgembed_django import checks, unmigrated  # noqa: F401
         from pgembed_django.contrib import tracing
+        from pgembed_django.declaration.decorator import follow_relations
         from pgembed_django.spaces import repairs
+        from pgembed_django.triggers.related import extend_makemigrations
 
+        extend_makemigrations()
+        follow_relations()
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)
         post_migrate.connect(unmigrated.after_migrate, sender=self)

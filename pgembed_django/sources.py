@@ -22,7 +22,8 @@ from django.db.models.functions import Cast, Coalesce
 from pgembed_django.core import database, faults
 from pgembed_django.core.adapting import halves
 from pgembed_django.core.user_code import Failed, UserCode
-from pgembed_django.declaration.specs import Spec
+from pgembed_django.declaration import relations
+from pgembed_django.declaration.specs import RELATED, Spec
 
 READ_BYTES = 2**24
 """How many bytes of text to read or make at once: of many small rows, or a few large ones."""
@@ -37,7 +38,7 @@ LENGTH = "octet_length(%(expressions)s::text)"
 STORED_LENGTH = "4 * pg_column_size(%(expressions)s)"
 
 Row = tuple[str, models.Model | Sequence[Any]]
-"""A source_pk, and its instance or the values of its fields: see ``Spec.needs_instances``."""
+"""A source_pk, and its instance or the values of its text: see ``Spec.needs_instances``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def length_of(spec: Spec) -> Any:
     fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
     if spec.reads_whole_rows:
         concrete = spec.model._meta.concrete_model or spec.model
-        fields = list(concrete._meta.local_concrete_fields)
+        fields = list(concrete._meta.concrete_fields)
     lengths = [
         models.Func(
             models.F(field.attname),
@@ -161,6 +162,28 @@ def as_row(spec: Spec, made: Any) -> Row:
     return source_pk, values
 
 
+def with_related(spec: Spec, found: list[Row], *, using: str) -> list[Row]:
+    """Read what the rows' texts are made of in other tables: a query per relation.
+
+    It may be newer than the rows. What changes later has ripples of its own.
+    """
+    if not (spec.related and found):
+        return found
+    if spec.text:
+        rows: list[Any] = [row for _, row in found]
+        models.prefetch_related_objects(rows, *spec.relations.prefetched)
+        return found
+    keys = [spec.parse_pk(source_pk) for source_pk, _ in found]
+    related = relations.read(spec, keys, using=using)
+    for number, (source_pk, row) in enumerate(found):
+        of_row = related.get(source_pk, [])
+        if isinstance(row, models.Model):
+            vars(row)[RELATED] = of_row
+        else:
+            found[number] = source_pk, [*row, *of_row]
+    return found
+
+
 def fetch(spec: Spec, rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, str]]:
     """Read rows ``with_source_pk``. Return them, and the errors of unreadable ones by source_pk.
 
@@ -169,7 +192,7 @@ def fetch(spec: Spec, rows: models.QuerySet[Any]) -> tuple[list[Row], dict[str, 
     """
     try:
         with UserCode(using=rows.db, only_values=not spec.needs_instances).reading():
-            return [as_row(spec, made) for made in rows], {}
+            return with_related(spec, [as_row(spec, made) for made in rows], using=rows.db), {}
     except faults.Unreadable as error:
         keys = list(dict.fromkeys(rows.values_list("pk", "pgembed_source_pk")))
         if len(keys) < 2:
@@ -314,6 +337,7 @@ class Reading:
             try:
                 with code.reading(), cursor:
                     found = compiled.rows(self.spec, cursor.fetchall())
+                    found = with_related(self.spec, found, using=self.using)
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)
             return self._made(found, {})

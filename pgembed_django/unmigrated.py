@@ -13,7 +13,7 @@ from django.db import connections, router
 from django.db.migrations.loader import MigrationLoader
 
 from pgembed_django.declaration import specs
-from pgembed_django.triggers import sql
+from pgembed_django.triggers import installed, sql
 
 
 def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
@@ -37,8 +37,17 @@ def before_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
 
 
 def after_migrate(sender: AppConfig, *, using: str, **_: Any) -> None:
-    """On ``post_migrate``, create the constraint that needs the table of jobs."""
-    if not _is_unmigrated(sender) or not _is_ours(sender, using):
+    """On ``post_migrate``, create what needs several tables: a constraint, and some triggers."""
+    if not _is_ours(sender, using):
+        return
+    loader = MigrationLoader(None, load=False)
+    loader.load_disk()
+    known = [spec for spec in specs.on(using) if spec.relations.links]
+    installed.install_missing(
+        [spec.key for spec in known if spec.model._meta.app_label in loader.unmigrated_apps],
+        using=using,
+    )
+    if not _is_unmigrated(sender):
         return
     with connections[using].cursor() as cursor:
         found = connections[using].introspection.get_constraints(cursor, "pgembed_job")

@@ -202,7 +202,7 @@ def _extension(alias: str) -> Iterator[CheckMessage]:
 def _conditions(alias: str) -> Iterator[CheckMessage]:
     """Yield an error for each comparison that fails whatever row is written, and its write."""
     for spec in _writable(alias).values():
-        for trial in conditions.trials(spec.when, model=spec.model):
+        for trial in conditions.trials(spec.tested, model=spec.model):
             try:
                 with transaction.atomic(using=alias):
                     database.rows(alias, trial)
@@ -353,7 +353,7 @@ def _writable(alias: str) -> dict[str, specs.Spec]:
     found = {}
     for spec in specs.written_to(alias):
         with suppress(*conditions.UNWRITABLE):
-            conditions.compiled(spec.when, model=spec.model, row="new")
+            conditions.compiled(spec.tested, model=spec.model, row="new")
             found[spec.key] = spec
     return found
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
+from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, router
 
 from pgembed_django import conf
@@ -120,14 +122,18 @@ def _condition_and_chunker(spec: Spec) -> Iterator[CheckMessage]:
     try:
         # Without a Postgres, _databases reports that.
         if postgres.any_postgres().vendor == "postgresql":
-            conditions.compiled(spec.when, model=spec.model, row="new")
+            conditions.compiled(spec.tested, model=spec.model, row="new")
+            if spec.when_spans_tables:
+                with suppress(EmptyResultSet):
+                    compiler = spec.rows().query.get_compiler(connection=postgres.any_postgres())
+                    compiler.as_sql()
     except conditions.UNWRITABLE as error:
         # A ValidationError's own text is the repr of a list.
         reason = " ".join(getattr(error, "messages", [str(error)]))
         yield _error(
             spec,
             f"its condition cannot be written as SQL: {reason}",
-            hint="Compare the model's own columns with constants of their types.",
+            hint="Compare the model's own columns, or its parents', with constants of their types.",
             id="pgembed.E006",
         )
     count = spec.chunker.count

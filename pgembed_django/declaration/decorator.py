@@ -13,17 +13,22 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import pgtrigger
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models.signals import class_prepared
 
 from pgembed_django import triggers
 from pgembed_django.chunking import Chunker
-from pgembed_django.declaration import embedding_models, requirements, specs
+from pgembed_django.declaration import embedding_models, relations, requirements, specs
 from pgembed_django.declaration.requirements import refuse, shown
 from pgembed_django.declaration.specs import Declaration, Spec
+from pgembed_django.triggers import related
 
 M = TypeVar("M", bound=models.Model)
+
+_unresolved: list[tuple[Spec, triggers.Watch]] = []
+"""Specs whose relations are to be followed once all models are loaded."""
 
 
 class _KeywordsOnly:
@@ -51,8 +56,11 @@ class _KeywordsOnly:
 class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorator
     """Keep embeddings of a model's rows.
 
-    ``fields`` are watched for changes and, without ``text``, embedded. ``text`` names a method
-    that returns the text instead. Rows that do not match ``when`` are neither embedded nor found.
+    ``fields`` are watched for changes and, without ``text``, embedded. So are the columns of other
+    tables that the lookups of ``related`` lead to, such as ``author__name`` or ``tags__name``.
+    ``text`` names a method that returns the text instead, and finds ``related`` prefetched. Rows
+    that do not match ``when`` are neither embedded nor found. ``fields`` and ``when`` may name
+    columns of parents (multi-table inheritance).
     ``priority`` is from -100 to 100, higher first. ``name`` is the name of the generated model,
     by default ``<Model>Embedding``; on an abstract base it may contain ``%(class)s``.
     ``trigger_level="statement"`` enqueues all rows of an INSERT at once.
@@ -111,6 +119,7 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
     _refuse_taken_name(model, name)
     keywords = vars(declaration) | {
         "fields": tuple(declaration.fields),
+        "related": tuple(declaration.related),
         "when": declaration.when or None,
         "chunker": declaration.chunker or Chunker(),
         "name": name,
@@ -125,14 +134,31 @@ def _declare(declaration: Declaration, model: type[models.Model]) -> None:
     watch = triggers.Watch(
         key=spec.key,
         name=name,
-        fields=spec.fields,
-        when=spec.when,
+        fields=relations.own_columns(
+            model, fields=spec.fields, related=spec.related, when=spec.when
+        ),
+        when=spec.tested,
         priority=spec.priority,
         embedding_table=spec.embedding_model._meta.db_table,
         is_by_statement=spec.trigger_level == "statement",
     )
     pgtrigger.register(*triggers.triggers(watch))(model)
     specs.register(spec)
+    _unresolved.append((spec, watch))
+    if apps.models_ready:
+        follow_relations()
+
+
+def follow_relations() -> None:
+    """Put triggers on the other tables that texts are made of. All models must be loaded.
+
+    Raises:
+        ImproperlyConfigured: a relation cannot be watched.
+    """
+    while _unresolved:
+        spec, watch = _unresolved.pop(0)
+        for trigger in related.triggers(watch, spec.relations.links):
+            trigger.register(spec.model)
 
 
 def _name(declaration: Declaration, model: type[models.Model]) -> str:

@@ -75,8 +75,27 @@ def _require_fields(declaration: Declaration, model: type[models.Model]) -> None
         _require_field(declaration, model, name)
     if len(set(declaration.fields)) != len(declaration.fields):
         refuse(model, f"fields is {list(declaration.fields)!r}. Name each field once.")
+    _require_related(declaration, model)
     if declaration.text is not None:
         _require_text(model, declaration.text)
+
+
+def _require_related(declaration: Declaration, model: type[models.Model]) -> None:
+    """Check what can be checked before all models are loaded: see ``relations.resolve``."""
+    related = declaration.related
+    if not isinstance(related, (list, tuple)):
+        refuse(model, f"related is {shown(related)}. Give a list of lookups: 'author__name'.")
+    for lookup in related:
+        if not isinstance(lookup, str):
+            refuse(model, f"related has {shown(lookup)} in it. Give lookups: 'author__name'.")
+        if "__" not in lookup:
+            refuse(
+                model,
+                f"related names {lookup!r}, which has no column of another table. Name one, for "
+                f"instance '{lookup}__name'. A column of {model.__name__} belongs in fields.",
+            )
+    if len(set(related)) != len(related):
+        refuse(model, f"related is {list(related)!r}. Name each lookup once.")
 
 
 def _require_text(model: type[models.Model], name: object) -> None:
@@ -120,9 +139,8 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
             if is_path and model._meta.get_field(first):
                 refuse(
                     model,
-                    f"fields name {name!r}, and a trigger sees one row: the model's own columns. "
-                    f"Copy the value into a column of {model.__name__}, or name {first!r} and "
-                    "give a text method.",
+                    f"fields name {name!r}, which is in another table. Name it in related: "
+                    f"related=[{name!r}].",
                 )
         fields = model._meta.concrete_fields
         with_text = [field.name for field in fields if isinstance(field, TEXTUAL)]

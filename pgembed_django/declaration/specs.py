@@ -1,4 +1,8 @@
-"""The registry of specs: what each ``@embeddable`` declared. Reads rows, writes nothing."""
+"""The registry of specs: what each ``@embeddable`` declared. Reads rows, writes nothing.
+
+Without a text method, a text is the values of ``fields``, then those of each lookup of ``related``
+in turn. The rows of a to-many relation come in the order of their keys.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ from django.db.models.signals import post_init
 from pgembed_django.chunking import Chunker
 from pgembed_django.core import database, faults, postgres
 from pgembed_django.core import text as texts
+from pgembed_django.declaration import relations
+from pgembed_django.declaration.relations import Relations
 from pgembed_django.exceptions import did_you_mean
 
 Stale = Literal["serve", "hide"]
@@ -41,6 +47,9 @@ HAS_TABLE = """
     WHERE to_regclass(name) IS NOT NULL
 """
 
+RELATED = "pgembed_related"
+"""The attribute of an instance with the values of ``related`` that were read for it."""
+
 _registry: dict[str, Spec] = {}
 
 
@@ -49,6 +58,7 @@ class Declaration:
     """The keywords of one ``@embeddable``, as given."""
 
     fields: Sequence[str]
+    related: Sequence[str] = ()
     text: str | None = None
     when: Q | None = None
     provider: str = "default"
@@ -68,6 +78,7 @@ class Spec(Declaration):
     model: type[Model]
     embedding_model: type[Model]
     fields: tuple[str, ...]
+    related: tuple[str, ...]
     chunker: Chunker
     name: str
     """The name of the generated model. It distinguishes several declarations on one model."""
@@ -81,7 +92,28 @@ class Spec(Declaration):
     def recipe(self) -> str:
         """How a row becomes chunks. Does not have the model's name, so that it may be renamed."""
         source = f"method {self.text}" if self.text else f"fields {', '.join(self.fields)}"
-        return f"{source}; {self.chunker.recipe}"
+        related = f"; related {', '.join(self.related)}" if self.related else ""
+        return f"{source}{related}; {self.chunker.recipe}"
+
+    @cached_property
+    def relations(self) -> Relations:
+        """How its texts span tables. All models must be loaded."""
+        given = {"fields": self.fields, "related": self.related, "when": self.when}
+        return relations.resolve(self.model, **given)  # type: ignore[arg-type]
+
+    @cached_property
+    def when_spans_tables(self) -> bool:
+        """Whether the condition names a column of a parent's table.
+
+        Then triggers do not test it. Workers remove the vectors of rows that no longer match, and
+        until then searches leave these out, because they apply it before they rank.
+        """
+        return relations.spans(self.model, self.when)
+
+    @property
+    def tested(self) -> Q | None:
+        """The condition that the triggers on its own table test."""
+        return None if self.when_spans_tables else self.when
 
     @cached_property
     def reads_whole_rows(self) -> bool:
@@ -167,10 +199,16 @@ class Spec(Declaration):
                 )
             return texts.clean(written or "")
         fields: list[Any] = [instance._meta.get_field(name) for name in self.fields]
-        return self.text_of_values([field.value_from_object(instance) for field in fields])
+        values = [field.value_from_object(instance) for field in fields]
+        if self.related:
+            if (of_row := vars(instance).get(RELATED)) is None:
+                found = relations.read(self, [instance.pk], using=instance._state.db)
+                of_row = next(iter(found.values()), [])
+            values += of_row
+        return self.text_of_values(values)
 
     def text_of_values(self, values: Iterable[object]) -> str:
-        """Return the text of a row, cleaned, given the values of its ``fields``."""
+        """Return the text of a row, cleaned, given the values of ``fields`` and ``related``."""
         parts = [texts.clean(texts.of(value)) for value in values]
         return "\n\n".join([part for part in parts if part])
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+from django.db import DatabaseError
+
 from pgembed_django import conf, events, spaces, store
 from pgembed_django.core import faults
+from pgembed_django.core.faults import Fault
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.embedding import outcomes, writer
@@ -27,6 +30,7 @@ from pgembed_django.queue.in_flight import HeldJob
 from pgembed_django.queue.jobs import Claim
 from pgembed_django.queue.maintenance import Chore
 from pgembed_django.spaces import repairs
+from pgembed_django.spaces.ripples import Expander
 from pgembed_django.spaces.upkeep import Upkeep
 from pgembed_django.triggers import installed
 
@@ -74,6 +78,7 @@ class EmbeddingHandler(Handler):
         self.clock = clock
         self.settings = setting.settings
         self.live = Live(self.worked_on, using=using, clock=clock)
+        self.ripples = Expander(self.worked_on.values(), using=using, clock=clock)
         self.units = Units(setting.held, using=using, settings=setting.settings)
         self.writer = Writer(units=self.units, clock=clock)
         self.embedder = Embedder(
@@ -147,8 +152,9 @@ class EmbeddingHandler(Handler):
             self.writer.save_progress()
 
     def advance(self, *, may_begin: bool) -> bool:
-        """Plan and send. Store the text of late units."""
+        """Plan and send. Expand a page of ripples. Store the text of late units."""
         moved = may_begin and self.planner.step()
+        moved |= may_begin and self._expand_ripples()
         moved |= self.embedder.send()
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
@@ -227,9 +233,9 @@ class EmbeddingHandler(Handler):
 
     @property
     def wait_seconds(self) -> float:
-        """The seconds until a provider may be asked again, or a text is late."""
+        """The seconds until a provider may be asked again, a text is late, or a ripple is due."""
         waits = [pool.paused_seconds for pool in self.embedder.pools if pool.paused_seconds]
-        return min([*waits, self._text_due_seconds])
+        return min([*waits, self._text_due_seconds, self.ripples.wait_seconds])
 
     @property
     def _text_due_seconds(self) -> float:
@@ -306,6 +312,19 @@ class EmbeddingHandler(Handler):
                 yield conf.lost_name(named, pool.provider.space_id), pool
             else:
                 yield named, pool
+
+    def _expand_ripples(self) -> bool:
+        """Enqueue a page of the units whose related rows have changed. Return whether any moved."""
+        spec = self.ripples.next_spec(self.units.quarantined)
+        if spec is None:
+            return False
+        try:
+            return self.ripples.expand(spec)
+        except DatabaseError as error:
+            if faults.of(error) in {Fault.OUTAGE, Fault.OURS, Fault.TOO_SLOW, Fault.PASSING}:
+                raise
+            self.units.quarantine(spec, error)  # the other specs go on
+            return False
 
     def _outdate(self) -> int:
         """Read the live spaces again: what a retired one's provider lacks is of no interest."""

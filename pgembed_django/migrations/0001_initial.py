@@ -91,7 +91,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
                 ('spec', models.TextField()),
                 ('source_pk', models.TextField()),
-                ('kind', models.TextField(choices=[('write', 'write'), ('reconciler', 'reconciler'), ('backfill', 'backfill'), ('manual_retry', 'manual retry')], db_default='write')),
+                ('kind', models.TextField(choices=[('write', 'write'), ('ripple', 'related change'), ('reconciler', 'reconciler'), ('backfill', 'backfill'), ('manual_retry', 'manual retry')], db_default='write')),
                 ('status', models.TextField(choices=[('pending', 'pending'), ('running', 'running'), ('succeeded', 'succeeded'), ('failed', 'failed'), ('dismissed', 'dismissed')], db_default='pending')),
                 ('priority', models.SmallIntegerField(db_default=0)),
                 ('is_awaited', models.BooleanField(db_default=True, help_text='Somebody waits for it: its row was written, or a person asked. Until it has succeeded, its row is stale. Then it is kept for a while.')),
@@ -169,6 +169,20 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Ripple',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('spec', models.TextField()),
+                ('path', models.TextField()),
+                ('key', models.TextField()),
+                ('cursor', models.TextField(help_text='The key of the last unit that it was expanded to.', null=True)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'abstract': False,
+            },
+        ),
+        migrations.CreateModel(
             name='Space',
             fields=[
                 ('id', models.BigAutoField(primary_key=True, serialize=False)),
@@ -222,6 +236,10 @@ class Migration(migrations.Migration):
             """
             ALTER TABLE pgembed_job SET (
                 fillfactor = 50,
+                autovacuum_vacuum_scale_factor = 0.02,
+                autovacuum_vacuum_cost_delay = 0
+            );
+            ALTER TABLE pgembed_ripple SET (
                 autovacuum_vacuum_scale_factor = 0.02,
                 autovacuum_vacuum_cost_delay = 0
             )

@@ -5,7 +5,7 @@ There are two exceptions: ``spaces`` writes scan cursors, and a worker writes it
 
 from pgembed_django.models.abstract_embedding import AbstractEmbedding
 from pgembed_django.models.attempt import Attempt
-from pgembed_django.models.job import Ending, Job, Rollup
+from pgembed_django.models.job import Ending, Job, Ripple, Rollup
 from pgembed_django.models.operations import Pause, Quota, ScanCursor, Worker
 from pgembed_django.models.space import Space, StagedVector
 
@@ -16,6 +16,7 @@ __all__ = [
     "Job",
     "Pause",
     "Quota",
+    "Ripple",
     "Rollup",
     "ScanCursor",
     "Space",

@@ -56,6 +56,7 @@ class Job(NotFromFixtures):
 
     class Kind(models.TextChoices):
         WRITE = "write", _("write")
+        RIPPLE = "ripple", _("related change")
         RECONCILER = "reconciler", _("reconciler")
         BACKFILL = "backfill", _("backfill")
         MANUAL_RETRY = "manual_retry", _("manual retry")
@@ -198,16 +199,37 @@ class Job(NotFromFixtures):
         return f"{self.spec} {self.source_pk}"
 
 
-CHANGES = (Job.Kind.WRITE, Job.Kind.MANUAL_RETRY)
+CHANGES = (Job.Kind.WRITE, Job.Kind.RIPPLE, Job.Kind.MANUAL_RETRY)
 """The kinds of jobs that somebody waits for: until one has succeeded, its row is stale."""
 
 LANES = {
     Job.Kind.WRITE: 0,
     Job.Kind.MANUAL_RETRY: 0,
+    Job.Kind.RIPPLE: -500,
     Job.Kind.RECONCILER: -1000,
     Job.Kind.BACKFILL: -2000,
 }
 """What a kind adds to its spec's priority: writes and requests of people come first."""
+
+
+class Ripple(NotFromFixtures):
+    """A change of rows of another table that texts of a spec are made of, yet to be expanded.
+
+    It is of the units that the lookup ``path`` finds with ``key``; of all if ``path`` is empty.
+    Triggers only insert here, and no index is unique but that of the ids: writers never wait.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    spec = models.TextField()
+    path = models.TextField()
+    key = models.TextField()
+    cursor = models.TextField(  # noqa: DJ001 - NULL is "from the start", "" a key
+        null=True, help_text=_("The key of the last unit that it was expanded to.")
+    )
+    created_at = models.DateTimeField(db_default=Now())
+
+    def __str__(self) -> str:
+        return f"{self.spec} {self.path}={self.key}"
 
 
 class Rollup(NotFromFixtures):

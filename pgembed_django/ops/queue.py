@@ -123,6 +123,17 @@ COUNTS = """
         LIMIT %(limit)s
     ) AS dismissed
     GROUP BY spec
+  UNION ALL
+    SELECT
+        'ripple', spec, NULL, NULL, NULL, NULL, count(*), sum(count(*)) OVER () >= %(limit)s,
+        extract(epoch FROM statement_timestamp() - min(created_at))::float8, NULL
+    FROM (
+        SELECT spec, created_at
+        FROM pgembed_ripple
+        ORDER BY id
+        LIMIT %(limit)s
+    ) AS ripples
+    GROUP BY spec
     ORDER BY priority DESC
 """
 COUNT = EVERY_LANE + "," + FAILING + COUNTS
@@ -239,6 +250,13 @@ class Queue:
     held: dict[int, dict[str, HeldJobs]] = field(default_factory=lambda: defaultdict(dict))
     failures: dict[str, Count] = field(default_factory=dict)
     dismissed: dict[str, Count] = field(default_factory=dict)
+    ripples: dict[str, Count] = field(default_factory=dict)
+    """Changes of related rows that have yet to become jobs."""
+
+    def of_status(self, status: str) -> dict[str, Count]:
+        """Return the counts of failures, dismissals or ripples, by spec."""
+        counts = {"failed": self.failures, "dismissed": self.dismissed, "ripple": self.ripples}
+        return counts[status]
 
 
 def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
@@ -263,9 +281,8 @@ def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None
                 spec, held.jobs + number, max(held.oldest_seconds, held_for)
             )
         else:
-            counts = queue.failures if status == "failed" else queue.dismissed
-            counts[spec] = count
-        if kind in CHANGES:
+            queue.of_status(status)[spec] = count
+        if kind in CHANGES or status == "ripple":
             queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), age)
     # Dismissals of all specs share one limit: once it is reached, any spec may have some.
     is_capped = any(count.is_capped for count in queue.dismissed.values())

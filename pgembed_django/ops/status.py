@@ -242,6 +242,7 @@ def _spec(spec: Spec, read: Read) -> SpecStatus:
         building=_space(building, read, pace if has_jobs or not failures else 0.0),
         backlog=backlog,
         running=running,
+        ripples=read.queue.ripples.get(key, NONE),
         oldest_change_seconds=read.queue.oldest_change.get(key),
         open_failures=failures,
         dismissed=read.queue.dismissed.get(key, NONE),

@@ -69,8 +69,10 @@ class SpecStatus:
     backlog: tuple[Backlog, ...]
     """One for each kind that has pending jobs, the most urgent first."""
     running: Count
+    ripples: Count = NONE
+    """Changes of related rows that have yet to become jobs."""
     oldest_change_seconds: float | None
-    """Age of the oldest write or manual retry that is pending or running."""
+    """Age of the oldest write, related change or manual retry that is pending or running."""
     open_failures: Count
     dismissed: Count
     """Dismissed failures whose rows have not been embedded since."""
@@ -121,7 +123,7 @@ def judge(
     is_short = coverage is not None and coverage.missing > spec.dismissed.value
     oldest_seconds = spec.oldest_change_seconds or 0.0
     is_stuck = oldest_seconds >= STUCK_SECONDS and not completed
-    has_work = bool(spec.waiting) or is_short or is_stuck
+    has_work = bool(spec.waiting or spec.ripples) or is_short or is_stuck
     waiting = f"a search finds {coverage}" if is_short else _changes(spec)
     waiting = _jobs(spec.waiting) if spec.waiting else waiting
 
@@ -234,6 +236,8 @@ def _exchanged(spec: SpecStatus) -> str:
 
 def _changes(spec: SpecStatus) -> str:
     oldest = duration(spec.oldest_change_seconds or 0.0)
+    if not spec.changes and spec.ripples:
+        return f"{spec.ripples} of related rows for {oldest}"
     if not spec.changes:
         return f"one change has been in progress for {oldest}"
     changes = "change is waiting" if spec.changes == Count(1) else "changes are waiting"

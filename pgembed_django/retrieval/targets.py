@@ -81,12 +81,21 @@ class Target(Generic[Row]):
 
     @property
     def narrows(self) -> bool:
-        """Whether the queryset may leave out rows that have vectors."""
+        """Whether the queryset, or the spec's condition, may leave out rows that have vectors.
+
+        Triggers see to a condition over the row's own columns. Of any other, vectors may be left
+        until a worker has removed them, so it is applied before the rows are ranked.
+        """
         query = self.queryset.query
         is_whole_table = (
             self.queryset.model._meta.concrete_model is self.spec.model._meta.concrete_model
         )
-        return bool(query.where) or bool(query.extra_tables) or not is_whole_table
+        return (
+            bool(query.where)
+            or bool(query.extra_tables)
+            or not is_whole_table
+            or self.spec.when_spans_tables
+        )
 
 
 def of(where: Where[Row], *, name: str | None) -> Target[Row]:

@@ -19,7 +19,16 @@ from psycopg import sql
 from pgembed_django import events
 from pgembed_django.core import database, faults, postgres
 from pgembed_django.declaration import specs
-from pgembed_django.models import Attempt, Job, Pause, Rollup, ScanCursor, Space, StagedVector
+from pgembed_django.models import (
+    Attempt,
+    Job,
+    Pause,
+    Ripple,
+    Rollup,
+    ScanCursor,
+    Space,
+    StagedVector,
+)
 from pgembed_django.queue import jobs, rollups
 from pgembed_django.spaces import stored
 from pgembed_django.spaces.lifecycle import adoptable
@@ -79,6 +88,7 @@ ADVANCE = """
 LEFT: Mapping[str, Any] = {
     "jobs": Job,
     "attempts": Attempt,
+    "ripples": Ripple,
     "spaces": Space,
     "staged vectors": StagedVector,
     "scans": ScanCursor,

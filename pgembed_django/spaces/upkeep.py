@@ -28,7 +28,7 @@ from pgembed_django.events import LogOnce
 from pgembed_django.models import Job, ScanCursor, Space
 from pgembed_django.models.job import OPEN_FAILURE
 from pgembed_django.queue.maintenance import Chore, apart
-from pgembed_django.spaces import indexes, lifecycle, reconcile, repairs
+from pgembed_django.spaces import indexes, lifecycle, reconcile, repairs, ripples
 
 CONTINUE_SECONDS = 1.0
 STALE_PAGE_SECONDS = 10.0
@@ -169,9 +169,14 @@ class Upkeep:
         return self._each(self.specs.values(), build_spaces, chore="build")
 
     def prune_spaces(self) -> int:
-        """Delete the vectors of spaces that were retired long ago, and cursors of old backfills."""
+        """Delete the vectors of spaces that were retired long ago, and cursors of old backfills.
+
+        Also ripples of relations that are no longer declared.
+        """
         backfills = ScanCursor.objects.using(self.using).filter(scan=ScanCursor.Scan.BACKFILL)
         backfills.filter(finished_at__lt=Now() - BACKFILLS_KEPT).delete()
+        for spec in self.specs.values():
+            ripples.prune(spec, using=self.using)
         seconds = self.settings.retired_seconds
         for space in spaces.prunable(retired_for_seconds=seconds, using=self.using):
             if (spec := self.specs.get(space.spec)) and not self._is_stopping():

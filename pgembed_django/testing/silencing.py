@@ -86,9 +86,10 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
 
     def _names(self) -> list[str]:
         wanted = {spec.model for model in self._models for spec in specs.of(model)}
+        keys = {spec.key for spec in specs.all() if spec.model in wanted}
         return [
             trigger.get_pgid(model)
             for model, trigger in pgtrigger.registered()
             if isinstance(trigger, SpecTrigger)
-            and (not wanted or cast("type[Model]", model) in wanted)
+            and (not keys or trigger.watch.key in keys)
         ]

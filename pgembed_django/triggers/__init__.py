@@ -90,11 +90,11 @@ class SpecTrigger(pgtrigger.Trigger):
 
     def _enqueue(self, model: type[Model]) -> str:
         unit = literal(self.watch.key), _pk(model, "NEW")
-        return _called("pgembed_enqueue_v1", *unit, literal(self.watch.priority))
+        return called("pgembed_enqueue_v1", *unit, literal(self.watch.priority))
 
     def _forget(self, model: type[Model]) -> str:
         unit = literal(self.watch.key), _pk(model, "OLD")
-        return _called("pgembed_forget_v1", *unit, literal(self.watch.priority), self._table())
+        return called("pgembed_forget_v1", *unit, literal(self.watch.priority), self._table())
 
     def _table(self) -> str:
         return literal(postgres.quoted_name(self.watch.embedding_table))
@@ -132,7 +132,7 @@ class InsertedTogether(Inserted):
     def get_func(self, model: Any) -> str:
         """Return the trigger's body: one call for each page of the rows that match."""
         pk = _pk(model, '"inserted"')
-        call = _called(
+        call = called(
             "pgembed_enqueue_all_v1",
             literal(self.watch.key),
             "pg_catalog.array_agg(written.pk)",
@@ -157,7 +157,7 @@ class Updated(SpecTrigger):
         changes = [conditions.changed(field) for field in dict.fromkeys((*fields, model._meta.pk))]
         return [
             self._matches(model, "new"),
-            _any([*changes, _not(self._matches(model, "old"))]),
+            any_of([*changes, _not(self._matches(model, "old"))]),
         ]
 
     def call(self, model: type[Model]) -> str:
@@ -173,7 +173,7 @@ class Left(SpecTrigger):
     def clauses(self, model: type[Model]) -> list[str]:
         return [
             self._matches(model, "old"),
-            _any([conditions.changed(model._meta.pk), _not(self._matches(model, "new"))]),
+            any_of([conditions.changed(model._meta.pk), _not(self._matches(model, "new"))]),
         ]
 
     def call(self, model: type[Model]) -> str:
@@ -204,7 +204,7 @@ class Truncated(SpecTrigger):
         return []
 
     def call(self, model: type[Model]) -> str:
-        return _called("pgembed_forget_all_v1", literal(self.watch.key), self._table())
+        return called("pgembed_forget_all_v1", literal(self.watch.key), self._table())
 
 
 def triggers(watch: Watch) -> Iterator[SpecTrigger]:
@@ -224,7 +224,8 @@ def trigger_name(verb: str, spec_name: str) -> str:
     return f"{readable}_{digest}"
 
 
-def _called(function: str, *arguments: str) -> str:
+def called(function: str, *arguments: str) -> str:
+    """Return a call of one of our functions."""
     return f"{sql.qualified(function)}({', '.join(arguments)})"
 
 
@@ -236,6 +237,7 @@ def _not(clause: str) -> str:
     return {"TRUE": "FALSE", "FALSE": "TRUE"}.get(clause, f"NOT ({clause})")
 
 
-def _any(clauses: list[str]) -> str:
+def any_of(clauses: list[str]) -> str:
+    """Return a condition that is true if one of several is."""
     clauses = [clause for clause in clauses if clause != "FALSE"]
     return f"({' OR '.join(clauses)})"

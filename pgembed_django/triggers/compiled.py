@@ -26,6 +26,9 @@ class CompiledTrigger(compiler.Trigger):
     prefer a role's own function for exactly the given types to a built-in one.
     """
 
+    reads: tuple[tuple[str, str, str | None], ...] = ()
+    """App, model and field of what a trigger on another table reads, for ``RelatedTables``."""
+
     MISSING: ClassVar[str] = """
         DO $$
         BEGIN

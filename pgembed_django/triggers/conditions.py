@@ -1,7 +1,8 @@
 """The condition of a spec: its ``when`` as SQL about one row, and why a trigger cannot test it.
 
 A trigger sees only a row's own columns, and only when the row is written. So relations,
-subqueries and the clock are refused, rather than compiled to SQL that looks right but is not.
+subqueries and the clock are refused, rather than compiled to SQL that looks right but is not. The
+columns of parents are not: where a condition names one, workers and searches test it instead.
 """
 
 from __future__ import annotations
@@ -172,6 +173,29 @@ def _unquoted(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
+def names(when: Any) -> list[str]:
+    """Return the fields that a condition names, each once. Not ``pk``, which always has triggers.
+
+    ``refusals`` lets it name the columns of the row and of its parents.
+    """
+    found: dict[str, None] = {}
+    todo: list[Any] = [when]
+    while todo:
+        one = todo.pop(0)
+        if isinstance(one, Q):
+            for child in one.children:
+                is_lookup = isinstance(child, tuple)
+                todo += [F(child[0]), child[1]] if is_lookup else [child]  # type: ignore[index]
+        elif isinstance(one, F):
+            found[one.name.partition("__")[0]] = None  # type: ignore[attr-defined]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            todo += one
+        elif hasattr(one, "get_source_expressions"):
+            todo += one.get_source_expressions()
+    found.pop("pk", None)
+    return list(found)
+
+
 BITWISE = frozenset(
     {
         Combinable.BITAND,
@@ -288,18 +312,13 @@ def column_problem(field: Any, *, model: type[Model]) -> str | None:
     if getattr(field, "many_to_many", False):
         return (
             "is many-to-many: it lives in a table of its own, and a change of it fires no "
-            f"trigger of {model.__name__}. Copy what matters into a column."
+            f"trigger of {model.__name__}. Name a column there in related, for instance "
+            f"'{field.name}__name', or copy what matters into a column."
         )
     if not isinstance(field, Field) or not field.concrete or field.column is None:
         return (
             "is not a column of the table: it is reverse, generic or computed. Name the columns "
             "that it is made of."
-        )
-    if field.model._meta.concrete_model is not model._meta.concrete_model:
-        return (
-            f"is in the table of {field.model.__name__}, which {model.__name__} inherits from, "
-            f"and a spec watches one table. Decorate {field.model.__name__} instead, or name "
-            f"only fields that {model.__name__} itself defines."
         )
     if isinstance(field, GeneratedField) and not getattr(field, "db_persist", True):
         return (

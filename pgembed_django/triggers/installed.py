@@ -125,6 +125,13 @@ def rebound(keys: Collection[str], *, using: str) -> Mapping[str, list[Installed
     return found
 
 
+def install_missing(keys: Collection[str], *, using: str) -> None:
+    """Install the triggers that are missing, if no migration is to do that."""
+    for one in _installed(keys, using=using):
+        if one.definition is None:
+            one.renew(using=using)
+
+
 def names(keys: Collection[str]) -> list[tuple[str, str]]:
     """Return (spec key, name in the database) of each trigger of the given specs."""
     return [(trigger.watch.key, trigger.get_pgid(model)) for model, trigger in _declared(keys)]

@@ -6,7 +6,9 @@ import os
 import uuid
 from pathlib import Path
 
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
+from django.contrib.contenttypes.fields import GenericForeignKey, GenericRelation
+from django.contrib.contenttypes.models import ContentType
 from django.db import models
 from django.db.models import F, Q
 
@@ -186,3 +188,105 @@ class Magazine(Publication):
     """Only fields of its own table; its key points to its parent's."""
 
     blurb = models.TextField()
+
+
+class City(models.Model):
+    name = models.CharField(max_length=100)
+    country = models.CharField(max_length=100, default="")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Author(models.Model):
+    name = models.CharField(max_length=100)
+    city = models.ForeignKey(City, null=True, on_delete=models.SET_NULL)
+    seen = models.IntegerField(default=0)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Tag(models.Model):
+    word = models.CharField(max_length=100)
+
+    def __str__(self) -> str:
+        return self.word
+
+
+class Label(models.Model):
+    """A row of it belongs to a row of any model."""
+
+    content_type = models.ForeignKey(ContentType, on_delete=models.CASCADE)
+    object_id = models.TextField()
+    target = GenericForeignKey()
+    word = models.CharField(max_length=100)
+
+    def __str__(self) -> str:
+        return self.word
+
+
+@embeddable(
+    fields=["title"],
+    related=[
+        "author__name",
+        "author__city__name",
+        "tags__word",
+        "remarks__body",
+        "remarks__by__username",
+        "labels__word",
+    ],
+)
+class Story(models.Model):
+    """Its text spans tables: relations of every kind, some over several hops."""
+
+    title = models.CharField(max_length=200)
+    author = models.ForeignKey(Author, null=True, on_delete=models.SET_NULL)
+    tags = models.ManyToManyField(Tag, related_name="stories")
+    labels = GenericRelation(Label)
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Remark(models.Model):
+    story = models.ForeignKey(
+        Story, null=True, on_delete=models.CASCADE, related_name="remarks"
+    )
+    by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    body = models.TextField()
+
+    def __str__(self) -> str:
+        return self.body
+
+
+class Leaf(models.Model):
+    """A parent of models that are embedded."""
+
+    title = models.CharField(max_length=200)
+    live = models.BooleanField(default=True)
+    owner = models.ForeignKey(Author, null=True, on_delete=models.CASCADE)
+
+    def __str__(self) -> str:
+        return self.title
+
+
+class Sheet(Leaf):
+    number = models.IntegerField(default=0)
+
+
+@embeddable(
+    fields=["title", "intro"],
+    related=["owner__name"],
+    text="full_text",
+    when=Q(live=True, is_secret=False),
+)
+@embeddable(fields=["title", "intro"], when=Q(live=True), name="EssayPlain")
+class Essay(Sheet):
+    """Its title, condition and owner stand in the table of its grandparent."""
+
+    intro = models.TextField(default="")
+    is_secret = models.BooleanField(default=False)
+
+    def full_text(self) -> str:
+        return f"{self.title} by {self.owner.name if self.owner else 'nobody'}: {self.intro}"

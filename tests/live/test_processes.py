@@ -129,7 +129,7 @@ def test_refusals_come_from_the_models_module_itself(tmp_path):
     assert done.returncode == 0, done.stderr
     said = [line.removeprefix("@embeddable on Book: ") for line in done.stdout.splitlines()]
     assert [line.partition(".")[0] for line in said] == [
-        "fields name 'author__name', and a trigger sees one row: the model's own columns",
+        "fields name 'author__name', which is in another table",
         "no field named 'nope__name'",
         "fields is a QuerySet",
         "when is a QuerySet",

@@ -222,14 +222,18 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"fields": ["title", "title"]}, "fields is ['title', 'title']. Name each field once."),
         (
             {"fields": ["parent__name"]},
-            "fields name 'parent__name', and a trigger sees one row: the model's own columns. "
-            "Copy the value into a column of Thing, or name 'parent' and give a text method.",
+            "fields name 'parent__name', which is in another table. Name it in related: "
+            "related=['parent__name'].",
         ),
         ({"fields": ["nope__name"]}, "no field named 'nope__name'. Fields with text are: title"),
         ({"fields": ["tags"]}, "'tags' is many-to-many: it lives in a table of its own"),
         ({"fields": ["target"]}, "'target' is not a column of the table"),
         ({"fields": ["double"]}, "'double' is a virtual generated column, which triggers do not"),
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
+        ({"related": "parent__name"}, "related is 'parent__name'. Give a list of lookups"),
+        ({"related": [5]}, "related has 5 in it. Give lookups"),
+        ({"related": ["title"]}, "related names 'title', which has no column of another table."),
+        ({"related": ["parent__name"] * 2}, "Name each lookup once."),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
         (
             {"text": "rendr"},
@@ -367,14 +371,16 @@ def test_a_composite_key_is_refused():
     assert "its primary key is composite" in refusal(model, fields=["a"])
 
 
-def test_fields_of_several_tables_are_refused():
+def test_fields_and_condition_may_name_columns_of_parents():
     model = make_model("Child", bases=(app.Publication,), title=models.TextField())
 
-    said = refusal(model, fields=["title", "issn"])
+    embeddable(fields=["title", "issn"], when=Q(issn="1"))(model)
 
-    assert "'issn' is in the table of Publication, which Child inherits from" in said
-    assert "Decorate Publication instead" in said
-    assert "is in the table of Publication" in refusal(model, when=Q(issn="1"))
+    spec = specs.get("app.ChildEmbedding")
+    assert spec.when_spans_tables
+    [link] = spec.relations.links
+    assert (link.model, link.path) == (app.Publication, "publication_ptr__pk")
+    assert [column.name for column in link.columns] == ["id", "issn"]
 
 
 def test_the_same_name_twice_is_refused():

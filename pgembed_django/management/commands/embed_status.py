@@ -158,6 +158,8 @@ def _waiting(spec: status.SpecStatus) -> str:
     for backlog in spec.backlog:
         later = f" ({backlog.later} backing off)" if backlog.later else ""
         parts.append(f"{backlog.waiting} {backlog.kind.replace('_', ' ')}{later}")
+    if spec.ripples:
+        parts.append(f"{spec.ripples} changes of related rows to expand")
     text = ", ".join(parts) or "nothing"
     if spec.running:
         text += f"; {spec.running} running"

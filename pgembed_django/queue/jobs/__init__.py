@@ -12,7 +12,15 @@ from pgembed_django.queue.jobs.claims import (
     next_due_seconds,
     recall,
 )
-from pgembed_django.queue.jobs.enqueueing import CHANNEL, NUDGE, enqueue, enqueue_again, free, nudge
+from pgembed_django.queue.jobs.enqueueing import (
+    CHANNEL,
+    NUDGE,
+    enqueue,
+    enqueue_again,
+    enqueue_related,
+    free,
+    nudge,
+)
 from pgembed_django.queue.jobs.leases import Claim, Held, absolve, heartbeat, hold, note_progress
 from pgembed_django.queue.jobs.pruning import (
     fail_unknown,
@@ -56,6 +64,7 @@ __all__ = [
     "dismiss",
     "enqueue",
     "enqueue_again",
+    "enqueue_related",
     "fail",
     "fail_unknown",
     "forget",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -66,25 +67,59 @@ DUE_NOW = """
 ENQUEUE_AGAIN = INSERT + DUE_NOW
 
 
+# What an open writer of the row has locked is left to the next expansion: should the writer's
+# transaction be rolled back, so is its job. A job is written only if that makes a difference.
+ENQUEUE_RELATED = (
+    ENQUEUE_AGAIN
+    + """
+    WHERE job.run_at > excluded.run_at
+       OR job.priority < excluded.priority
+       OR NOT job.is_awaited
+       OR job.attempts + job.crashes + job.outages > 0
+"""
+)
+
+
 def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, using: str) -> int:
     """Add jobs for units that have no pending one. Returns how many were added.
 
     A unit whose writer's transaction is open is left to that writer's job. If there are many
     such units, some of the others are left to the next call, too.
     """
+    return _add_free(ENQUEUE, spec, source_pks, kind, priority, using)[0]
+
+
+def enqueue_related(
+    spec: str, source_pks: Sequence[str], *, priority: int, using: str
+) -> list[str]:
+    """Ensure that units have a pending job that is due. Returns those that are left: see ``enqueue``.
+
+    What their texts are made of in other tables has changed, visibly to whoever claims from now on.
+    """
+    kind = Job.Kind.RIPPLE
+    return _add_free(ENQUEUE_RELATED, spec, source_pks, kind, priority, using)[1]
+
+
+def _add_free(
+    statement: str, spec: str, source_pks: Sequence[str], kind: str, priority: int, using: str
+) -> tuple[int, list[str]]:
+    """Add jobs where no open writer has locked one. Return how many, and the units left."""
     added = busy = 0
+    left: list[str] = []
     pieces = [list(source_pks)] if source_pks else []
     while pieces and busy < MAX_BUSY:
         piece = pieces.pop()
         try:
             with database.giving_way(using, wait=database.BRIEFLY):
-                added += _insert(ENQUEUE, spec, piece, kind, priority, using)
+                added += _insert(statement, spec, piece, kind, priority, using)
         except database.Busy:
             busy += 1
             middle = len(piece) // 2
             if middle:
                 pieces += [piece[middle:], piece[:middle]]
-    return added
+            else:
+                left += piece
+    return added, [*left, *chain.from_iterable(pieces)]
 
 
 def enqueue_again(

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from pgembed_django.core import database
 from pgembed_django.models.attempt import Attempt
-from pgembed_django.models.job import OPEN_FAILURE, PENDING, UNSETTLED, Ending, Job
+from pgembed_django.models.job import OPEN_FAILURE, PENDING, UNSETTLED, Ending, Job, Ripple
 from pgembed_django.models.operations import Pause
 from pgembed_django.queue.jobs.enqueueing import DUE_NOW, nudge
 from pgembed_django.queue.jobs.leases import claims
@@ -208,7 +208,8 @@ def rename(old: str, new: str, *, using: str) -> None:
     newer = failures.filter(spec=new).values("source_pk")
     failures.filter(spec=old).exclude(source_pk__in=newer).update(spec=new)
     failures.filter(spec=old).update(settled_at=Now())
-    Attempt.objects.using(using).filter(spec=old).update(spec=new)
+    for model in (Attempt, Ripple):
+        model._base_manager.using(using).filter(spec=old).update(spec=new)
     pauses = Pause.objects.using(using).filter(what=Pause.What.SPEC)
     if not pauses.filter(name=new).exists():
         pauses.filter(name=old).update(name=new)
@@ -225,7 +226,7 @@ def forget(spec: str, *, using: str) -> None:
     Raises:
         database.Busy: an open transaction has locked some of them.
     """
-    for model in (Job, Attempt):
+    for model in (Job, Attempt, Ripple):
         rows, after = model._base_manager.using(using).filter(spec=spec), 0
         # By the primary key, as no index covers the specs of all jobs: it would not pay.
         while found := list(

@@ -23,7 +23,7 @@ WRITES_TO = r"""
     SELECT
         name,
         (
-            SELECT (parse_ident(substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_job')))[1]
+            SELECT (parse_ident(substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_(?:job|ripple)')))[1]
             FROM pg_proc
             WHERE pg_proc.oid = to_regprocedure(name)::oid
         ),
@@ -42,9 +42,10 @@ FUNCTIONS = {
     "pgembed_enqueue_all_v1": "text, text[], integer",
     "pgembed_forget_v1": "text, text, integer, text",
     "pgembed_forget_all_v1": "text, text",
+    "pgembed_ripple_v1": "text, text, text[]",
 }
 
-PARTS = ("enqueue_end_v1", "embedding_table_v1")
+PARTS = ("enqueue_end_v1", "nudge_v1", "embedding_table_v1")
 """SQL that several functions have in common. Like them, it is never changed once released."""
 
 

@@ -24,6 +24,8 @@ BEGIN
     -- DISTINCT: a key that is there twice (if its constraint is deferred) would raise an error.
     FROM (SELECT DISTINCT unnest(unit_source_pks)) AS written(source_pk)
     {enqueue_end_v1}
+
+    {nudge_v1}
 END
 $$;
 

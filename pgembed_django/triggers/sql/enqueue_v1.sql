@@ -23,6 +23,8 @@ BEGIN
         NULLIF(left(current_setting('pgembed.traceparent', true), 55), '')
     )
     {enqueue_end_v1}
+
+    {nudge_v1}
 END
 $$;
 

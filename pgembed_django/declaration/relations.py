@@ -1,0 +1,276 @@
+"""Follow the lookups of ``related``, and the columns of parents, to the tables that they read.
+
+A text may span tables: an author's name, tags, a title in the parent's table (multi-table
+inheritance). For each such table a ``Link`` says how a changed row leads back to units, and which
+of its columns matter. Triggers on these tables insert ripples, and workers expand them.
+
+A lookup is followed hop by hop. Where the nearer row has the foreign key, the other one is named by
+its primary key, and the column with the foreign key is watched on the nearer row. Where the farther
+row has it (reverse and generic relations, through rows), that row is named by its foreign key. So
+whatever moves, by whichever statement, names the units that were linked before, and those after.
+
+All models must be loaded. ``own_columns`` needs only the model itself and its parents.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, NoReturn
+
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
+from django.db.models import Model, Q, TextField
+from django.db.models.functions import Cast
+
+from pgembed_django.exceptions import did_you_mean
+from pgembed_django.triggers import conditions
+from pgembed_django.triggers.related import Link
+
+INSTEAD = (
+    "Leave it out, and copy the value into a column. Or have a text method read it, and enqueue "
+    "the rows where it changes."
+)
+
+Related = Mapping[str, list[Any]]
+"""The values of ``related`` by source_pk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a lookup of ``related`` reads. ``relation`` is the lookup without the column.
+
+    ``order`` has the keys of the rows of each to-many relation on the way.
+    """
+
+    lookup: str
+    relation: str
+    order: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relations:
+    """How a spec's texts span tables."""
+
+    values: tuple[Values, ...]
+    links: tuple[Link, ...]
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """The field at the end of each path that a ripple may have."""
+        return {link.path: link.compared for link in self.links}
+
+    @property
+    def prefetched(self) -> list[str]:
+        """What to prefetch for a text method."""
+        return list(dict.fromkeys(one.relation for one in self.values))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a walk has come to. ``level`` is the lookup to its rows. No ``link``: the source."""
+
+    model: type[Model]
+    level: str = ""
+    link: tuple[str, str, str] | None = None
+
+    def at(self, name: str) -> str:
+        """Return the lookup to one of its fields."""
+        return f"{self.level}__{name}" if self.level else name
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Follows the lookups of one spec."""
+
+    model: type[Model]
+    links: dict[tuple[str, str, str], Link] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    lookup: str = ""
+
+    def follow(self, lookup: str) -> Values:
+        """Follow a lookup to its column, and watch all that it reads."""
+        self.order, self.lookup = (), lookup
+        place = _Place(_concrete(self.model))
+        *relations, column = lookup.split("__")
+        for name in relations:
+            related = self._field(place.model, name)
+            if not getattr(related, "path_infos", None):
+                self._refuse(f"{name!r} leads to no other table. {INSTEAD}")
+            place = self._to_owner(place, related)
+            level = place.at(name)
+            for hop in related.path_infos:
+                place = self._hop(place, hop, level)
+        read = self._field(place.model, column)
+        if read.is_relation:
+            self._refuse(f"it ends in a relation. Name a column, for instance '{lookup}__name'.")
+        place = self._to_owner(place, read)
+        if problem := conditions.column_problem(read, model=place.model):
+            self._refuse(f"{column!r} {problem}")
+        self._watch(place, read)
+        return Values(lookup, "__".join(relations), self.order)
+
+    def _to_owner(self, place: _Place, found: Any) -> _Place:
+        """Go up to the parent's table that a field is in."""
+        owner, options = _concrete(found.model), place.model._meta
+        for hop in options.get_path_to_parent(owner) if owner is not place.model else ():
+            place = self._hop(place, hop, place.at(hop.join_field.name))
+        return place
+
+    def _hop(self, place: _Place, hop: Any, level: str) -> _Place:
+        """Follow one join to ``level``."""
+        model, joined = _concrete(hop.to_opts.model), hop.join_field
+        if hop.direct:
+            near, far = self._only(joined.related_fields)
+            self._watch(place, near)
+            link = Link(
+                model=model,
+                path=f"{level}__pk",
+                key=model._meta.pk,
+                compared=model._meta.pk,
+                columns=(far,),
+                # Only a constraint keeps a row that others point to from going, or from coming.
+                may_vanish=not getattr(joined, "db_constraint", True),
+            )
+        else:
+            far, near, columns = self._ends(model, joined.field)
+            link = Link(
+                model=model,
+                path=place.at("pk" if near is place.model._meta.pk else near.name),
+                key=far,
+                compared=near,
+                columns=columns,
+                may_vanish=True,
+            )
+        if hop.m2m:
+            self.order += (f"{level}__pk",)
+        return _Place(model, level, self._add(link))
+
+    def _ends(self, model: type[Model], joined: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """Return the far column of a reverse join, the near one, and all that link the row."""
+        if hasattr(joined, "content_type_field_name"):  # a generic relation
+            far = model._meta.get_field(joined.object_id_field_name)
+            kind = model._meta.get_field(joined.content_type_field_name)
+            return far, _concrete(joined.model)._meta.pk, (kind,)
+        far, near = self._only(joined.related_fields)
+        return far, near, ()
+
+    def _only(self, pairs: Sequence[Any]) -> Any:
+        if len(pairs) != 1:
+            self._refuse(f"it joins by {len(pairs)} columns, and a ripple has one key. {INSTEAD}")
+        return pairs[0]
+
+    def _add(self, link: Link) -> tuple[str, str, str]:
+        options = link.model._meta
+        if not options.managed:
+            self._refuse(
+                f"{options.object_name} is unmanaged, so no migration can put triggers on its "
+                f"table. {INSTEAD}"
+            )
+        if _concrete(link.key.model) is not link.model:
+            self._refuse(f"{link.key.name!r} is in a parent's table of its model. {INSTEAD}")
+        where = options.db_table, link.path, str(link.key.column)
+        known = self.links.get(where, link)
+        self.links[where] = replace(
+            known,
+            columns=tuple(dict.fromkeys((*known.columns, *link.columns))),
+            may_vanish=known.may_vanish or link.may_vanish,
+        )
+        return where
+
+    def _watch(self, place: _Place, column: Any) -> None:
+        if place.link is not None:  # the source's own triggers watch its columns
+            link = self.links[place.link]
+            columns = dict.fromkeys((*link.columns, column))
+            self.links[place.link] = replace(link, columns=tuple(columns))
+
+    def _field(self, model: type[Model], name: str) -> Any:
+        try:
+            found: Any = model._meta.get_field(name)
+        except FieldDoesNotExist:
+            known = [one.name for one in model._meta.get_fields()]
+            self._refuse(
+                f"{model.__name__} has no field named {name!r}. {did_you_mean(name, known)}"
+                f"It has: {', '.join(known)}."
+            )
+        if isinstance(found.related_model, str):
+            self._refuse(f"{found.related_model!r}, which {name!r} points to, is not installed.")
+        return found
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ImproperlyConfigured(
+            f"@embeddable on {self.model.__name__}: related names {self.lookup!r}: {problem}"
+        )
+
+
+def resolve(
+    model: type[Model], *, fields: Sequence[str], related: Sequence[str], when: Q | None
+) -> Relations:
+    """Return how texts of a model's rows span tables.
+
+    Raises:
+        ImproperlyConfigured: a lookup cannot be watched. The message says what to do instead.
+    """
+    walk = _Walk(model)
+    values = tuple(walk.follow(lookup) for lookup in related)
+    for name in (*fields, *conditions.names(when)):
+        found = model._meta.get_field(name)
+        walk._watch(walk._to_owner(_Place(_concrete(model)), found), found)  # noqa: SLF001
+    return Relations(values, tuple(walk.links.values()))
+
+
+def own_columns(
+    model: type[Model], *, fields: Sequence[str], related: Sequence[str], when: Q | None
+) -> tuple[str, ...]:
+    """Return the fields in the model's own table that its own triggers have to watch.
+
+    These are also its foreign keys of ``related``, and those of a condition that spans tables.
+    """
+    firsts = [lookup.partition("__")[0] for lookup in related]
+    tested = conditions.names(when) if spans(model, when) else []
+    return tuple(
+        name
+        for name in dict.fromkeys((*fields, *firsts, *tested))
+        if (found := _forward(model, name)) and _concrete(found.model) is _concrete(model)
+    )
+
+
+def spans(model: type[Model], when: Q | None) -> bool:
+    """Return whether a condition names a column of another table than the model's own."""
+    fields = [model._meta.get_field(name) for name in conditions.names(when)]
+    return any(_concrete(one.model) is not _concrete(model) for one in fields)
+
+
+def read(spec: Any, keys: Sequence[Any], *, using: str | None) -> Related:
+    """Return the values of ``related`` of rows, by source_pk and in their stated order.
+
+    That is the order of ``related``; rows of a to-many relation come by their keys. It takes one
+    query per relation.
+    """
+    values = spec.relations.values
+    places = {one.lookup: number for number, one in enumerate(values)}
+    parts: dict[str, list[list[Any]]] = defaultdict(lambda: [[] for _ in values])
+    for relation in spec.relations.prefetched:
+        of_relation = [one for one in values if one.relation == relation]
+        rows = spec.all_rows(using=using).filter(pk__in=keys)
+        columns = rows.order_by(*of_relation[0].order).values_list(
+            Cast("pk", TextField()), *(one.lookup for one in of_relation)
+        )
+        for source_pk, *of_row in columns:
+            for one, value in zip(of_relation, of_row, strict=True):
+                parts[source_pk][places[one.lookup]].append(value)
+    return {source_pk: [*chain.from_iterable(lists)] for source_pk, lists in parts.items()}
+
+
+def _forward(model: type[Model], name: str) -> Any:
+    """Return the model's column of this name. None: it has none."""
+    try:
+        found: Any = model._meta.get_field(name)
+    except FieldDoesNotExist:
+        return None
+    return found if found.concrete and found.column is not None else None
+
+
+def _concrete(model: type[Model]) -> type[Model]:
+    return model._meta.concrete_model or model

@@ -1,0 +1,216 @@
+"""Triggers on other tables that a spec's texts are made of. They only insert ripples.
+
+A row of another table may be part of many texts, and a writer must not wait for their jobs: two
+writers who lock the same jobs in another order would deadlock. So these triggers insert into
+``pgembed_ripple`` which key of which ``Link`` has changed, and never wait. Workers expand that.
+
+Migrations have these triggers with the spec's own model, in the user's own app, whosever table they
+are on: an app of a third party gets no migration, and taking the relation, the model or the
+decorator away takes the triggers along. pgtrigger's way, a proxy of the other model, would be one
+more model in ``apps.get_models()`` with a content type, made by that model's own metaclass:
+Wagtail's registers each as a type of pages, and Django has no proxy of an auto-created through
+table in migrations. For pgtrigger's commands, its registry has them with the other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pgtrigger
+from django.db.migrations.autodetector import OperationDependency
+from django.db.models import Model
+from pgtrigger import features, registry
+from pgtrigger.migrations import RemoveTrigger
+
+from pgembed_django.core import postgres
+from pgembed_django.triggers import SpecTrigger, Watch, any_of, called, conditions, trigger_name
+from pgembed_django.triggers.compiled import CompiledTrigger, literal
+
+PREFIX = "pgembed_ripple_"
+Dependency = tuple[str, str, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How rows of another table lead to units.
+
+    They are part of the texts of the units that the lookup ``path`` finds with the value that the
+    row has in its column ``key``. A change of any of the ``columns`` matters.
+
+    A row that is reached by its own foreign key (a comment, a through row) is named by that: the
+    units before and after a change are those of both values, even if the row is gone. One that
+    others point to is named by its primary key, and these have to change before it can go.
+    ``may_vanish``: it can come or go while they point to it, or has the foreign key itself.
+    """
+
+    model: type[Model]
+    path: str
+    key: Any
+    compared: Any
+    """The field at the end of ``path``."""
+    columns: tuple[Any, ...]
+    may_vanish: bool
+
+    def keys(self, *rows: str) -> str:
+        """Return the SQL of the keys of these versions of a row."""
+        column = postgres.quoted_name(self.key.column)
+        return ", ".join(f"{row}.{column}::text" for row in rows)
+
+
+class RelatedTrigger(SpecTrigger):
+    """A trigger on another table. ``model`` is never its own: see ``on``."""
+
+    rows: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, watch: Watch, links: Sequence[Link]) -> None:
+        super().__init__(watch)
+        # Several apps may have a spec of one name, and watch the same table.
+        self.name = trigger_name(self.verb, watch.key.replace(".", "_"))
+        self.links = links
+        self.on: Any = links[0].model
+        """The model whose table the trigger is on."""
+
+    def compile(self, model: Any) -> CompiledTrigger:
+        """Return the trigger that the migration of the spec's model contains."""
+        compiled = super().compile(self.on)
+        compiled.reads = tuple(dict.fromkeys(self._reads()))
+        return compiled
+
+    def register(self, *models: Any) -> None:
+        """Register it: with its table for pgtrigger, with these models for their migrations."""
+        options = self.on._meta
+        own = options.original_attrs.get("triggers"), getattr(options, "triggers", None)
+        registry.set(self.get_uri(self.on), model=self.on, trigger=self)
+        if not features.migrations():  # type: ignore[no-untyped-call]
+            return
+        # The registry has added it to the other model, whose app would get the migration.
+        for where, before in zip((options.original_attrs, vars(options)), own, strict=True):
+            where.pop("triggers", None)
+            if before is not None:
+                where["triggers"] = before
+        # Not in ``_meta.triggers``: where tables are made from models, the other may come later.
+        for model in models:
+            where = model._meta.original_attrs
+            known = where.get("triggers", [])
+            where["triggers"] = known if self in known else [*known, self]
+
+    def clauses(self, model: type[Model]) -> list[str]:
+        """Return the condition that one of the keys leads anywhere."""
+        columns = [postgres.quoted_name(link.key.column) for link in self.links]
+        keys = dict.fromkeys(f'"{row.lower()}".{name}' for row in self.rows for name in columns)
+        return [any_of([f"{key} IS NOT NULL" for key in keys])]
+
+    def get_func(self, model: Any) -> str:
+        """Return the trigger's body: a call for each way that leads from the row to units."""
+        calls = [self._ripple(link.path, link.keys(*self.rows)) for link in self.links]
+        return "\n".join([*calls, "RETURN NULL;"])
+
+    def _ripple(self, path: str, keys: str) -> str:
+        call = called("pgembed_ripple_v1", literal(self.watch.key), literal(path), f"ARRAY[{keys}]")
+        return f"PERFORM {call};"
+
+    def _reads(self) -> Iterator[Dependency]:
+        options = self.on._meta
+        if creator := options.auto_created:
+            for field in creator._meta.local_many_to_many:
+                if field.remote_field.through is self.on:
+                    yield creator._meta.app_label, creator._meta.model_name, field.name
+            return
+        yield options.app_label, options.model_name, None
+        for link in self.links:
+            for field in (link.key, *link.columns):
+                yield options.app_label, options.model_name, field.name
+
+
+class RelatedInserted(RelatedTrigger):
+    """Fires when a row comes."""
+
+    verb = "ripple_insert"
+    operation = pgtrigger.Insert
+    rows = ("NEW",)
+
+
+class RelatedUpdated(RelatedTrigger):
+    """Fires when a watched column changes, or one that links the row."""
+
+    verb = "ripple_update"
+    operation = pgtrigger.Update
+    rows = ("OLD", "NEW")
+
+    def clauses(self, model: type[Model]) -> list[str]:
+        fields = [field for link in self.links for field in (link.key, *link.columns)]
+        return [any_of([conditions.changed(field) for field in dict.fromkeys(fields)])]
+
+
+class RelatedDeleted(RelatedTrigger):
+    """Fires when a row goes."""
+
+    verb = "ripple_delete"
+    operation = pgtrigger.Delete
+    rows = ("OLD",)
+
+
+class RelatedTruncated(RelatedTrigger):
+    """Fires when the table is truncated: all texts may have changed."""
+
+    verb = "ripple_truncate"
+    level = pgtrigger.Statement
+    operation = pgtrigger.Truncate
+
+    def clauses(self, model: type[Model]) -> list[str]:
+        return []
+
+    def get_func(self, model: Any) -> str:
+        return f"{self._ripple('', literal(''))}\nRETURN NULL;"
+
+
+def triggers(watch: Watch, links: Sequence[Link]) -> Iterator[RelatedTrigger]:
+    """Yield the triggers of a spec on the other tables."""
+    for table in dict.fromkeys(link.model._meta.db_table for link in links):
+        of_table = [link for link in links if link.model._meta.db_table == table]
+        yield RelatedUpdated(watch, of_table)
+        if vanishing := [link for link in of_table if link.may_vanish]:
+            for kind in (RelatedInserted, RelatedDeleted, RelatedTruncated):
+                yield kind(watch, vanishing)
+
+
+class RelatedTables:
+    """Lets makemigrations put triggers on other tables after what they read, and drop them."""
+
+    def add_operation(
+        self, app_label: str, operation: Any, dependencies: Any = None, beginning: bool = False
+    ) -> None:
+        """Let the operation wait for the other table and its columns, in whatever app."""
+        reads = getattr(getattr(operation, "trigger", None), "reads", ())
+        if reads:
+            needed = [
+                OperationDependency(*one, OperationDependency.Type.CREATE) for one in reads
+            ]
+            dependencies = [*(dependencies or ()), *needed]
+        super().add_operation(app_label, operation, dependencies, beginning)  # type: ignore[misc]
+
+    def generate_deleted_models(self) -> None:
+        """Drop the triggers of a model that goes: those on its own table go with that."""
+        autodetector: Any = self
+        for app_label, name in sorted(autodetector.old_model_keys - autodetector.new_model_keys):
+            options = autodetector.from_state.models[app_label, name].options
+            for trigger in options.get("triggers", ()):
+                if trigger.name.startswith(PREFIX):
+                    operation = RemoveTrigger(model_name=name, name=trigger.name)
+                    autodetector.add_operation(app_label, operation)
+        super().generate_deleted_models()  # type: ignore[misc]
+
+
+def extend_makemigrations() -> None:
+    """Let the commands use ``RelatedTables``, as pgtrigger does with a class of its own."""
+    from django.core.management.commands import makemigrations, migrate
+
+    for module in (makemigrations, migrate):
+        base = module.Command.autodetector
+        if not issubclass(base, RelatedTables):
+            extended: Any = type("MigrationAutodetector", (RelatedTables, base), {})
+            # If pgtrigger's app is ready later, it derives its own from the first.
+            module.MigrationAutodetector = extended  # type: ignore[misc]
+            module.Command.autodetector = extended

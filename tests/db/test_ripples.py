@@ -1,0 +1,567 @@
+"""Texts that span tables: what changes in other tables reaches the units by ripples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.contenttypes.models import ContentType
+from django.db import connection
+from django.db.models import F
+from django.test.utils import CaptureQueriesContext
+
+from pgembed_django import search, similar_to, sources, spaces
+from pgembed_django.declaration import specs
+from pgembed_django.models import Job, Ripple
+from pgembed_django.ops import status
+from pgembed_django.spaces import coverage
+from pgembed_django.spaces.ripples import PAGE_UNITS, Expander
+from pgembed_django.testing import assert_fresh, without_triggers
+from tests.app.models import (
+    Author,
+    City,
+    Essay,
+    EssayPlain,
+    Label,
+    Leaf,
+    Remark,
+    Story,
+    StoryEmbedding,
+    Tag,
+)
+from tests.db.conftest import backend_pid, lock_refusals
+
+Make = Callable[..., Story]
+
+
+def spec(key: str = "app.StoryEmbedding") -> specs.Spec:
+    found = specs.get(key)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def make_story(db: None) -> Make:
+    """A story with one row of each relation."""
+
+    def make(title: str = "Trout", **values: Any) -> Story:
+        author = Author.objects.create(name="Ann", city=City.objects.create(name="Oslo"))
+        story = Story.objects.create(**{"title": title, "author": author, **values})
+        story.tags.add(*[Tag.objects.create(word=word) for word in ("fish", "river")])
+        user = User.objects.create(username=f"user {User.objects.count()}")
+        Remark.objects.create(story=story, by=user, body="good")
+        Label.objects.create(target=story, word="new")
+        return story
+
+    return make
+
+
+def stored_text(story: Story) -> str:
+    [text] = StoryEmbedding.objects.filter(source=story).values_list("passage", flat=True)
+    return str(text)
+
+
+def pending() -> list[str]:
+    found = Job.objects.filter(status="pending", spec="app.StoryEmbedding")
+    return sorted(found.values_list("source_pk", flat=True))
+
+
+def expand(*, until_rid: bool = True) -> None:
+    """Expand the ripples, or one page of them, as a worker does."""
+    expander = Expander([spec()], using="default")
+    while (one := expander.next_spec()) and expander.expand(one) and until_rid:
+        pass
+
+
+@pytest.mark.django_db
+def test_a_text_has_its_related_values_in_the_stated_order(make_story, run_jobs):
+    story = make_story()
+    Remark.objects.create(story=story, body="better")
+    first = Tag.objects.earliest("pk")
+    story.tags.remove(first)
+    story.tags.add(first)  # its through row comes last, its key is the lower one
+
+    run_jobs()
+
+    user = User.objects.get()
+    parts = ["Trout", "Ann", "Oslo", "fish", "river", "good", "better", user.username, "new"]
+    assert stored_text(story).split("\n\n") == parts
+
+
+@pytest.mark.django_db
+def test_the_recipe_has_the_lookups():
+    assert "related author__name, author__city__name" in spec().recipe
+    assert "method full_text; related owner__name" in spec("app.EssayEmbedding").recipe
+
+
+CHANGES: dict[str, Callable[[Story, Story], Any]] = {
+    "a rename": lambda one, _: Author.objects.filter(story=one).update(name="Bo"),
+    "a rename two hops away": lambda one, _: City.objects.filter(author__story=one).update(name="X"),
+    "a move of the middle row": lambda one, two: Author.objects.filter(story=one).update(
+        city=City.objects.create(name="Rome")
+    ),
+    "a removal of the middle row": lambda one, _: one.author.delete(),
+    "a removal behind the middle row": lambda one, _: one.author.city.delete(),
+    "another author": lambda one, _: Story.objects.filter(pk=one.pk).update(
+        author=Author.objects.create(name="Cy")
+    ),
+    "a renamed tag": lambda one, _: one.tags.filter(word="fish").update(word="whale"),
+    "an added tag": lambda one, _: one.tags.add(Tag.objects.create(word="lake")),
+    "a removed tag": lambda one, _: one.tags.remove(one.tags.first()),
+    "other tags": lambda one, _: one.tags.set([Tag.objects.create(word="lake")]),
+    "no tags": lambda one, _: one.tags.clear(),
+    "a deleted tag": lambda one, _: one.tags.first().delete(),
+    "a tag that gets the story": lambda one, _: Tag.objects.create(word="lake").stories.add(one),
+    "a moved through row": lambda one, two: (
+        two.tags.clear(),
+        Story.tags.through.objects.filter(story=one).update(story=two),
+    ),
+    "a new remark": lambda one, _: Remark.objects.create(story=one, body="new"),
+    "an edited remark": lambda one, _: one.remarks.update(body="bad"),
+    "a moved remark": lambda one, two: one.remarks.update(story=two),
+    "a remark without a story": lambda one, _: one.remarks.update(story=None),
+    "a deleted remark": lambda one, _: one.remarks.all().delete(),
+    "a raw delete": lambda one, _: one.remarks.all()._raw_delete("default"),
+    "a renamed user": lambda one, _: User.objects.filter(pk=one.remarks.get().by_id).update(
+        username="somebody"
+    ),
+    "a deleted user": lambda one, _: one.remarks.get().by.delete(),
+    "a new label": lambda one, _: Label.objects.create(target=one, word="hot"),
+    "an edited label": lambda one, _: one.labels.update(word="old"),
+    "a moved label": lambda one, two: one.labels.update(object_id=two.pk),
+    "a label of another kind": lambda one, _: one.labels.update(
+        content_type=ContentType.objects.get_for_model(User)
+    ),
+    "a deleted label": lambda one, _: one.labels.all().delete(),
+    "truncated remarks": lambda one, _: truncate("app_remark"),
+    "truncated tags": lambda one, _: truncate("app_story_tags"),
+    "truncated labels": lambda one, _: truncate("app_label"),
+}
+
+
+def truncate(table: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        cursor.execute(f"TRUNCATE {table}")
+
+
+def texts() -> dict[str, bytes]:
+    rows = sources.read(spec(), spec().rows(using="default")).texts
+    return {key: spec().text_digest(text) for key, text in rows.items()}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_changes_elsewhere_is_embedded(make_story, run_jobs, change):
+    one, two, other = make_story("one"), make_story("two"), make_story("other")
+    run_jobs()
+    before = texts()
+
+    change(one, two)
+
+    changed = {key for key, digest in texts().items() if before[key] != digest}
+    assert changed and str(other.pk) not in changed or "truncate" in str(change.__code__.co_names)
+    run_jobs()
+    for story in (one, two, other):
+        assert_fresh(story)
+    assert not Ripple.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_writer_of_another_table_only_inserts_ripples(make_story, run_jobs):
+    story = make_story()
+    run_jobs()
+
+    Author.objects.update(name="Bo")
+
+    assert pending() == []
+    [ripple] = Ripple.objects.all()
+    assert (ripple.path, ripple.key) == ("author__pk", str(story.author_id))
+
+
+@pytest.mark.django_db
+def test_what_no_text_is_made_of_leaves_no_ripple(make_story, run_jobs):
+    make_story()
+    run_jobs()
+
+    Author.objects.update(seen=1)
+    City.objects.update(country="NO")
+    Author.objects.create(name="without a story")
+    Remark.objects.create(body="without a story")
+    Remark.objects.update(body=F("body"))
+
+    assert not Ripple.objects.exists()
+
+
+@pytest.mark.django_db
+def test_equal_ripples_collapse(make_story, run_jobs):
+    story = make_story()
+    run_jobs()
+    for number in range(100):
+        Author.objects.update(name=f"Ann {number}")
+
+    expand(until_rid=False)
+
+    assert not Ripple.objects.exists()
+    assert pending() == [str(story.pk)]
+
+
+@pytest.mark.django_db
+def test_many_units_are_expanded_in_pages(make_story, run_jobs):
+    author = make_story().author
+    with without_triggers():
+        Story.objects.bulk_create(
+            Story(title=f"Story {number}", author=author) for number in range(2 * PAGE_UNITS)
+        )
+    Job.objects.all().delete()
+    Ripple.objects.all().delete()
+    author.name = "Bo"
+    author.save()
+
+    expand(until_rid=False)
+
+    assert len(pending()) == PAGE_UNITS
+    [ripple] = Ripple.objects.all()
+    in_order = Story.objects.order_by("pk").values_list("pk", flat=True)
+    assert ripple.cursor == str(in_order[PAGE_UNITS - 1])
+    author.name = "Cy"
+    author.save()  # in the middle of it
+    expand()
+    assert len(pending()) == 2 * PAGE_UNITS + 1
+    assert not Ripple.objects.exists()
+
+
+@pytest.mark.django_db
+def test_jobs_of_related_changes_come_behind_those_of_writes(make_story, run_jobs):
+    make_story()
+    run_jobs()
+    Author.objects.update(name="Bo")
+    expand()
+
+    [job] = Job.objects.filter(status="pending")
+
+    assert (job.kind, job.priority, job.is_awaited) == ("ripple", -500, True)
+
+
+@pytest.mark.django_db
+def test_a_failing_unit_starts_afresh(make_story, run_jobs):
+    story = make_story()
+    Job.objects.update(attempts=3, run_at="2100-01-01T00:00:00Z")
+    Ripple.objects.all().delete()
+    Author.objects.update(name="Bo")
+
+    expand()
+
+    job = Job.objects.get(source_pk=str(story.pk), spec="app.StoryEmbedding")
+    assert job.attempts == 0
+    assert job.run_at.year < 2100
+
+
+@pytest.mark.django_db
+def test_a_page_of_units_takes_a_query_per_relation(make_story):
+    make_story()
+
+    def queries() -> int:
+        keys = [str(pk) for pk in Story.objects.values_list("pk", flat=True)]
+        with CaptureQueriesContext(connection) as captured:
+            sources.load(spec(), keys, using="default")
+        return len(captured)
+
+    one = queries()
+    for _ in range(5):
+        make_story()
+
+    assert queries() == one
+
+
+@pytest.mark.django_db
+def test_the_status_tells_of_ripples(make_story, run_jobs):
+    make_story()
+    run_jobs()
+    Author.objects.update(name="Bo")
+
+    [found] = status.overview(using="default", specs=[spec()]).specs
+
+    assert found.ripples.value == 1
+    assert found.oldest_change_seconds is not None
+
+
+# Parents
+
+
+@pytest.fixture
+def make_essay(db: None) -> Callable[..., Essay]:
+    def make(**values: Any) -> Essay:
+        return Essay.objects.create(**{"title": "Trout", "intro": "of rivers", **values})
+
+    return make
+
+
+@pytest.mark.django_db
+def test_a_parents_column_is_part_of_the_text(make_essay, run_jobs):
+    essay = make_essay()
+    run_jobs()
+    assert EssayPlain.objects.get().passage == "Trout\n\nof rivers"
+
+    Leaf.objects.update(title="Salmon")
+    run_jobs()
+
+    assert EssayPlain.objects.get().passage == "Salmon\n\nof rivers"
+    assert_fresh(essay)
+
+
+@pytest.mark.django_db
+def test_a_text_method_finds_its_relation_prefetched(make_essay, run_jobs):
+    essay = make_essay(owner=Author.objects.create(name="Ann"))
+    run_jobs()
+
+    Author.objects.update(name="Bo")
+    run_jobs()
+
+    assert_fresh(essay)
+    of = spec("app.EssayEmbedding")
+    text = sources.load(of, [str(essay.pk)], using="default").texts[str(essay.pk)]
+    assert text == "Trout by Bo: of rivers"
+
+
+@pytest.mark.django_db
+def test_what_left_by_its_parents_column_is_not_found_and_then_removed(make_essay, run_jobs):
+    essays = [make_essay(title=f"Trout {number}") for number in range(5)]
+    run_jobs()
+
+    Leaf.objects.filter(pk__in=[one.pk for one in essays[:3]]).update(live=False)
+
+    for mode in ("lexical", "semantic", "hybrid"):
+        found = search(Essay, "trout", name="EssayPlain", limit=2, mode=mode)
+        assert {hit.instance.pk for hit in found} == {one.pk for one in essays[3:]}
+    similar = similar_to(essays[3], name="EssayPlain", limit=2)
+    assert [hit.instance.pk for hit in similar] == [essays[4].pk]
+    assert EssayPlain.objects.count() == 5
+    run_jobs()
+    assert EssayPlain.objects.count() == 2
+
+    Leaf.objects.update(live=True)
+    run_jobs()
+    assert EssayPlain.objects.count() == 5
+
+
+@pytest.mark.django_db
+def test_a_column_of_its_own_in_a_condition_that_spans_tables_is_watched(make_essay, run_jobs):
+    essay = make_essay()
+    run_jobs()
+
+    Essay.objects.update(is_secret=True)
+    run_jobs()
+
+    assert not spec("app.EssayEmbedding").embedding_model._base_manager.exists()
+    essay.delete()
+    assert not EssayPlain.objects.exists()  # at once
+
+
+@pytest.mark.django_db
+def test_the_coverage_applies_a_condition_that_spans_tables(make_essay, run_jobs):
+    make_essay(), make_essay(live=False)
+    run_jobs()
+    of = spec("app.EssayPlain")
+
+    space = spaces.active(of, using="default")
+
+    assert coverage.last_gap(of, space, using="default") is None
+    [found] = status.overview(using="default", specs=[of]).specs
+    assert (found.active.coverage.rows, found.active.coverage.covered) == (1, 1)
+
+
+# Writers never wait, and nothing is lost
+
+
+@pytest.fixture
+def two_writers(
+    transactional_db: None, connect: Callable[..., psycopg.Connection]
+) -> Iterator[tuple[psycopg.Connection, psycopg.Connection]]:
+    """Two open transactions. A statement that waits for the other one fails."""
+    both = connect(), connect()
+    for one in both:
+        one.execute("SET lock_timeout = '2s'")
+    return both
+
+
+TAG = "INSERT INTO app_story_tags (story_id, tag_id) VALUES (%s, %s)"
+TITLE = "UPDATE app_leaf SET title = %s WHERE id = %s"
+INTRO = "UPDATE app_essay SET intro = %s WHERE sheet_ptr_id = %s"
+
+
+def finish(two_writers: Any, run_jobs: Callable[[], int], *rows: Any) -> None:
+    for one in two_writers:
+        one.commit()
+    run_jobs()
+    for row in rows:
+        assert_fresh(row)
+    assert not Ripple.objects.exists()
+
+
+def test_tags_in_opposite_order(make_story, two_writers, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    first, second = (Tag.objects.create(word=word).pk for word in ("a", "b"))
+    [left, right] = two_writers
+
+    left.execute(TAG, [one.pk, first])
+    right.execute(TAG, [two.pk, second])
+    left.execute(TAG, [two.pk, first])
+    right.execute(TAG, [one.pk, second])
+
+    finish(two_writers, run_jobs, one, two)
+
+
+def test_a_parent_then_its_child_beside_a_child_then_its_parent(
+    transactional_db, two_writers, run_jobs
+):
+    one, two = (Essay.objects.create(title=f"Essay {number}") for number in range(2))
+    run_jobs()
+    [left, right] = two_writers
+
+    left.execute(TITLE, ["a", one.pk])
+    right.execute(INTRO, ["b", one.pk])
+    left.execute(INTRO, ["c", two.pk])
+    right.execute(TITLE, ["d", two.pk])
+
+    finish(two_writers, run_jobs, one, two)
+
+
+def test_a_cascade_and_a_set_null_beside_other_writers(make_story, two_writers, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    [left, right] = two_writers
+
+    left.execute("UPDATE app_story SET author_id = NULL WHERE id = %s", [one.pk])
+    right.execute("UPDATE app_tag SET word = upper(word)")
+    left.execute("DELETE FROM app_author WHERE id = %s", [one.author_id])
+    right.execute("UPDATE app_city SET name = upper(name)")
+    right.execute("DELETE FROM app_remark WHERE story_id = %s", [one.pk])
+    left.execute("DELETE FROM app_story_tags WHERE story_id = %s", [two.pk])
+
+    finish(two_writers, run_jobs, one, two)
+
+
+def test_a_truncated_related_table_beside_other_writers(make_story, two_writers, run_jobs):
+    story = make_story()
+    run_jobs()
+    [left, right] = two_writers
+
+    left.execute("UPDATE app_story SET title = 'other' WHERE id = %s", [story.pk])
+    right.execute("TRUNCATE app_remark")
+    left.execute("UPDATE app_tag SET word = upper(word)")
+
+    finish(two_writers, run_jobs, story)
+
+
+def test_a_writer_with_an_old_snapshot(make_story, two_writers, run_jobs):
+    story = make_story()
+    run_jobs()
+    [left, right] = two_writers
+    left.rollback()
+    left.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    left.execute("SELECT FROM app_story")  # its snapshot
+
+    right.execute("UPDATE app_author SET name = 'Bo'")
+    right.commit()
+    run_jobs()
+    left.execute("UPDATE app_tag SET word = upper(word)")
+    left.execute("UPDATE app_story SET title = 'other' WHERE id = %s", [story.pk])
+
+    finish(two_writers, run_jobs, story)
+
+
+def test_a_rename_while_a_row_is_being_moved_there(make_story, two_writers, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    [mover, renamer] = two_writers
+
+    mover.execute(
+        "UPDATE app_story SET author_id = %s WHERE id = %s", [two.author_id, one.pk]
+    )
+    renamer.execute("UPDATE app_author SET name = 'Bo' WHERE id = %s", [two.author_id])
+    renamer.commit()
+    run_jobs()  # does not see the move
+
+    finish(two_writers, run_jobs, one, two)
+
+
+def test_a_rename_while_the_middle_row_is_being_moved_there(make_story, two_writers, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    [mover, renamer] = two_writers
+    city = two.author.city_id
+
+    mover.execute("UPDATE app_author SET city_id = %s WHERE id = %s", [city, one.author_id])
+    renamer.execute("UPDATE app_city SET name = 'Rome' WHERE id = %s", [city])
+    renamer.commit()
+    run_jobs()
+
+    finish(two_writers, run_jobs, one, two)
+
+
+def test_a_unit_that_a_writer_has_locked_goes_back_to_a_ripple(make_story, two_writers, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    Author.objects.update(name="Bo")
+    [writer, _] = two_writers
+    writer.execute("UPDATE app_story SET title = 'other' WHERE id = %s", [one.pk])
+
+    expand(until_rid=False)
+
+    assert pending() == [str(two.pk)]
+    [ripple] = Ripple.objects.all()
+    assert (ripple.path, ripple.key) == ("pk", str(one.pk))
+    writer.rollback()  # and with it its job
+    finish(two_writers, run_jobs, one, two)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_no_deadlock_between_a_bulk_writer_and_an_expansion(make_story, writer, run_jobs):
+    first, second, third = make_story(), make_story(), make_story()
+    run_jobs()
+    Author.objects.update(name="Bo")
+    touch = "UPDATE app_story SET title = md5(title) WHERE id = %s"
+    # The expansion adds the first job, and waits for the second; then the writer wants the first.
+    writer.connection.execute(touch, [second.pk])
+    writer.start(touch, first.pk, once_waits=backend_pid())
+
+    with lock_refusals() as refused:
+        expand(until_rid=False)
+
+    assert refused
+    writer.end()
+    writer.connection.commit()
+    expand()
+    assert pending() == sorted(str(one.pk) for one in (first, second, third))
+
+
+def test_two_workers_expand_different_ripples(make_story, connect, run_jobs):
+    one, two = make_story(), make_story()
+    run_jobs()
+    Author.objects.filter(pk=one.author_id).update(name="Bo")
+    other = connect()
+    other.execute("SELECT FROM pgembed_ripple FOR UPDATE")  # another worker expands it
+    Author.objects.filter(pk=two.author_id).update(name="Cy")
+
+    expand()
+
+    assert pending() == [str(two.pk)]
+    assert Ripple.objects.count() == 1
+
+
+def test_a_worker_that_is_killed_in_an_expansion_loses_nothing(make_story, connect, run_jobs):
+    story = make_story()
+    run_jobs()
+    Author.objects.update(name="Bo")
+    killed = connect()
+    killed.execute("DELETE FROM pgembed_ripple")
+    killed.close()
+
+    run_jobs()
+
+    assert_fresh(story)
