@@ -302,9 +302,9 @@ class Reading:
         self._lengths = Compiled(sized, using=using)
         self._texts: Compiled | None = None
         """None: a queryset must do it."""
-        # A custom base manager may join, prefetch, or make other instances. And if no row can
-        # match the condition, there is no statement.
-        if type(spec.model._base_manager) is models.Manager:
+        # A custom base manager may join, prefetch, or make other instances. What is related takes
+        # further queries. And if no row can match the condition, there is no statement.
+        if type(spec.model._base_manager) is models.Manager and not spec.related:
             with suppress(EmptyResultSet):
                 compiled = Compiled(of_units(spec, UNITS, using=using), using=using)
                 if compiled.takes_units:
@@ -337,7 +337,6 @@ class Reading:
             try:
                 with code.reading(), cursor:
                     found = compiled.rows(self.spec, cursor.fetchall())
-                    found = with_related(self.spec, found, using=self.using)
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)
             return self._made(found, {})

@@ -178,9 +178,6 @@ class Migration(migrations.Migration):
                 ('cursor', models.TextField(help_text='The key of the last unit that it was expanded to.', null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
-            options={
-                'abstract': False,
-            },
         ),
         migrations.CreateModel(
             name='Space',

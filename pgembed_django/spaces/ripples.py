@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
+from django.db import DatabaseError
 from django.db.models import TextField
 from django.db.models.functions import Cast, Now
 

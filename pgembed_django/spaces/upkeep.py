@@ -175,8 +175,8 @@ class Upkeep:
         """
         backfills = ScanCursor.objects.using(self.using).filter(scan=ScanCursor.Scan.BACKFILL)
         backfills.filter(finished_at__lt=Now() - BACKFILLS_KEPT).delete()
-        for spec in self.specs.values():
-            ripples.prune(spec, using=self.using)
+        for known in self.specs.values():
+            ripples.prune(known, using=self.using)
         seconds = self.settings.retired_seconds
         for space in spaces.prunable(retired_for_seconds=seconds, using=self.using):
             if (spec := self.specs.get(space.spec)) and not self._is_stopping():

@@ -90,6 +90,5 @@ class without_triggers:  # noqa: N801 - used like pgtrigger.ignore
         return [
             trigger.get_pgid(model)
             for model, trigger in pgtrigger.registered()
-            if isinstance(trigger, SpecTrigger)
-            and (not keys or trigger.watch.key in keys)
+            if isinstance(trigger, SpecTrigger) and (not keys or trigger.watch.key in keys)
         ]

@@ -28,7 +28,6 @@ from pgembed_django.core import postgres
 from pgembed_django.triggers import SpecTrigger, Watch, any_of, called, conditions, trigger_name
 from pgembed_django.triggers.compiled import CompiledTrigger, literal
 
-PREFIX = "pgembed_ripple_"
 Dependency = tuple[str, str, str | None]
 
 
@@ -66,11 +65,12 @@ class RelatedTrigger(SpecTrigger):
 
     def __init__(self, watch: Watch, links: Sequence[Link]) -> None:
         super().__init__(watch)
-        # Several apps may have a spec of one name, and watch the same table.
-        self.name = trigger_name(self.verb, watch.key.replace(".", "_"))
         self.links = links
         self.on: Any = links[0].model
         """The model whose table the trigger is on."""
+        # Unique among the triggers of the table, and among those in the state of the spec's model.
+        of = f"{self.on._meta.label_lower}_{watch.key}"
+        self.name = trigger_name(self.verb, of.replace(".", "_"))
 
     def compile(self, model: Any) -> CompiledTrigger:
         """Return the trigger that the migration of the spec's model contains."""
@@ -185,20 +185,22 @@ class RelatedTables:
         """Let the operation wait for the other table and its columns, in whatever app."""
         reads = getattr(getattr(operation, "trigger", None), "reads", ())
         if reads:
-            needed = [
-                OperationDependency(*one, OperationDependency.Type.CREATE) for one in reads
-            ]
+            create: Any = OperationDependency.Type.CREATE
+            needed = [OperationDependency(*one, create) for one in reads]  # type: ignore[call-arg]
             dependencies = [*(dependencies or ()), *needed]
         super().add_operation(app_label, operation, dependencies, beginning)  # type: ignore[misc]
 
     def generate_deleted_models(self) -> None:
-        """Drop the triggers of a model that goes: those on its own table go with that."""
+        """First drop the triggers of a model that goes.
+
+        Those on other tables would stay, and those on its own keep its columns from being dropped.
+        """
         autodetector: Any = self
         for app_label, name in sorted(autodetector.old_model_keys - autodetector.new_model_keys):
             options = autodetector.from_state.models[app_label, name].options
             for trigger in options.get("triggers", ()):
-                if trigger.name.startswith(PREFIX):
-                    operation = RemoveTrigger(model_name=name, name=trigger.name)
+                if isinstance(trigger, CompiledTrigger):
+                    operation = RemoveTrigger(model_name=name, name=str(trigger.name))
                     autodetector.add_operation(app_label, operation)
         super().generate_deleted_models()  # type: ignore[misc]
 
@@ -207,10 +209,12 @@ def extend_makemigrations() -> None:
     """Let the commands use ``RelatedTables``, as pgtrigger does with a class of its own."""
     from django.core.management.commands import makemigrations, migrate
 
+    base = makemigrations.Command.autodetector
+    if issubclass(base, RelatedTables):
+        return
+    extended: Any = type("MigrationAutodetector", (RelatedTables, base), {})
+    module: Any
     for module in (makemigrations, migrate):
-        base = module.Command.autodetector
-        if not issubclass(base, RelatedTables):
-            extended: Any = type("MigrationAutodetector", (RelatedTables, base), {})
-            # If pgtrigger's app is ready later, it derives its own from the first.
-            module.MigrationAutodetector = extended  # type: ignore[misc]
-            module.Command.autodetector = extended
+        # If pgtrigger's app is ready later, it derives its own from the first.
+        module.MigrationAutodetector = extended
+        module.Command.autodetector = extended

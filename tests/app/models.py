@@ -250,9 +250,7 @@ class Story(models.Model):
 
 
 class Remark(models.Model):
-    story = models.ForeignKey(
-        Story, null=True, on_delete=models.CASCADE, related_name="remarks"
-    )
+    story = models.ForeignKey(Story, null=True, on_delete=models.CASCADE, related_name="remarks")
     by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     body = models.TextField()
 

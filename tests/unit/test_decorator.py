@@ -233,7 +233,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"related": "parent__name"}, "related is 'parent__name'. Give a list of lookups"),
         ({"related": [5]}, "related has 5 in it. Give lookups"),
         ({"related": ["title"]}, "related names 'title', which has no column of another table."),
-        ({"related": ["parent__name"] * 2}, "Name each lookup once."),
+        ({"related": ["a__b"] * 2}, "related is ['a__b', 'a__b']. Name each lookup once."),
         ({"text": "nope"}, "text is 'nope', and Thing has no such method. Define nope(self)"),
         (
             {"text": "rendr"},

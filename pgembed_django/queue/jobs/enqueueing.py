@@ -92,9 +92,9 @@ def enqueue(spec: str, source_pks: Sequence[str], *, kind: str, priority: int, u
 def enqueue_related(
     spec: str, source_pks: Sequence[str], *, priority: int, using: str
 ) -> list[str]:
-    """Ensure that units have a pending job that is due. Returns those that are left: see ``enqueue``.
+    """Ensure that units have a pending job that is due, as related rows have changed.
 
-    What their texts are made of in other tables has changed, visibly to whoever claims from now on.
+    Returns those that are left, as ``enqueue`` leaves some.
     """
     kind = Job.Kind.RIPPLE
     return _add_free(ENQUEUE_RELATED, spec, source_pks, kind, priority, using)[1]

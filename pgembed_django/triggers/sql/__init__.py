@@ -23,7 +23,9 @@ WRITES_TO = r"""
     SELECT
         name,
         (
-            SELECT (parse_ident(substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_(?:job|ripple)')))[1]
+            SELECT (parse_ident(
+                substring(prosrc FROM '("(?:[^"]|"")+")\.pgembed_(?:job|ripple)')
+            ))[1]
             FROM pg_proc
             WHERE pg_proc.oid = to_regprocedure(name)::oid
         ),
