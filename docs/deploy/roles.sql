@@ -42,8 +42,8 @@ GRANT SELECT (spec, source_pk, status, is_awaited, settled_at) ON pgembed_job TO
 -- deletes staged vectors, and records the progress of a run over all rows.
 GRANT mysite_web TO mysite_staff;
 GRANT SELECT
-    ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_rollup,
-       pgembed_space, pgembed_staging, pgembed_worker
+    ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
+       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_worker
     TO mysite_staff;
 GRANT INSERT, UPDATE, DELETE ON pgembed_job, pgembed_pause TO mysite_staff;
 GRANT DELETE ON pgembed_staging TO mysite_staff;
@@ -51,8 +51,8 @@ GRANT INSERT, UPDATE ON pgembed_scancursor TO mysite_staff;
 
 -- The worker's own tables.
 GRANT SELECT, INSERT, UPDATE, DELETE
-    ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_rollup,
-       pgembed_space, pgembed_staging, pgembed_worker
+    ON pgembed_attempt, pgembed_job, pgembed_scancursor, pgembed_pause, pgembed_quota, pgembed_ripple,
+       pgembed_rollup, pgembed_space, pgembed_staging, pgembed_worker
     TO mysite_worker;
 -- Restarted in the middle of a deploy, it checks whether a migration explains why a table is gone.
 GRANT SELECT ON django_migrations TO mysite_worker;

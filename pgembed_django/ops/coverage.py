@@ -36,12 +36,15 @@ TABLES = """
         rows_per_page,
         (
             SELECT count(*)
-            FROM unnest(%(watched)s::text[], %(triggers)s::text[]) AS declared(of_spec, name)
+            FROM unnest(%(watched)s::text[], %(triggers)s::text[], %(tables)s::text[])
+                AS declared(of_spec, name, rows)
             WHERE of_spec = spec
               AND NOT EXISTS (
                   SELECT
                   FROM pg_trigger
-                  WHERE tgrelid = source AND tgname = name AND tgenabled::text = ANY(%(fires)s)
+                  WHERE tgrelid = to_regclass(rows)
+                    AND tgname = name
+                    AND tgenabled::text = ANY(%(fires)s)
               )
         ) AS silent_triggers
     FROM (SELECT) AS one
@@ -107,8 +110,9 @@ def read_tables(specs: Sequence[Spec], *, using: str) -> tuple[datetime, dict[st
     found = database.rows(
         using,
         TABLES,
-        watched=[key for key, _ in declared],
-        triggers=[name for _, name in declared],
+        watched=[key for key, _, _ in declared],
+        triggers=[name for _, name, _ in declared],
+        tables=[table for _, _, table in declared],
         fires=list(installed.FIRES),
         specs=[spec.key for spec in specs],
         sources=[postgres.quoted_table(spec.model) for spec in specs],

@@ -132,9 +132,12 @@ def install_missing(keys: Collection[str], *, using: str) -> None:
             one.renew(using=using)
 
 
-def names(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Return (spec key, name in the database) of each trigger of the given specs."""
-    return [(trigger.watch.key, trigger.get_pgid(model)) for model, trigger in _declared(keys)]
+def names(keys: Collection[str]) -> list[tuple[str, str, str]]:
+    """Return (spec key, name in the database, quoted table) of each trigger of the given specs."""
+    return [
+        (trigger.watch.key, trigger.get_pgid(model), postgres.quoted_table(model))
+        for model, trigger in _declared(keys)
+    ]
 
 
 def _declared(keys: Collection[str]) -> list[tuple[Any, SpecTrigger]]:

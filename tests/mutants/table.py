@@ -251,7 +251,7 @@ MUTANTS = [
     Mutant(
         "I9",
         "sleeper-is-not-nudged",
-        "triggers/sql/enqueue_end_v1.sql",
+        "triggers/sql/nudge_v1.sql",
         "PERFORM pg_notify('pgembed', '');",
         "PERFORM 1;",
         "db/test_nudges.py::test_a_write_wakes_who_sleeps_and_spares_who_is_awake",
@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "I9",
         "nudge-while-awake",
-        "triggers/sql/enqueue_end_v1.sql",
+        "triggers/sql/nudge_v1.sql",
         "IF NOT pg_try_advisory_xact_lock_shared(",
         "IF true OR NOT pg_try_advisory_xact_lock_shared(",
         "db/test_nudges.py::test_a_write_wakes_who_sleeps_and_spares_who_is_awake",
