@@ -19,9 +19,9 @@ class PgembedConfig(AppConfig):
         from pgembed_django.contrib import tracing
         from pgembed_django.declaration.decorator import follow_relations
         from pgembed_django.spaces import repairs
-        from pgembed_django.triggers.related import extend_makemigrations
+        from pgembed_django.triggers.related import extend_migrations
 
-        extend_makemigrations()
+        extend_migrations()
         follow_relations()
         tracing.install()
         pre_migrate.connect(unmigrated.before_migrate, sender=self)

@@ -101,8 +101,11 @@ def _databases(spec: Spec) -> Iterator[CheckMessage]:
         return
     if not router.allow_migrate_model(alias, spec.model):
         return  # the model is migrated through another alias, which bypasses a pooler
+    related = [link.model for link in spec.relations.links]
     needed = [
-        model for model in (spec.model._meta.concrete_model, spec.embedding_model, Job) if model
+        model
+        for model in (spec.model._meta.concrete_model, spec.embedding_model, Job, *related)
+        if model
     ]
     apart = [model for model in needed if not router.allow_migrate_model(alias, model)]
     apart += [spec.embedding_model] * (router.db_for_write(spec.embedding_model) != alias)
@@ -111,7 +114,7 @@ def _databases(spec: Spec) -> Iterator[CheckMessage]:
             spec,
             f"it is in the database {alias!r}, and routers keep "
             f"{', '.join(dict.fromkeys(model._meta.label for model in apart))} out of it.",
-            hint="Rows, vectors and jobs are written in one transaction. Let db_for_read, "
+            hint="Rows, related rows, vectors and jobs are in one database. Let db_for_read, "
             "db_for_write and allow_migrate send the model and its embeddings to one database, "
             "and let allow_migrate have the app pgembed in each of them.",
             id="pgembed.E008",

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pgtrigger
+from django.db import connections
 from django.db.migrations.autodetector import OperationDependency
 from django.db.models import Model
+from django.db.utils import load_backend
 from pgtrigger import features, registry
 from pgtrigger.migrations import RemoveTrigger
 
@@ -205,14 +207,59 @@ class RelatedTables:
         super().generate_deleted_models()  # type: ignore[misc]
 
 
-def extend_makemigrations() -> None:
-    """Let the commands use ``RelatedTables``, as pgtrigger does with a class of its own."""
+class UnwatchedColumns:
+    """Lets a migration of any app drop a column that triggers on its table read for other apps.
+
+    Postgres refuses that, and their own migrations may come later. Without the column, there is no
+    text to be kept fresh by them. The type of one may change: pgtrigger sees to that.
+    """
+
+    DROP_READERS: ClassVar[str] = r"""
+        DO $$
+        DECLARE
+            reader text;
+        BEGIN
+            FOR reader IN
+                SELECT DISTINCT tgname
+                FROM pg_catalog.pg_trigger
+                JOIN pg_catalog.pg_depend
+                  ON classid = 'pg_trigger'::regclass AND objid = pg_trigger.oid
+                JOIN pg_catalog.pg_attribute ON attrelid = refobjid AND attnum = refobjsubid
+                WHERE attrelid = to_regclass({table})
+                  AND attname = {column}
+                  AND tgname LIKE 'pgtrigger\_pgembed\_ripple\_%'
+            LOOP
+                EXECUTE pg_catalog.format('DROP TRIGGER %I ON ' || {table}, reader);
+            END LOOP;
+        END
+        $$;
+    """
+
+    def remove_field(self, model: type[Model], field: Any) -> None:
+        """Drop the triggers that read a field, then the field."""
+        editor: Any = self
+        table = literal(postgres.quoted_name(model._meta.db_table))
+        if field.column:
+            column = literal(field.column)
+            statement = self.DROP_READERS.replace("{table}", table).replace("{column}", column)
+            editor.execute(statement, params=None)
+        super().remove_field(model, field)  # type: ignore[misc]
+
+
+def extend_migrations() -> None:
+    """Let the commands and their schema editors use the above, as pgtrigger does with its own."""
     from django.core.management.commands import makemigrations, migrate
 
+    for config in connections.databases.values():
+        wrapper: Any = load_backend(config["ENGINE"]).DatabaseWrapper
+        editor = wrapper.SchemaEditorClass
+        if wrapper.vendor == "postgresql" and not issubclass(editor, UnwatchedColumns):
+            extended: Any = type("DatabaseSchemaEditor", (UnwatchedColumns, editor), {})
+            wrapper.SchemaEditorClass = extended
     base = makemigrations.Command.autodetector
     if issubclass(base, RelatedTables):
         return
-    extended: Any = type("MigrationAutodetector", (RelatedTables, base), {})
+    extended = type("MigrationAutodetector", (RelatedTables, base), {})
     module: Any
     for module in (makemigrations, migrate):
         # If pgtrigger's app is ready later, it derives its own from the first.

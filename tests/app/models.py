@@ -278,6 +278,7 @@ class Sheet(Leaf):
     related=["owner__name"],
     text="full_text",
     when=Q(live=True, is_secret=False),
+    stale="hide",
 )
 @embeddable(fields=["title", "intro"], when=Q(live=True), name="EssayPlain")
 class Essay(Sheet):

@@ -20,7 +20,7 @@ from pgembed_django.queue import jobs
 from pgembed_django.queue.listener import KEYS, Listener
 from pgembed_django.spaces.reembedding import reembed
 from tests import postgres
-from tests.app.models import Article
+from tests.app.models import Article, Author
 from tests.db.conftest import claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -119,6 +119,19 @@ def test_a_write_wakes_who_sleeps_and_spares_who_is_awake(article: Article, is_w
         assert not is_woken()
         assert listener.watch()
         Article.objects.update(title="asleep")
+        assert is_woken()
+
+
+def test_a_write_to_a_related_table_wakes_who_sleeps(article: Article, is_woken: Any) -> None:
+    author = Author.objects.create(name="Ann")
+    with closing(Listener(["app.StoryEmbedding"], using="default")) as listener:
+        assert listener.open()
+        assert is_woken()
+        assert listener.watch()
+
+        author.name = "Bo"
+        author.save()
+
         assert is_woken()
 
 

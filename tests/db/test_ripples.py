@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
+from django.core.management import call_command
 from django.db import connection
 from django.db.models import F, QuerySet
 from django.test.utils import CaptureQueriesContext
@@ -73,9 +74,9 @@ def ripples() -> QuerySet[Ripple]:
     return Ripple.objects.filter(spec="app.StoryEmbedding")
 
 
-def expand(*, until_rid: bool = True) -> None:
+def expand(key: str = "app.StoryEmbedding", *, until_rid: bool = True) -> None:
     """Expand the ripples, or one page of them, as a worker does."""
-    expander = Expander([spec()], using="default")
+    expander = Expander([spec(key)], using="default")
     while (one := expander.next_spec()) and expander.expand(one) and until_rid:
         pass
 
@@ -336,6 +337,23 @@ def test_a_text_method_finds_its_relation_prefetched(make_essay, run_jobs):
 
 
 @pytest.mark.django_db
+def test_a_stale_row_is_hidden_from_the_expansion_on(make_essay, run_jobs):
+    essay = make_essay()
+    run_jobs()
+
+    def found() -> list[Essay]:
+        return list(search(Essay, "rivers", name="EssayEmbedding"))
+
+    Leaf.objects.update(title="Salmon")
+
+    assert found() == [essay]
+    expand("app.EssayEmbedding")
+    assert found() == []
+    run_jobs()
+    assert found() == [essay]
+
+
+@pytest.mark.django_db
 def test_what_left_by_its_parents_column_is_not_found_and_then_removed(make_essay, run_jobs):
     essays = [make_essay(title=f"Trout {number}") for number in range(5)]
     run_jobs()
@@ -354,6 +372,19 @@ def test_what_left_by_its_parents_column_is_not_found_and_then_removed(make_essa
     Leaf.objects.update(live=True)
     run_jobs()
     assert EssayPlain.objects.count() == 5
+
+
+@pytest.mark.django_db
+def test_what_left_is_not_even_ranked(make_essay, run_jobs):
+    live = make_essay(title="Trout", intro="")
+    left = make_essay(title="Trout among many other words", intro="of another kind")
+    run_jobs()
+    Leaf.objects.filter(pk=left.pk).update(live=False)
+
+    found = search(Essay, "trout", name="EssayPlain", limit=1)
+
+    assert [hit.pk for hit in found] == [live.pk]
+    assert found.next_offset is None
 
 
 @pytest.mark.django_db
@@ -560,6 +591,17 @@ def test_two_workers_expand_different_ripples(make_story, connect, run_jobs):
 
     assert pending() == [str(two.pk)]
     assert ripples().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_drain_expands_ripples(make_story):
+    story = make_story()
+    call_command("embed_worker", drain=True, verbosity=0)
+    Author.objects.update(name="Bo")
+
+    call_command("embed_worker", drain=True, verbosity=0)
+
+    assert_fresh(story)
 
 
 @pytest.mark.django_db(transaction=True)

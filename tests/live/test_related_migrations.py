@@ -150,6 +150,21 @@ def test_a_migration_of_another_app_may_alter_a_watched_column(project):  # noqa
     assert project.ask("SELECT path, key FROM pgembed_ripple") == [("brand__pk", "1")]
 
 
+def test_a_migration_of_another_app_may_drop_a_watched_column(project):  # noqa: F811
+    folder = add_vendor(project)
+    project.migrated(VENDORED)
+    project.write(VENDORED.replace('["brand__name"]', "[]"))
+    project.manage("makemigrations", "shop")
+    (folder / "models.py").write_text(VENDOR.format(field="TextField(null=True)").replace("name", "title"))
+    project.manage("makemigrations", "vendor")
+
+    project.manage("migrate", "vendor")
+
+    assert project.ask(TRIGGERS) == []
+    project.manage("migrate")
+    assert project.ask(FUNCTIONS) == [(0,)]
+
+
 def test_without_migrations_the_triggers_are_there_too(project):  # noqa: F811
     settings = project.folder / "shop_settings.py"
     settings.write_text(

@@ -66,6 +66,22 @@ MUTANTS = [
         "db/test_i1_no_write_is_lost.py::"
         "test_a_newer_job_that_commits_while_the_older_one_ends_supersedes_it[reap]",
     ),
+    Mutant(
+        "I1",
+        "busy-unit-is-dropped",
+        "spaces/ripples.py",
+        "for unit in busy]",
+        "for unit in busy[:0]]",
+        "db/test_ripples.py::test_a_unit_that_a_writer_has_locked_goes_back_to_a_ripple",
+    ),
+    Mutant(
+        "I1",
+        "rest-of-a-page-is-dropped",
+        "spaces/ripples.py",
+        "kept = ids.values() if len(found) > size else ()",
+        "kept: Sequence[int] = ()",
+        "db/test_ripples.py::test_many_units_are_expanded_in_pages",
+    ),
     # I2: the application's transactions never fail or wait because of us.
     Mutant(
         "I2",
@@ -101,6 +117,26 @@ MUTANTS = [
         "db/test_i2_writers_never_wait.py::"
         "test_workers_run_in_read_committed_whatever_the_settings_say",
     ),
+    Mutant(
+        "I2",
+        "related-writers-lock-jobs",
+        "triggers/sql/ripple_v1.sql",
+        "    INSERT INTO {tables}.pgembed_ripple (spec, path, key)\n",
+        "    INSERT INTO {tables}.pgembed_job AS job (spec, source_pk)\n"
+        "    SELECT DISTINCT unit_spec, related_key FROM unnest(related_keys) AS changed(related_key)\n"
+        "    WHERE unit_path = 'pk'\n"
+        "    ON CONFLICT (spec, source_pk) WHERE status = 'pending' DO UPDATE SET kind = 'write';\n"
+        "    INSERT INTO {tables}.pgembed_ripple (spec, path, key)\n",
+        "db/test_ripples.py::test_tags_in_opposite_order",
+    ),
+    Mutant(
+        "I2",
+        "an-expansion-waits",
+        "queue/jobs/enqueueing.py",
+        "with database.giving_way(using, wait=database.BRIEFLY):",
+        "with database.giving_way(using, wait='20s'):",
+        "db/test_ripples.py::test_no_deadlock_between_a_bulk_writer_and_an_expansion",
+    ),
     # I3: only the holder writes.
     Mutant(
         "I3",
@@ -127,6 +163,14 @@ MUTANTS = [
         "db/test_i3_only_the_holder_writes.py::test_a_worker_stops_spending_requests_on_what_it_lost",
     ),
     # I4: nothing searchable outlives its row.
+    Mutant(
+        "I4",
+        "what-left-is-ranked",
+        "retrieval/targets.py",
+        "or self.spec.when_spans_tables",
+        "or False",
+        "db/test_ripples.py::test_what_left_is_not_even_ranked",
+    ),
     Mutant(
         "I4",
         "running-job-stays",
