@@ -113,7 +113,7 @@ class Expander:
             if spec not in left_alone
             for path in paths
         ]
-        found = database.rows(
+        found = database.prepared(
             self._using,
             WAITING,
             specs=[spec.key for spec, _ in known],

@@ -12,7 +12,7 @@ from django.db.models.functions import Cast
 from pgembed_django import sources, spaces, store
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import Job
+from pgembed_django.models import Job, Ripple
 
 
 def assert_embedding_pending(
@@ -101,10 +101,12 @@ def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     for job in jobs:
         last = f", last error: {job.last_error}" if job.last_error else ""
         said.append(f"A job is {job.status} (attempts: {job.attempts}{last}).")
+    if Ripple.objects.using(using).filter(spec=spec.key).exists():
+        said.append("run_jobs() has yet to find the rows whose related rows have changed.")
     if is_pending:
         said.append("run_jobs() runs what is due and not backing off.")
     elif not jobs:
-        watched = ", ".join(spec.fields)
+        watched = ", ".join([*spec.fields, *spec.related])
         said.append(
             f"There is no job. One comes when a row is inserted or one of {watched} changes, "
             "unless the triggers are off."

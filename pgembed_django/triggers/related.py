@@ -7,9 +7,9 @@ writers who lock the same jobs in another order would deadlock. So these trigger
 Migrations have these triggers with the spec's own model, in the user's own app, whosever table they
 are on: an app of a third party gets no migration, and taking the relation, the model or the
 decorator away takes the triggers along. pgtrigger's way, a proxy of the other model, would be one
-more model in ``apps.get_models()`` with a content type, made by that model's own metaclass:
-Wagtail's registers each as a type of pages, and Django has no proxy of an auto-created through
-table in migrations. For pgtrigger's commands, its registry has them with the other model.
+more model in ``apps.get_models()`` with a content type, made by that model's own metaclass, and
+Wagtail's registers each as a type of pages. An operation of our own would need once more all
+that pgtrigger's detects and undoes. For its commands, its registry has them with the other model.
 """
 
 from __future__ import annotations
