@@ -167,12 +167,8 @@ def with_related(spec: Spec, found: list[Row], *, using: str) -> list[Row]:
 
     It may be newer than the rows. What changes later has ripples of its own.
     """
-    if not (spec.related and found):
-        return found
-    if spec.text:
-        rows: list[Any] = [row for _, row in found]
-        models.prefetch_related_objects(rows, *spec.relations.prefetched)
-        return found
+    if spec.text or not (spec.related and found):
+        return found  # what a method reads is prefetched
     keys = [spec.parse_pk(source_pk) for source_pk, _ in found]
     related = relations.read(spec, keys, using=using)
     for number, (source_pk, row) in enumerate(found):

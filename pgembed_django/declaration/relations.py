@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import Model, Q, TextField
+from django.db.models import ForeignObjectRel, Model, Q, TextField
 from django.db.models.functions import Cast
 
 from pgembed_django.exceptions import did_you_mean
@@ -41,11 +41,13 @@ Related = Mapping[str, list[Any]]
 class Values:
     """What a lookup of ``related`` reads. ``relation`` is the lookup without the column.
 
-    ``order`` has the keys of the rows of each to-many relation on the way.
+    ``accessors`` is the same for ``prefetch_related``. ``order`` has the keys of the rows of each
+    to-many relation on the way.
     """
 
     lookup: str
     relation: str
+    accessors: str
     order: tuple[str, ...]
 
 
@@ -64,7 +66,7 @@ class Relations:
     @property
     def prefetched(self) -> list[str]:
         """What to prefetch for a text method."""
-        return list(dict.fromkeys(one.relation for one in self.values))
+        return list(dict.fromkeys(one.accessors for one in self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +96,13 @@ class _Walk:
         self.order, self.lookup = (), lookup
         place = _Place(_concrete(self.model))
         *relations, column = lookup.split("__")
+        accessors = []
         for name in relations:
             related = self._field(place.model, name)
             if not getattr(related, "path_infos", None):
                 self._refuse(f"{name!r} leads to no other table. {INSTEAD}")
+            is_reverse = isinstance(related, ForeignObjectRel)
+            accessors.append(str(related.get_accessor_name()) if is_reverse else name)
             place = self._to_owner(place, related)
             level = place.at(name)
             for hop in related.path_infos:
@@ -109,7 +114,7 @@ class _Walk:
         if problem := conditions.column_problem(read, model=place.model):
             self._refuse(f"{column!r} {problem}")
         self._watch(place, read)
-        return Values(lookup, "__".join(relations), self.order)
+        return Values(lookup, "__".join(relations), "__".join(accessors), self.order)
 
     def _to_owner(self, place: _Place, found: Any) -> _Place:
         """Go up to the parent's table that a field is in."""
@@ -251,7 +256,7 @@ def read(spec: Any, keys: Sequence[Any], *, using: str | None) -> Related:
     values = spec.relations.values
     places = {one.lookup: number for number, one in enumerate(values)}
     parts: dict[str, list[list[Any]]] = defaultdict(lambda: [[] for _ in values])
-    for relation in spec.relations.prefetched:
+    for relation in dict.fromkeys(one.relation for one in values):
         of_relation = [one for one in values if one.relation == relation]
         rows = spec.all_rows(using=using).filter(pk__in=keys)
         columns = rows.order_by(*of_relation[0].order).values_list(

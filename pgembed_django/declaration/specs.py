@@ -163,7 +163,8 @@ class Spec(Declaration):
         if self.when:
             rows = rows.filter(self.when)
         if self.text:
-            return rows  # a text method may read any column, and whatever the base manager joins
+            # It may read any column, and whatever the base manager joins.
+            return rows.prefetch_related(*self.relations.prefetched)
         rows = rows.select_related(None).prefetch_related(None)
         return rows if self.reads_whole_rows else rows.only("pk", *self.fields)
 

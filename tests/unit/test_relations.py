@@ -96,6 +96,14 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy():
     )
 
 
+def test_a_method_finds_it_prefetched_by_the_names_on_instances():
+    found = relations.resolve(
+        app.Author, fields=(), related=["story__remarks__body", "city__name"], when=None
+    )
+
+    assert found.prefetched == ["story_set__remarks", "city"]
+
+
 def test_a_lookup_is_read_in_the_order_of_the_keys_of_its_rows():
     found = {one.lookup: one.order for one in specs.get("app.StoryEmbedding").relations.values}
 
