@@ -383,6 +383,31 @@ def test_fields_and_condition_may_name_columns_of_parents():
     assert [column.name for column in link.columns] == ["id", "issn"]
 
 
+def test_a_model_may_be_related_to_itself():
+    model = make_model(
+        "Node",
+        title=models.TextField(),
+        parent=models.ForeignKey("self", on_delete=models.CASCADE, null=True),
+    )
+
+    embeddable(fields=["title"], related=["parent__title"])(model)
+
+    [link] = specs.get("app.NodeEmbedding").relations.links
+    assert (link.model, link.path) == (model, "parent__pk")
+    names = [one.name for on, one in pgtrigger.registered() if on is model]
+    assert names == [one.name for one in model._meta.original_attrs["triggers"]]
+    assert len(names) == 6
+
+
+def test_a_trigger_on_another_table_is_in_the_migrations_of_the_specs_model():
+    author, story = app.Author._meta, app.Story._meta
+    on_author = [one for on, one in pgtrigger.registered() if on is app.Author]
+
+    assert "triggers" not in author.original_attrs
+    assert not hasattr(author, "triggers")
+    assert set(on_author) & set(story.original_attrs["triggers"])
+
+
 def test_the_same_name_twice_is_refused():
     model = embeddable(fields=["title"])(make_model())
 
