@@ -234,7 +234,7 @@ def made(
                     loaded.hindered.add(source_pk)
             else:
                 loaded.texts[source_pk] = keep(text)
-                room -= len(text) if spec.text else 0
+                room -= len(text) if spec.text or spec.related else 0
             if room <= 0 or time.monotonic() >= until:
                 break
     loaded.left.update({source_pk for source_pk, _ in found})
