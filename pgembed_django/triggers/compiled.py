@@ -105,6 +105,22 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
+    # The trigger of one tenant would take the place of another one's, as they have one name.
+    SHARED: ClassVar[str] = """
+        DO $$
+        BEGIN
+            IF EXISTS (
+                SELECT FROM pg_catalog.pg_class
+                WHERE oid = to_regclass({table})::oid
+                  AND relnamespace::regnamespace::text <> pg_catalog.quote_ident(current_schema())
+            ) THEN
+                RAISE EXCEPTION 'pgembed: the table % is shared by all tenants, and the texts of '
+                    'one cannot be told of its changes', {table}
+                USING HINT = 'Take it out of related, and enqueue the rows where it changes.';
+            END IF;
+        END
+        $$;
+    """
     # With a schema per tenant, a row may be written under another tenant's search_path or an empty
     # one. Its job must still go into the row's own schema.
     PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
@@ -133,6 +149,8 @@ class CompiledTrigger(compiler.Trigger):
         install = self.ASKED.sub(self.ASKED_WHERE_SET, install)
         refuse = self.MISSING + self.MISSING_COLUMNS
         refuse += self.PARTITIONED if self.sql.kwargs.get("referencing") else ""
+        is_related = str(self.name).startswith("pgembed_ripple_")
+        refuse += self.SHARED if is_related and not sql.is_in_one_schema() else ""
         refuse = refuse.replace("{table}", table).replace("{columns}", self._columns())
         return refuse + install + pin
 
