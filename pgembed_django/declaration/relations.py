@@ -205,7 +205,7 @@ class _Walk:
 
     def _refuse(self, problem: str) -> NoReturn:
         raise ImproperlyConfigured(
-            f"@embeddable on {self.model.__name__}: related names {self.lookup!r}: {problem}"
+            f"@embeddable on {self.model.__name__}: {self.lookup!r} cannot be watched: {problem}"
         )
 
 
@@ -220,6 +220,7 @@ def resolve(
     walk = _Walk(model)
     values = tuple(walk.follow(lookup) for lookup in related)
     for name in (*fields, *conditions.names(when)):
+        walk.lookup = name
         found = model._meta.get_field(name)
         walk._watch(walk._to_owner(_Place(_concrete(model)), found), found)  # noqa: SLF001
     return Relations(values, tuple(walk.links.values()))
