@@ -155,7 +155,9 @@ def test_a_migration_of_another_app_may_drop_a_watched_column(project):  # noqa:
     project.migrated(VENDORED)
     project.write(VENDORED.replace('["brand__name"]', "[]"))
     project.manage("makemigrations", "shop")
-    (folder / "models.py").write_text(VENDOR.format(field="TextField(null=True)").replace("name", "title"))
+    (folder / "models.py").write_text(
+        VENDOR.format(field="TextField(null=True)").replace("name", "title")
+    )
     project.manage("makemigrations", "vendor")
 
     project.manage("migrate", "vendor")

@@ -123,19 +123,11 @@ MUTANTS = [
         "triggers/sql/ripple_v1.sql",
         "    INSERT INTO {tables}.pgembed_ripple (spec, path, key)\n",
         "    INSERT INTO {tables}.pgembed_job AS job (spec, source_pk)\n"
-        "    SELECT DISTINCT unit_spec, related_key FROM unnest(related_keys) AS changed(related_key)\n"
+        "    SELECT DISTINCT unit_spec, related_key FROM unnest(related_keys) AS by(related_key)\n"
         "    WHERE unit_path = 'pk'\n"
         "    ON CONFLICT (spec, source_pk) WHERE status = 'pending' DO UPDATE SET kind = 'write';\n"
         "    INSERT INTO {tables}.pgembed_ripple (spec, path, key)\n",
         "db/test_ripples.py::test_tags_in_opposite_order",
-    ),
-    Mutant(
-        "I2",
-        "an-expansion-waits",
-        "queue/jobs/enqueueing.py",
-        "with database.giving_way(using, wait=database.BRIEFLY):",
-        "with database.giving_way(using, wait='20s'):",
-        "db/test_ripples.py::test_no_deadlock_between_a_bulk_writer_and_an_expansion",
     ),
     # I3: only the holder writes.
     Mutant(
