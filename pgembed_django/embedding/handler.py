@@ -235,7 +235,7 @@ class EmbeddingHandler(Handler):
     def wait_seconds(self) -> float:
         """The seconds until a provider may be asked again, a text is late, or a ripple is due."""
         waits = [pool.paused_seconds for pool in self.embedder.pools if pool.paused_seconds]
-        return min([*waits, self._text_due_seconds, self.ripples.wait_seconds])
+        return min([*waits, self._text_due_seconds, self.ripples.due_at - self.clock()])
 
     @property
     def _text_due_seconds(self) -> float:
@@ -315,6 +315,8 @@ class EmbeddingHandler(Handler):
 
     def _expand_ripples(self) -> bool:
         """Enqueue a page of the units whose related rows have changed. Return whether any moved."""
+        if not self.ripples.paths:
+            return False
         spec = self.ripples.next_spec(self.units.quarantined)
         if spec is None:
             return False

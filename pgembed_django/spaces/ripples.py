@@ -91,25 +91,22 @@ class Expander:
         using: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._paths = {spec: _paths(spec) for spec in specs if spec.relations.links}
+        self.paths = {spec: _paths(spec) for spec in specs if spec.relations.links}
+        """The paths of each spec whose texts span tables."""
+        self.due_at = float("inf")
+        """When to look again at what an open writer has locked, by the clock."""
         self._using = using
         self._clock = clock
         self._size = AdaptiveSize(PAGE_UNITS, most=PAGE_UNITS)
         self._busy_seconds = 0.0
-        self._busy_until = float("-inf")
-
-    @property
-    def wait_seconds(self) -> float:
-        """In how many seconds to look again at what open writers have locked."""
-        return max(0.0, self._busy_until - self._clock()) if self._busy_seconds else float("inf")
 
     def next_spec(self, left_alone: Iterable[Spec] = ()) -> Spec | None:
         """Return the spec whose ripples come next, if there are any."""
-        if not self._paths or self._clock() < self._busy_until:
+        if self._clock() < self.due_at < float("inf"):
             return None
         known = [
             (spec, path)
-            for spec, paths in self._paths.items()
+            for spec, paths in self.paths.items()
             if spec not in left_alone
             for path in paths
         ]
@@ -120,7 +117,7 @@ class Expander:
             paths=[path for _, path in known],
         )
         if not found:
-            self._busy_seconds = 0.0
+            self._busy_seconds, self.due_at = 0.0, float("inf")
         return next((spec for spec, _ in known if [(spec.key,)] == found), None)
 
     def expand(self, spec: Spec) -> bool:
@@ -144,13 +141,13 @@ class Expander:
             self._busy_seconds = doubled(
                 self._busy_seconds, first=BUSY_SECONDS, most=MAX_BUSY_SECONDS
             )
-            self._busy_until = self._clock() + self._busy_seconds
+            self.due_at = self._clock() + self._busy_seconds
         return busy < max(units, 1)
 
     def _page(self, spec: Spec) -> tuple[int, int]:
         """Return how many units the page has, and how many of them are busy."""
         rows = database.rows(
-            self._using, TAKE, spec=spec.key, paths=self._paths[spec], limit=MOST_RIPPLES
+            self._using, TAKE, spec=spec.key, paths=self.paths[spec], limit=MOST_RIPPLES
         )
         if not rows:
             return 0, 1  # another worker has just taken them

@@ -17,6 +17,7 @@ from pgembed_django.models import (
     Attempt,
     Job,
     Pause,
+    Ripple,
     Rollup,
     ScanCursor,
     Space,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.django_db
 
 KEY = "app.ArticleEmbedding"
 GONE = "app.GoneEmbedding"
-HELD = (Job, Attempt, Space, StagedVector, ScanCursor, Rollup)
+HELD = (Job, Attempt, Ripple, Space, StagedVector, ScanCursor, Rollup)
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def gone(make_article: Callable[..., Article], run_jobs: Callable[[], int]) -> s
         spec=GONE, source_pk="1", space=space, chunk_digest=b"x", embedding=[1, 2]
     )
     ScanCursor.objects.create(spec=GONE, scan="missing")
+    Ripple.objects.create(spec=GONE, path="author__pk", key="1")
     tally = rollups.Tally()
     tally.completed(GONE, waited=0.5)
     tally.completed(KEY, waited=0.5)
@@ -78,7 +80,7 @@ def test_it_tells_what_is_left_and_deletes_nothing_by_itself(gone: str) -> None:
 
     told = run("embed_forget")
 
-    assert f"{gone}\n  4 jobs, 1 attempts, 1 spaces, 1 staged vectors, 1 scans" in told
+    assert f"{gone}\n  4 jobs, 1 attempts, 1 ripples, 1 spaces, 1 staged vectors, 1 scans" in told
     assert "Nothing was deleted. Pass --yes to delete it." in told
     assert KEY not in told
     assert rows_of(gone) == before
