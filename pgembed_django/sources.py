@@ -333,11 +333,19 @@ class Reading:
             try:
                 with code.reading(), cursor:
                     found = compiled.rows(self.spec, cursor.fetchall())
+                self._prefetch(found)
             except faults.Unreadable:
                 return self._ask_queryset(source_pks)
             return self._made(found, {})
 
         return texts
+
+    def _prefetch(self, found: Sequence[Row]) -> None:
+        """Read the relations of all rows, which a text method needs, with one query for each."""
+        if self.spec.prefetch:
+            rows: list[Any] = [row for _, row in found]
+            with database.giving_way(self.using), UserCode(using=self.using).reading():
+                models.prefetch_related_objects(rows, *self.spec.prefetch)
 
     def _ask_queryset(self, source_pks: Sequence[str]) -> Loaded:
         with database.giving_way(self.using):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, assert_type
 
 from django.contrib.auth.models import Group
+from django.db.models import Prefetch
 
 from pgembed_django import (
     Results,
@@ -20,6 +21,7 @@ from pgembed_django.retrieval import Hit
 
 def declarations() -> None:
     assert_type(embeddable(fields=["name"])(Group), type[Group])
+    embeddable(fields=["name"], text="told", prefetch=["user", Prefetch("user_set")])
     embeddable(field=["name"])  # type: ignore[call-arg]
     embeddable(["name"])  # type: ignore[call-arg]
 

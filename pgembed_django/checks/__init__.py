@@ -38,6 +38,7 @@ IDS = {
     "pgembed.E020": "A provider cannot be reached. Only looked at with --deploy.",
     "pgembed.E021": "A provider answers, but not as it should. Only looked at with --deploy.",
     "pgembed.E022": "The condition of an @embeddable fails, and each write would fail with it.",
+    "pgembed.E023": "A relation that an @embeddable prefetches does not exist.",
     "pgembed.W001": "The job table is unlogged: a crash of the server empties it.",
     "pgembed.W002": "pgtrigger is told to keep triggers out of migrations.",
     "pgembed.W003": "Our tables are missing where an embeddable model has its own.",

@@ -14,6 +14,8 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 from django.core.exceptions import EmptyResultSet
 from django.db import connections, models, router
+from django.db.models.constants import LOOKUP_SEP
+from django.db.models.query_utils import DeferredAttribute
 
 from pgembed_django import conf
 from pgembed_django.core import postgres
@@ -43,7 +45,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return the faults of all declarations."""
-    checks = (_names, _databases, _condition_and_chunker, _key_and_fields, _migrations)
+    checks = (_names, _databases, _condition_and_chunker, _key_and_fields, _prefetch, _migrations)
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
@@ -181,6 +183,39 @@ def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
                 + "If that is how it should be, add 'pgembed.W012' to SILENCED_SYSTEM_CHECKS.",
                 id="pgembed.W012",
             )
+
+
+def _prefetch(spec: Spec) -> Iterator[CheckMessage]:
+    to_attrs = {one.to_attr for one in spec.prefetch if isinstance(one, models.Prefetch)}
+    for one in spec.prefetch:
+        path = one if isinstance(one, str) else one.prefetch_through
+        model: Any = spec.model
+        for name in path.split(LOOKUP_SEP):
+            relations = _relations(model)
+            # A package may have descriptors of its own that can be prefetched.
+            found = getattr(model, name, None)
+            if name not in {*relations, *to_attrs} and isinstance(found, DeferredAttribute | None):
+                yield _error(
+                    spec,
+                    f"prefetch names {path!r}, and {model.__name__} has no relation {name!r}.",
+                    hint=f"{did_you_mean(name, relations)}There are: {', '.join(relations)}.",
+                    id="pgembed.E023",
+                )
+            model = relations.get(name)
+            if not isinstance(model, type):
+                break  # a generic foreign key, or what other checks report
+
+
+def _relations(model: type[models.Model]) -> dict[str, Any]:
+    """Return the models that a model's relations lead to, by the names on its instances."""
+    found: dict[str, Any] = {}
+    fields: list[Any] = model._meta.get_fields()
+    for field in fields:
+        is_reverse = isinstance(field, models.ForeignObjectRel)
+        name = field.get_accessor_name() if is_reverse else field.name
+        if field.is_relation and name:
+            found[name] = field.related_model
+    return {name: found[name] for name in sorted(found)}
 
 
 def _migrations(spec: Spec) -> Iterator[CheckMessage]:

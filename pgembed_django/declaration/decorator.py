@@ -58,9 +58,9 @@ class embeddable(Declaration, _KeywordsOnly):  # noqa: N801 - used as a decorato
 
     ``fields`` are watched for changes and, without ``text``, embedded. So are the columns of other
     tables that the lookups of ``related`` lead to, such as ``author__name`` or ``tags__name``.
-    ``text`` names a method that returns the text instead, and finds ``related`` prefetched. Rows
-    that do not match ``when`` are neither embedded nor found. ``fields`` and ``when`` may name
-    columns of parents (multi-table inheritance).
+    ``text`` names a method that returns the text instead, and finds ``related`` and ``prefetch``
+    prefetched. Rows that do not match ``when`` are neither embedded nor found. ``fields`` and
+    ``when`` may name columns of parents (multi-table inheritance).
     ``priority`` is from -100 to 100, higher first. ``name`` is the name of the generated model,
     by default ``<Model>Embedding``; on an abstract base it may contain ``%(class)s``.
     ``trigger_level="statement"`` enqueues all rows of an INSERT at once.

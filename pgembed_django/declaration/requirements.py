@@ -78,6 +78,7 @@ def _require_fields(declaration: Declaration, model: type[models.Model]) -> None
     _require_related(declaration, model)
     if declaration.text is not None:
         _require_text(model, declaration.text)
+    _require_prefetch(declaration, model)
 
 
 def _require_related(declaration: Declaration, model: type[models.Model]) -> None:
@@ -124,6 +125,25 @@ def _require_text(model: type[models.Model], name: object) -> None:
             model,
             f"text is {name!r}, and it is called without arguments: {error}. "
             f"Define {name}(self) -> str.",
+        )
+
+
+def _require_prefetch(declaration: Declaration, model: type[models.Model]) -> None:
+    given: object = declaration.prefetch
+    if not isinstance(given, (list, tuple)):
+        refuse(model, f"prefetch is {shown(given)}. Give a list, as for prefetch_related().")
+    for one in given:
+        if not isinstance(one, (str, models.Prefetch)) or not one:
+            refuse(
+                model,
+                f"prefetch has {shown(one)} in it. Give the names of relations, or Prefetch "
+                "objects.",
+            )
+    if given and declaration.text is None:
+        refuse(
+            model,
+            "prefetch is for a text method, and without one no relation is read. Name a method: "
+            "text='...', or leave prefetch out.",
         )
 
 

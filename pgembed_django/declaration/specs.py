@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.db import DatabaseError, router
-from django.db.models import Field, Manager, Model, Q, QuerySet
+from django.db.models import Field, Manager, Model, Prefetch, Q, QuerySet
 from django.db.models.query_utils import DeferredAttribute
 from django.db.models.signals import post_init
 
@@ -60,6 +60,7 @@ class Declaration:
     fields: Sequence[str]
     related: Sequence[str] = ()
     text: str | None = None
+    prefetch: Sequence[str | Prefetch[Any]] = ()
     when: Q | None = None
     provider: str = "default"
     chunker: Chunker | None = None
@@ -163,8 +164,9 @@ class Spec(Declaration):
         if self.when:
             rows = rows.filter(self.when)
         if self.text:
-            # It may read any column, and whatever the base manager joins.
-            return rows.prefetch_related(*self.relations.prefetched)
+            # It may read any column, and whatever the base manager joins. Django takes a Prefetch
+            # with a queryset only before the same lookup without one.
+            return rows.prefetch_related(*self.prefetch, *self.relations.prefetched)
         rows = rows.select_related(None).prefetch_related(None)
         return rows if self.reads_whole_rows else rows.only("pk", *self.fields)
 

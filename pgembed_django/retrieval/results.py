@@ -228,6 +228,11 @@ def _passages(
     """
     spec = target.spec
     stored = _stored(target, list(chunks.values()), words=words)
+    if spec.prefetch:
+        # Its text method needs rows that are read as a worker does. Those of the caller may have
+        # prefetched the same relations otherwise.
+        needed = [key for key in rows if not _is_enough(stored.get(chunks[key]))]
+        rows = {**rows, **spec.rows(using=target.using).in_bulk(needed)}
     found: dict[Any, _Passage] = {}
     cut: dict[Any, _Passage] = {}
     for key, row in rows.items():
@@ -251,6 +256,11 @@ def _passages(
         for (key, passage), [headline] in zip(cut.items(), headlines, strict=True):
             found[key] = passage._replace(headline=headline)
     return found
+
+
+def _is_enough(chunk: _Stored | None) -> bool:
+    """Return whether a chunk can be shown without its row's text."""
+    return chunk is not None and chunk.text is not None and not chunk.waits
 
 
 def _is_of_text(chunk: _Stored, spec: Spec, row: Any) -> bool:

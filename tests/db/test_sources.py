@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import itertools
+import re
 import sys
 from typing import Any
 
 import pytest
 from django.db import DataError, connection, models, transaction
-from django.db.models import F, Q
+from django.db.models import F, Prefetch, Q
 from django.db.models.signals import pre_init
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.utils import timezone, translation
@@ -25,6 +26,7 @@ from pgembed_django.models import Job
 from pgembed_django.spaces.backfill import Backfill
 from tests.app.models import (
     Article,
+    ArticleComment,
     Category,
     Contact,
     ContactEmbedding,
@@ -125,6 +127,120 @@ def test_what_a_base_manager_joins_is_there_for_the_text():
     assert told == {str(article.pk): "Joins (SQL)"}
     # Fields alone need no join.
     assert texts(dataclasses.replace(spec, model=Told), article) == {str(article.pk): "Joins"}
+
+
+@pytest.fixture
+def told() -> specs.Spec:
+    """A text of an article, its category and its comments."""
+    with isolate_apps("tests.app"):
+
+        class Told(Article):
+            class Meta:
+                proxy = True
+                app_label = "app"
+
+            def told(self) -> str:
+                comments = [comment.text for comment in self.told_comments]
+                return f"{self.title} ({self.category}): {', '.join(comments)}"
+
+    [spec] = specs.of(Article)
+    comments = ArticleComment.objects.order_by("text")
+    prefetch = ("category", Prefetch("articlecomment_set", comments, to_attr="told_comments"))
+    return dataclasses.replace(spec, model=Told, text="told", prefetch=prefetch)
+
+
+class TestWhatATextMethodReadsOfOtherTables:
+    @pytest.fixture
+    def articles(self) -> list[Article]:
+        categories = [Category.objects.create(name=name) for name in ("SQL", "Python")]
+        articles = [
+            Article.objects.create(
+                title=f"{number}", category=categories[number % 2], published_time=now()
+            )
+            for number in range(40)
+        ]
+        for article in articles[:20]:
+            for text in ("b", "a"):
+                ArticleComment.objects.create(article=article, text=text)
+        return articles
+
+    @pytest.mark.parametrize("way", ["compiled", "queryset"])
+    def test_takes_one_query_for_each_relation(self, told, articles, way):
+        reading = sources.Reading(told, using="default")
+        with CaptureQueriesContext(connection) as queries:
+            if way == "compiled":
+                found = reading.ask([str(article.pk) for article in articles])().texts
+            else:
+                found = sources.read(told, told.rows(using="default")).texts
+
+        assert len(found) == 40
+        assert found[str(articles[0].pk)] == "0 (SQL): a, b"
+        assert found[str(articles[39].pk)] == "39 (Python):"
+        tables = [
+            re.findall(r'FROM "(app_\w+)"', query["sql"])[0]
+            for query in queries
+            if "app_" in query["sql"]
+        ]
+        assert sorted(tables) == ["app_article", "app_articlecomment", "app_category"]
+
+    def test_is_there_where_a_search_cuts_passages_from_rows(
+        self, told, articles, run_jobs, monkeypatch
+    ):
+        told = dataclasses.replace(told, store_text=False)
+        monkeypatch.setitem(specs._registry, told.key, told)
+        run_jobs()
+        rows = Article.objects.prefetch_related(
+            Prefetch("articlecomment_set", ArticleComment.objects.filter(text="b"))
+        )
+
+        with CaptureQueriesContext(connection) as queries:
+            found = search(rows, "SQL", mode="lexical", limit=20)
+
+        passages = {hit.instance: hit.passage for hit in found.hits}
+        assert len(passages) == 20
+        assert passages[articles[0]] == "0 (SQL): a, b"
+        assert {len(article.articlecomment_set.all()) for article in found} == {0, 1}
+        assert len([query for query in queries if "app_category" in query["sql"]]) == 1
+
+    def test_is_read_anew_for_each_page(self, told, articles):
+        reading = sources.Reading(told, using="default")
+        reading.ask([str(articles[0].pk)])()
+        Category.objects.filter(name="SQL").update(name="Postgres")
+        ArticleComment.objects.filter(text="a").delete()
+
+        found = reading.ask([str(articles[0].pk)])()
+
+        assert found.texts == {str(articles[0].pk): "0 (Postgres): b"}
+
+    def test_fails_its_row_alone_if_it_cannot_be_read(self, told, articles):
+        class Sour:
+            def get_prefetch_querysets(self, instances: list[Any], querysets: Any = None) -> Any:
+                if any(article.title == "7" for article in instances):
+                    raise ValueError("no such relation")
+                return Category.objects.none(), id, id, True, "sour", False
+
+            def is_cached(self, instance: Any) -> bool:
+                return False
+
+            def __get__(self, instance: Any, kind: Any = None) -> Any:
+                return self
+
+        told.model.sour = Sour()
+        told = dataclasses.replace(told, prefetch=("sour", *told.prefetch))
+
+        found = sources.Reading(told, using="default").ask([str(one.pk) for one in articles])()
+
+        assert found.errors == {str(articles[7].pk): "ValueError: no such relation"}
+        assert len(found.texts) == 39
+
+    @pytest.mark.django_db(transaction=True)
+    def test_is_waited_for_where_a_writer_holds_the_table(self, told, articles, second_connection):
+        second_connection.execute("LOCK TABLE app_category")
+        read = sources.Reading(told, using="default").ask([str(articles[0].pk)])
+
+        with pytest.raises(database.Busy):
+            read()
+        second_connection.rollback()
 
 
 def test_a_model_that_remembers_its_fields_is_read_as_a_whole():

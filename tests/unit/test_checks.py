@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from django.apps import apps
+from django.contrib.contenttypes.fields import GenericForeignKey
 from django.core.checks import run_checks
 from django.db import connections, models
 from django.db.models import Q
@@ -393,6 +394,57 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
 
     assert [message.id for message in messages] == ["pgembed.E007"] * 2
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
+
+
+@pytest.fixture
+def family() -> type[models.Model]:
+    """A model with a parent of its own kind, and with comments."""
+    thing = make_model(
+        title=models.TextField(),
+        parent=models.ForeignKey("self", null=True, on_delete=models.CASCADE),
+        target=GenericForeignKey("kind", "target_id"),
+        kind=models.ForeignKey("contenttypes.ContentType", on_delete=models.CASCADE),
+        target_id=models.TextField(),
+        full_text=lambda self: "text",
+    )
+    make_model("Comment", thing=models.ForeignKey(thing, on_delete=models.CASCADE))
+    return thing
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "hint"),
+    [
+        (
+            "parnt",
+            "Thing has no relation 'parnt'.",
+            "Did you mean 'parent'? There are: comment_set",
+        ),
+        ("parent__title", "Thing has no relation 'title'.", "There are: comment_set, kind,"),
+        ("comment_set__things", "Comment has no relation 'things'.", "Did you mean 'thing'?"),
+    ],
+)
+def test_a_relation_that_does_not_exist_is_named_before_each_row_fails_by_it(
+    family, path, said, hint
+):
+    embeddable(fields=["title"], text="full_text", prefetch=[path])(family)
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E023"
+    assert message.msg == f"@embeddable on Thing: prefetch names {path!r}, and {said}"
+    assert message.hint.startswith(hint)
+
+
+def test_whatever_can_be_prefetched_may_be_named(family):
+    prefetch = [
+        "parent__comment_set__thing",
+        "target__whatever",
+        models.Prefetch("thing_set", to_attr="children"),
+        "children__parent",
+    ]
+    embeddable(fields=["title"], text="full_text", prefetch=prefetch)(family)
+
+    assert check_declarations() == []
 
 
 @pytest.mark.parametrize(
