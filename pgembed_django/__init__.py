@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pgembed_django.retrieval import asimilar_to as asimilar_to
     from pgembed_django.retrieval import search as search
     from pgembed_django.retrieval import similar_to as similar_to
+    from pgembed_django.spaces.reembedding import enqueue as enqueue
 
 __version__ = "0.1.0.dev0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "asearch",
     "asimilar_to",
     "embeddable",
+    "enqueue",
     "search",
     "similar_to",
 ]
@@ -37,6 +39,7 @@ __all__ = [
 _HOMES = {
     "Chunker": "chunking",
     "embeddable": "declaration.decorator",
+    "enqueue": "spaces.reembedding",
     "Results": "retrieval",
     "SearchManager": "retrieval",
     "SearchQuerySet": "retrieval",

@@ -13,6 +13,7 @@ from pgembed_django import (
     asearch,
     asimilar_to,
     embeddable,
+    enqueue,
     search,
     similar_to,
 )
@@ -22,6 +23,7 @@ from pgembed_django.retrieval import Hit
 def declarations() -> None:
     assert_type(embeddable(fields=["name"])(Group), type[Group])
     embeddable(fields=["name"], text="told", prefetch=["user", Prefetch("user_set")])
+    assert_type(enqueue(Group.objects.all()), int)
     embeddable(field=["name"])  # type: ignore[call-arg]
     embeddable(["name"])  # type: ignore[call-arg]
 

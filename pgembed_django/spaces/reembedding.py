@@ -1,22 +1,126 @@
-"""Embed units again at a person's request, although their texts have not changed."""
+"""Enqueue units at request: rows that changed unseen, or that a person wants embedded again.
+
+Units are enqueued a few at a time, in transactions of our own that give way to writers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
+from django.db.models import Manager, Model, OuterRef, Q, QuerySet, TextField
+from django.db.models.functions import Cast
+from django.db.models.query import ModelIterable
+from psycopg import sql
 
 from pgembed_django import store
-from pgembed_django.core import database
+from pgembed_django.core import database, postgres
 from pgembed_django.core.adapting import halves, isolate
+from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job
+from pgembed_django.models.job import PENDING, RUNNING
 from pgembed_django.queue import jobs
+from pgembed_django.spaces.coverage import LookedUp, jobs_of_row
+from pgembed_django.triggers import sql as functions
+
+# What a trigger calls, with its rights: the application's role needs none on the job table.
+ENQUEUE = "SELECT {schema}.pgembed_enqueue_all_v1(%(spec)s, %(source_pks)s::text[], %(lane)s)"
+# With a schema per tenant, a commit may find another tenant's schema in the search_path.
+SCHEMA = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE oid = %(function)s::regproc"
 
 AT_ONCE = 50
 """How many units to enqueue in one transaction: writers may have to wait for their jobs."""
 
 MAX_BUSY = 20
 """How many times ``reembed`` waits for open writers before it leaves the rest."""
+
+
+def enqueue(rows: QuerySet[Any] | Manager[Any], *, name: str | None = None) -> int:
+    """Enqueue rows whose text has changed without their triggers noticing. Returns how many.
+
+    In a transaction they are chosen at once, and enqueued after its commit. Rows that do not match
+    ``when`` are left out, unless they have vectors: then a worker deletes these. A model that is
+    decorated several times has a unit for each declaration, and ``name`` chooses one.
+
+    Raises:
+        TypeError: that is no queryset, or one that is sliced or of ``values()``.
+        ImproperlyConfigured: the model is not embeddable, or its database is not PostgreSQL.
+    """
+    queryset = _queryset(rows)
+    using = queryset.db
+    if other := postgres.not_postgres(using, remedy="using()"):
+        raise ImproperlyConfigured(other)
+    chosen = specs.of(queryset.model, name=name)
+    units = {spec: _units_of(spec, queryset, using=using) for spec in chosen}
+    function = functions.qualified("pgembed_enqueue_all_v1")
+    [[schema]] = database.rows(using, SCHEMA, function=function)
+    statement = sql.SQL(ENQUEUE).format(schema=sql.SQL(schema)).as_string(None)
+    # Within the caller's transaction the jobs would stay locked until its end, although their
+    # rows are not: writers who had nothing in common would wait for each other, or deadlock.
+    transaction.on_commit(partial(_enqueue, statement, units, using=using), using=using)
+    return sum(map(len, units.values()))
+
+
+def _queryset(rows: object) -> QuerySet[Any]:
+    """Return the queryset, of the database that its rows are written to."""
+    queryset = rows.all() if isinstance(rows, Manager) else rows
+    if not isinstance(queryset, QuerySet):
+        kind = rows if isinstance(rows, type) else type(rows)
+        model = kind.__name__ if issubclass(kind, Model) else "Article"
+        raise TypeError(
+            f"enqueue() takes a queryset, not {kind.__name__}. Write for instance "
+            f"enqueue({model}.objects.filter(pk=...))."
+        )
+    if queryset.query.is_sliced:
+        raise TypeError("Cannot enqueue a sliced queryset. Filter it instead.")
+    if not issubclass(queryset._iterable_class, ModelIterable):  # noqa: SLF001
+        raise TypeError("Cannot enqueue a queryset of values(). Leave values() out.")
+    written: Any = queryset.all()
+    written._for_write = True  # noqa: SLF001 - a replica may lag behind, and takes no jobs
+    return queryset.using(written.db)
+
+
+def _units_of(spec: Spec, queryset: QuerySet[Any], *, using: str) -> list[str]:
+    """Return the source_pks of a queryset's rows, except of those that nothing is stored of."""
+    keys = queryset.order_by().values("pk")
+    keys.query.select_for_update = False
+    # Neither what the base manager hides is left out, nor is a row twice that a join finds twice.
+    rows: QuerySet[Any] = QuerySet(spec.model, using=using).filter(pk__in=keys)
+    if spec.when:
+        stored = spec.embedding_model._base_manager.filter(source_id=OuterRef("pk"))
+        # A worker may have read the row before it ceased to match.
+        matches = spec.when | Q(LookedUp(stored))
+        for status in (PENDING, RUNNING):  # each has an index of its own
+            matches |= Q(LookedUp(jobs_of_row(spec, status)))
+        rows = rows.filter(matches)
+    return list(rows.order_by("pk").values_list(Cast("pk", TextField()), flat=True))
+
+
+def _enqueue(statement: str, units: Mapping[Spec, Sequence[str]], *, using: str) -> None:
+    def attempt(spec: Spec, some: Sequence[str]) -> list[Sequence[str]]:
+        lane = Job.Kind.WRITE.priority(spec.priority)
+        run = partial(database.rows, using, statement, spec=spec.key, lane=lane)
+        if len(some) == 1:
+            # It may wait for the row's writer, who may yet roll back, as it holds nothing else.
+            run(source_pks=some)
+            return []
+        try:
+            with database.giving_way(using, wait=database.BRIEFLY):
+                run(source_pks=some)
+        except database.Busy:
+            return halves(some)
+        return []
+
+    for spec, source_pks in units.items():
+        isolate(partial(attempt, spec), *_pieces(source_pks))
+
+
+def _pieces(source_pks: Sequence[str]) -> list[Sequence[str]]:
+    return [source_pks[n : n + AT_ONCE] for n in range(0, len(source_pks), AT_ONCE)]
 
 
 class Reembedded(NamedTuple):
@@ -49,7 +153,7 @@ def reembed(
         return []
 
     # First all pieces, then the halves of the busy ones.
-    isolate(attempt, *(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE)))
+    isolate(attempt, *_pieces(wanted))
     enqueued = len(wanted) - len(busy)
     if enqueued:
         jobs.nudge(using=using)

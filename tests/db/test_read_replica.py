@@ -13,8 +13,9 @@ from django.core.management import CommandError, call_command
 from django.db import InternalError, connections
 from django.test.utils import CaptureQueriesContext, override_settings
 
-from pgembed_django import asearch, search, similar_to
+from pgembed_django import asearch, enqueue, search, similar_to
 from pgembed_django.declaration import specs
+from pgembed_django.models import Job
 from pgembed_django.ops import status
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import assert_fresh, run_jobs
@@ -105,6 +106,15 @@ def test_async_searches_and_those_that_hide_what_is_stale_read_only():
     run_jobs()
 
     assert len(async_to_sync(asearch)(PageExtra, "red wool")) == 1
+
+
+def test_rows_are_enqueued_where_they_are_written(wool):
+    with CaptureQueriesContext(connections["replica"]) as queries:
+        assert enqueue(Article.objects.filter(title="red wool")) == 1
+
+    assert not queries.captured_queries
+    pending = Job.objects.using("default").filter(status="pending")
+    assert [job.source_pk for job in pending] == [str(wool[0].pk)]
 
 
 def test_the_assertions_and_the_status_read_only(wool):

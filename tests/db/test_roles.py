@@ -19,7 +19,7 @@ from django.db import ProgrammingError, connections, models
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
-from pgembed_django import search, similar_to
+from pgembed_django import enqueue, search, similar_to
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job
 from pgembed_django.ops import status
@@ -165,6 +165,15 @@ class TestWeb:
             cursor.execute("TRUNCATE app_article")
 
         assert not ArticleEmbedding.objects.using("owner").exists()
+
+    def test_it_enqueues_rows_of_its_own_tables(self):
+        article = make_article()
+        drain()
+        Article.objects.using("web").filter(pk=article.pk).update(author="Ada")
+
+        assert enqueue(Article.objects.using("web")) == 1
+
+        assert_embedding_pending(article, using="owner")
 
     def test_it_searches(self):
         article, other = make_article(), make_article(title="blue wool")

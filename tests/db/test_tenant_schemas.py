@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
-from pgembed_django import search
+from pgembed_django import enqueue, search
 from pgembed_django.checks import check_databases
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Space
@@ -105,6 +105,19 @@ def pending(tenant: str) -> int:
 
 def bodies(tenant: str) -> list[str]:
     return list(NoteEmbedding.objects.using(tenant).values_list("passage", flat=True))
+
+
+def test_rows_are_enqueued_for_the_tenant_of_the_call(request_of):
+    """Another one may be the connection's when the transaction ends."""
+    for tenant in TENANTS:
+        Note.objects.using(tenant).create(body="wool")
+        Job.objects.using(tenant).all().delete()
+
+    with transaction.atomic(using="web"):
+        assert enqueue(Note.objects.using(request_of("acme"))) == 1
+        request_of("umbra")
+
+    assert (pending("acme"), pending("umbra")) == (1, 0)
 
 
 def test_each_tenant_has_tables_and_functions_of_its_own():

