@@ -64,12 +64,12 @@ REPLACE = """
         new.position,
         new.start_offset,
         new.end_offset,
-        CASE WHEN %(store_text)s THEN new.passage END,
+        CASE WHEN %(stores_text)s THEN new.passage END,
         new.chunk_digest,
         new.text_digest,
         COALESCE(new.embedding, reused.embedding),
         COALESCE(reused.was_cut, new.was_cut),
-        to_tsvector(%(language)s::regconfig, new.passage)
+        CASE WHEN %(stores_words)s THEN to_tsvector(%(language)s::regconfig, new.passage) END
     FROM unnest(
         %(source_pks)b::text[],
         %(space_ids)s::bigint[],
@@ -358,7 +358,8 @@ def _replace(spec: Spec, parts: Collection[Part], using: str, *, only_text: bool
         dropped=database.array([row_id for part in parts for row_id in part.plan.drop]),
         spec_key=spec.key,
         reuse=not only_text,
-        store_text=spec.store_text,
+        stores_text=spec.store_text is True,
+        stores_words=spec.stores_words,
         language=conf.current().text_search_config,
         source_pks=[part.source_pk for part, _ in rows],
         space_ids=database.array([part.space.pk for part, _ in rows]),

@@ -20,10 +20,13 @@ from django.db.models.query_utils import DeferredAttribute
 from pgembed_django import conf
 from pgembed_django.core import postgres
 from pgembed_django.declaration import specs
-from pgembed_django.declaration.specs import Spec
+from pgembed_django.declaration.specs import Spec, StoreText
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.models import Job
 from pgembed_django.triggers import conditions
+
+STORED: Mapping[StoreText, str] = {True: "passages and lexemes", False: "lexemes"}
+"""What is stored of a text in plain, by ``store_text``."""
 
 # How Postgres prints these types depends on settings of the writer's session, such as DateStyle,
 # TimeZone and bytea_output. inet is different: Postgres prints a netmask, and Python does not.
@@ -172,15 +175,15 @@ def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
         )
     for name in spec.fields:
         kinds = type(spec.model._meta.get_field(name)).__mro__
-        if any(ENCRYPTED.search(f"{one.__module__}.{one.__qualname__}") for one in kinds):
+        names = [f"{one.__module__}.{one.__qualname__}" for one in kinds]
+        if spec.store_text in STORED and any(ENCRYPTED.search(one) for one in names):
             yield _warning(
                 spec,
                 f"{name!r} looks encrypted, and {spec.key} stores its text in plain, as "
-                f"{'passages and ' * spec.store_text}lexemes.",
-                hint="Leave the field out. "
-                + "store_text=False stores no passages, but lexemes all the same. "
-                * spec.store_text
-                + "If that is how it should be, add 'pgembed.W012' to SILENCED_SYSTEM_CHECKS.",
+                f"{STORED[spec.store_text]}.",
+                hint="Leave the field out, or set store_text='nothing': then only its vectors are "
+                "stored. If that is how it should be, add 'pgembed.W012' to "
+                "SILENCED_SYSTEM_CHECKS.",
                 id="pgembed.W012",
             )
 

@@ -188,7 +188,11 @@ def _require_values(declaration: Declaration, model: type[models.Model]) -> None
         ("when", isinstance(of.when, models.Q | None), "Give a Q object."),
         ("priority", is_priority, "Give a whole number from -100 to 100."),
         ("stale", of.stale in get_args(Stale), "Choose 'serve' or 'hide'."),
-        ("store_text", isinstance(of.store_text, bool), "Choose True or False."),
+        (
+            "store_text",
+            isinstance(of.store_text, bool) or of.store_text == "nothing",
+            "Choose True, False or 'nothing'.",
+        ),
         (
             "trigger_level",
             of.trigger_level in get_args(TriggerLevel),

@@ -26,6 +26,7 @@ from pgembed_django.declaration.relations import Relations
 from pgembed_django.exceptions import did_you_mean
 
 Stale = Literal["serve", "hide"]
+StoreText = bool | Literal["nothing"]
 TriggerLevel = Literal["row", "statement"]
 
 # With a schema per tenant, search_path may also find a table in the shared schema, which does not
@@ -67,7 +68,7 @@ class Declaration:
     priority: int = 0
     name: str | None = None
     stale: Stale = "serve"
-    store_text: bool = True
+    store_text: StoreText = True
     trigger_level: TriggerLevel = "row"
 
 
@@ -115,6 +116,11 @@ class Spec(Declaration):
     def tested(self) -> Q | None:
         """The condition that the triggers on its own table test."""
         return None if self.when_spans_tables else self.when
+
+    @property
+    def stores_words(self) -> bool:
+        """Whether full-text search finds its rows."""
+        return self.store_text != "nothing"
 
     @cached_property
     def reads_whole_rows(self) -> bool:

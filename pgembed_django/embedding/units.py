@@ -120,8 +120,8 @@ class Unit:
 
     @property
     def lacks_text(self) -> bool:
-        """Whether any part lacks its text."""
-        return any(part.lacks_text for part in self.parts)
+        """Whether any part lacks its text, and the spec stores what full-text search reads."""
+        return self.spec.stores_words and any(part.lacks_text for part in self.parts)
 
     @property
     def chunks_done(self) -> int:

@@ -174,7 +174,8 @@ class Writer:
 
     def store_text(self, units: Sequence[Unit]) -> None:
         """Store the text of units that have no rows yet: full-text search finds them at once."""
-        parts = [(unit, part) for unit in units for part in unit.parts if part.lacks_text]
+        lacking = [unit for unit in units if unit.lacks_text]
+        parts = [(unit, part) for unit in lacking for part in unit.parts if part.lacks_text]
         left = self._write(_store_text, parts)
         self.drop(unit.claim.id for unit in units)
         for unit, _ in left:

@@ -27,13 +27,14 @@ class AbstractEmbedding(NotFromFixtures):
     position = models.IntegerField()
     start_offset = models.IntegerField()
     end_offset = models.IntegerField()
-    # NULL with store_text=False.
+    # NULL unless store_text=True.
     passage = models.TextField(null=True)  # noqa: DJ001
     # SHA-256, of the passage and of the whole text with its recipe.
     chunk_digest = models.BinaryField()
     text_digest = models.BinaryField()
     # No fixed width: a model with other dimensions then needs a setting, not a migration.
     embedding = VectorField(null=True)
+    # NULL with store_text="nothing".
     fulltext = SearchVectorField(null=True)
     was_cut = models.BooleanField(db_default=False)
     created_at = models.DateTimeField(db_default=Now())

@@ -25,6 +25,8 @@ NOTHING_YET = "Nothing is embedded yet: is manage.py embed_worker running?"
 EMPTY = "The query is empty."
 NO_WORDS = "The query has no words that full-text search can find."
 NO_VECTOR = "The query could not be embedded, so it was searched by its words alone."
+NO_WORDS_STORED = "The words of these texts are not stored: they are found by meaning alone."
+NEITHER = "The query could not be embedded, and these texts are found by meaning alone."
 OTHER_LANGUAGE = "The texts are stored for another language: some of the words may not be found."
 PARTIAL = "A new model is searched already, although not all rows have its vectors yet."
 
@@ -105,14 +107,16 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
     both = retrievers.of(target, survey, within=within)
     if both is None:
         return replace(none, ranking=question.mode)
-    by_words = bool(survey.words) and question.mode != "semantic"
+    stores_words = target.spec.stores_words
+    has_words = bool(survey.words) and stores_words
+    by_words = has_words and question.mode != "semantic"
     early: FoundBy = {}
     if by_words and question.pending and not question.pending.is_answered(MOMENT_SECONDS):
         # Search by words while the query is being embedded.
         early = both.find([both.lexical()], depth=SHALLOW)
     vector = _vector(question.pending)
     is_degraded = vector is None and question.mode != "lexical"
-    by_words = bool(survey.words) and (by_words or is_degraded)
+    by_words = has_words and (by_words or is_degraded)
 
     def look(depth: Depth) -> FoundBy:
         known = early if depth == SHALLOW else {}
@@ -122,8 +126,10 @@ def answer(question: Question, *, reach: int, within: bool | None = None) -> Ans
         return known | both.find(wanted, depth=depth)
 
     notes = {
-        NO_VECTOR: is_degraded,
-        NO_WORDS: not survey.words and question.mode != "semantic",
+        NO_VECTOR: is_degraded and stores_words,
+        NEITHER: is_degraded and not stores_words,
+        NO_WORDS: not survey.words and question.mode != "semantic" and stores_words,
+        NO_WORDS_STORED: question.mode == "lexical" and not stores_words,
         OTHER_LANGUAGE: by_words and survey.is_of_other_language,
         PARTIAL: survey.space.is_partial,
     }

@@ -201,7 +201,7 @@ def _present(spec: Spec, *, using: str) -> dict[str, _Present]:
 def _missing(spec: Spec, space: Space, *, using: str) -> list[str]:
     """Return the names of the indexes that the space lacks. With too few rows it needs none."""
     present = _present(spec, using=using)
-    wanted = fulltext_name(space), vector_name(space)
+    wanted = [fulltext_name(space)] * spec.stores_words + [vector_name(space)]
     missing = [name for name in wanted if not (name in present and present[name].is_valid)]
     least = conf.current().index_rows
     if missing and least:  # count rows last, because this reads the table

@@ -252,7 +252,7 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"text": "render", "prefetch": "parent"}, "prefetch is 'parent'. Give a list, as for"),
         ({"text": "render", "prefetch": [""]}, "prefetch has '' in it. Give the names of"),
         ({"text": "render", "prefetch": [F("parent")]}, "prefetch has a F in it. Give the names"),
-        ({"store_text": "no"}, "store_text is 'no'. Choose True or False."),
+        ({"store_text": "no"}, "store_text is 'no'. Choose True, False or 'nothing'."),
         ({"name": "two words"}, "name is 'two words'. Give a name for a Python class"),
         ({"name": "class"}, "name is 'class'. Give a name"),
         ({"name": "A__B"}, "name is 'A__B'. Give a name"),
