@@ -52,6 +52,7 @@ IDS = {
     "pgembed.W011": "Queries of tables that triggers and workers write are cached.",
     "pgembed.W012": "The content of an encrypted field is stored in plain.",
     "pgembed.W013": "A server does not list the model. Only looked at with --deploy.",
+    "pgembed.W014": "A field is embedded as it is stored, not as people read it.",
 }
 
 register(check_settings)

@@ -48,7 +48,15 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 def check_declarations(**_: Any) -> list[CheckMessage]:
     """Return the faults of all declarations."""
-    checks = (_names, _databases, _condition_and_chunker, _key_and_fields, _prefetch, _migrations)
+    checks = (
+        _names,
+        _databases,
+        _condition_and_chunker,
+        _key_and_fields,
+        _stored_values,
+        _prefetch,
+        _migrations,
+    )
     return [message for spec in specs.all() for check in checks for message in check(spec)]
 
 
@@ -186,6 +194,33 @@ def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
                 "SILENCED_SYSTEM_CHECKS.",
                 id="pgembed.W012",
             )
+
+
+def _stored_values(spec: Spec) -> Iterator[CheckMessage]:
+    for name in [] if spec.text else spec.fields:
+        field: Any = spec.model._meta.get_field(name)
+        labels = [one for one in field.flatchoices if one[0] and _plain(one[0]) != _plain(one[1])]
+        if isinstance(field, (models.FileField, models.FilePathField)):
+            what = "a path is embedded, and not what the file contains"
+            remedy = "Leave it out, or name a method that reads the file: text='...'."
+        elif labels:
+            value, label = labels[0]
+            what = f"choices are embedded as they are stored, {value!r} and not {str(label)!r}"
+            remedy = f"Name a method that calls get_{name}_display(): text='...'."
+        else:
+            continue
+        yield _warning(
+            spec,
+            f"of {name!r}, {what}.",
+            hint=f"{remedy} If that is how it should be, add 'pgembed.W014' to "
+            "SILENCED_SYSTEM_CHECKS.",
+            id="pgembed.W014",
+        )
+
+
+def _plain(value: object) -> str:
+    """Return a choice as a model reads it: "in_progress" is as good as "In progress"."""
+    return re.sub(r"[\W_]+", " ", str(value)).casefold()
 
 
 def _prefetch(spec: Spec) -> Iterator[CheckMessage]:

@@ -179,6 +179,13 @@ def _require_field(declaration: Declaration, model: type[models.Model], name: ob
             f"{name!r} is binary: there is no text in it. Leave it out, or name a method "
             "that reads it: text='...'.",
         )
+    if declaration.text is None and field.is_relation:
+        refuse(
+            model,
+            f"{name!r} is a foreign key, and without a text method only the other row's key is "
+            f"embedded. Leave it out, and name what to embed: related=['{name}__...']. Or name a "
+            "method that reads it: text='...'.",
+        )
 
 
 def _require_values(declaration: Declaration, model: type[models.Model]) -> None:

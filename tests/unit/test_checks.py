@@ -15,6 +15,7 @@ from django.contrib.contenttypes.fields import GenericForeignKey
 from django.core.checks import run_checks
 from django.db import connections, models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy
 
 import pgembed_django.checks
 from pgembed_django import conf, embeddable
@@ -394,6 +395,51 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
 
     assert [message.id for message in messages] == ["pgembed.E007"] * 2
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "remedy"),
+    [
+        (models.FileField(), "a path is embedded, and not", "a method that reads the file"),
+        (models.ImageField(), "a path is embedded", "a method that reads the file"),
+        (
+            models.IntegerField(choices={1: "Draft", 2: "Live"}),
+            "choices are embedded as they are stored, 1 and not 'Draft'.",
+            "calls get_kind_display(): text=",
+        ),
+        (
+            models.CharField(choices=[("Europe", [("de", gettext_lazy("German"))])], max_length=2),
+            "choices are embedded as they are stored, 'de' and not 'German'.",
+            "calls get_kind_display(): text=",
+        ),
+    ],
+)
+def test_what_is_embedded_as_it_is_stored_is_told(field, said, remedy):
+    attributes = {"title": models.TextField(), "kind": field, "told": lambda self: "text"}
+    embeddable(fields=["title", "kind"])(make_model(**attributes))
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.W014"
+    assert message.msg.startswith(f"@embeddable on Thing: of 'kind', {said}")
+    assert remedy in message.hint
+    assert "SILENCED_SYSTEM_CHECKS" in message.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        (models.CharField(choices=[("in_progress", "In progress")], max_length=20), None),
+        (models.CharField(choices=[("", "---"), ("done", "Done")], max_length=20), None),
+        (models.FileField(), "told"),
+        (models.IntegerField(choices={1: "Draft"}), "told"),
+    ],
+)
+def test_nothing_is_said_of_choices_like_their_labels_or_if_a_method_makes_the_text(field, text):
+    model = make_model(title=models.TextField(), kind=field, told=lambda self: "text")
+    embeddable(fields=["title", "kind"], text=text)(model)
+
+    assert check_declarations() == []
 
 
 @pytest.fixture

@@ -229,6 +229,11 @@ def test_an_unknown_field_of_a_model_without_text_is_named_with_all():
         ({"fields": ["tags"]}, "'tags' is many-to-many: it lives in a table of its own"),
         ({"fields": ["target"]}, "'target' is not a column of the table"),
         ({"fields": ["double"]}, "'double' is a virtual generated column, which triggers do not"),
+        (
+            {"fields": ["title", "parent"]},
+            "'parent' is a foreign key, and without a text method only the other row's key is "
+            "embedded. Leave it out, and name what to embed: related=['parent__...']. Or",
+        ),
         ({"fields": ["raw"]}, "'raw' is binary: there is no text in it"),
         ({"related": "parent__name"}, "related is 'parent__name'. Give a list of lookups"),
         ({"related": [5]}, "related has 5 in it. Give lookups"),
