@@ -15,15 +15,16 @@ QUALIFIED_TABLE = re.compile(r'"?(?P<schema>[^"]+)"\."[^"]+"?')
 
 
 class SourceKey(models.ForeignKey):  # type: ignore[type-arg]
-    """A foreign key whose ``related_name`` is left out of migrations.
+    """A foreign key whose reverse names are left out of migrations.
 
-    The ``related_name`` contains the model's name. In a migration, it would keep makemigrations
-    from detecting that a generated model was only renamed, along with its source model.
+    One of them contains the model's name. In a migration, it would keep makemigrations from
+    detecting that a generated model was only renamed, along with its source model.
     """
 
     def deconstruct(self) -> Any:
         name, _, args, kwargs = super().deconstruct()
-        kwargs.pop("related_name", None)
+        for reverse in ("related_name", "related_query_name"):
+            kwargs.pop(reverse, None)
         return name, "django.db.models.ForeignKey", args, kwargs
 
 
@@ -63,7 +64,10 @@ def generate(model: type[models.Model], *, name: str) -> type[models.Model]:
                 db_constraint=False,
                 # The index of the unique constraint begins with this column.
                 db_index=False,
-                related_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
+                # Packages that restore, copy or export a row with all its visible relations would
+                # do so with its vectors.
+                related_name="+",
+                related_query_name=re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", plural).lower(),
             ),
             "Meta": type("Meta", (), meta),
         },

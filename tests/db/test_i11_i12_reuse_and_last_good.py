@@ -20,6 +20,7 @@ from tests.app.models import (
     ArticleCommentEmbedding,
     ArticleEmbedding,
     Note,
+    NoteEmbedding,
     Page,
     PageExtra,
     PageExtraEmbedding,
@@ -575,6 +576,6 @@ def test_an_empty_text_is_a_row_without_a_vector_and_no_gap_for_ever(provider, r
     run_jobs()
 
     assert provider.embedded == []
-    [row] = note.note_embeddings.all()
+    [row] = NoteEmbedding.objects.filter(source=note)
     assert (row.embedding, row.passage) == (None, "")
     assert reconcile_deeply("app.NoteEmbedding") == 0

@@ -108,7 +108,6 @@ def test_it_returns_the_model_and_generates_another_beside_it():
     assert generated._meta.db_table == "app_thingembedding"
     source = generated._meta.get_field("source")
     assert source.remote_field.model is model
-    assert source.remote_field.related_name == "thing_embeddings"
     [constraint] = generated._meta.constraints
     assert constraint.name == "pgembed_app_thingembedding_position"
     assert constraint.deferrable is models.Deferrable.DEFERRED
@@ -116,8 +115,18 @@ def test_it_returns_the_model_and_generates_another_beside_it():
 
 def test_the_generated_model_can_be_imported_from_where_the_model_is():
     assert app.ArticleEmbedding is specs.get("app.ArticleEmbedding").embedding_model
-    assert app.Article(pk=1).article_embeddings.model is app.ArticleEmbedding
     assert app.ProductTitle._meta.get_field("source").remote_field.model is app.Product
+
+
+def test_the_generated_model_is_hidden_from_those_who_walk_the_relations_of_a_row():
+    relations = {field.related_model for field in app.Article._meta.get_fields()}
+
+    assert app.ArticleComment in relations
+    assert app.ArticleEmbedding not in relations
+    assert not hasattr(app.Article, "article_embeddings")
+    # Queries may follow it.
+    rows = app.Article.objects.filter(article_embeddings__was_cut=True)
+    assert '"app_articleembedding"."was_cut"' in str(rows.query)
 
 
 def test_a_local_model_leaves_no_name_in_its_module():
