@@ -275,7 +275,8 @@ def _forward(model: type[Model], name: str) -> Any:
         found: Any = model._meta.get_field(name)
     except FieldDoesNotExist:
         return None
-    return found if found.concrete and found.column is not None else None
+    is_column = found.concrete and found.column is not None and not found.many_to_many
+    return found if is_column else None
 
 
 def _concrete(model: type[Model]) -> type[Model]:
