@@ -117,7 +117,7 @@ class Spec(Declaration):
         """The condition that the triggers on its own table test."""
         return None if self.when_spans_tables else self.when
 
-    @property
+    @cached_property
     def stores_words(self) -> bool:
         """Whether full-text search finds its rows."""
         return self.store_text != "nothing"
