@@ -154,12 +154,11 @@ class _Walk:
 
     def _ends(self, model: type[Model], joined: Any) -> tuple[Any, Any, tuple[Any, ...]]:
         """Return the far column of a reverse join, the near one, and all that link the row."""
-        if hasattr(joined, "content_type_field_name"):  # a generic relation
-            far = model._meta.get_field(joined.object_id_field_name)
-            kind = model._meta.get_field(joined.content_type_field_name)
-            return far, _concrete(joined.model)._meta.pk, (kind,)
         far, near = self._only(joined.related_fields)
-        return far, near, ()
+        # A generic relation, or tags of django-taggit: the row's key and its kind link it.
+        generic = [one for one in model._meta.private_fields if hasattr(one, "ct_field")]
+        kinds = [one.ct_field for one in generic if one.fk_field == far.name]
+        return far, near, tuple(model._meta.get_field(name) for name in kinds)
 
     def _only(self, pairs: Sequence[Any]) -> Any:
         if len(pairs) != 1:

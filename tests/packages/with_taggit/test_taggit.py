@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
-from taggit.models import Tag
+from taggit.models import Tag, TaggedItem
 
 from pgembed_django import search
 from pgembed_django.testing import assert_fresh
@@ -93,6 +94,19 @@ def test_models_that_share_keys_have_tags_of_their_own(run_jobs, texts):
     run_jobs()
     assert texts(Recipe) == {recipe.pk: "Trout\n\nseafood"}
     assert texts(Photo) == {photo.pk: "Sunset (evening, seafood, sky)"}
+
+
+def test_a_tagged_item_that_goes_to_another_model(run_jobs, texts):
+    recipe = Recipe.objects.create(title="Trout")
+    photo = Photo.objects.create(pk=recipe.pk, title="Sunset")
+    recipe.tags.add("river")
+    run_jobs()
+
+    TaggedItem.objects.update(content_type=ContentType.objects.get_for_model(Photo))
+    run_jobs()
+
+    assert texts(Recipe) == {recipe.pk: "Trout"}
+    assert texts(Photo) == {photo.pk: "Sunset (river)"}
 
 
 def test_a_text_method_finds_the_tags_prefetched(run_jobs, texts):
