@@ -13,6 +13,7 @@ from django.db.models import Model
 
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job, Ripple
+from tests.providers import Moody
 
 FOLDER = Path(__file__).parent
 TESTED = str(settings.SETTINGS_MODULE).removeprefix(f"{__package__}.").partition(".")[0]
@@ -44,6 +45,15 @@ def texts() -> Callable[..., dict[Any, str]]:
         return dict(chunks.order_by("source_id", "position").values_list("source_id", "passage"))
 
     return of
+
+
+@pytest.fixture
+def asked(settings: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The model and the text of all that is embedded."""
+    provider = {**settings.PGEMBED_PROVIDERS["default"], "BACKEND": "tests.providers.Moody"}
+    settings.PGEMBED_PROVIDERS = {"default": provider}
+    monkeypatch.setattr(Moody, "asked", [])
+    return Moody.asked
 
 
 @pytest.fixture
