@@ -53,6 +53,7 @@ IDS = {
     "pgembed.W012": "The content of an encrypted field is stored in plain.",
     "pgembed.W013": "A server does not list the model. Only looked at with --deploy.",
     "pgembed.W014": "A field is embedded as it is stored, not as people read it.",
+    "pgembed.W015": "A translated field is watched, and not the columns of its languages.",
 }
 
 register(check_settings)

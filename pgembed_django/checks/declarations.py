@@ -54,6 +54,7 @@ def check_declarations(**_: Any) -> list[CheckMessage]:
         _condition_and_chunker,
         _key_and_fields,
         _stored_values,
+        _translations,
         _prefetch,
         _migrations,
     )
@@ -216,6 +217,28 @@ def _stored_values(spec: Spec) -> Iterator[CheckMessage]:
             "SILENCED_SYSTEM_CHECKS.",
             id="pgembed.W014",
         )
+
+
+def _translations(spec: Spec) -> Iterator[CheckMessage]:
+    """Warn of a field of django-modeltranslation, whose own column is not written by each write."""
+    watched: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
+    watched += [column for link in spec.relations.links for column in link.columns]
+    for field in dict.fromkeys(watched):
+        columns = [
+            one
+            for one in field.model._meta.get_fields()
+            if getattr(one, "translated_field", None) is field
+        ]
+        if not set(columns) <= set(watched):
+            names = ", ".join(one.name for one in columns)
+            yield _warning(
+                spec,
+                f"{field.name!r} of {field.model.__name__} is translated, and update() writes "
+                f"{names} alone.",
+                hint=f"Name these instead of {field.name!r}, in translation.py below the "
+                "registration: they do not exist before.",
+                id="pgembed.W015",
+            )
 
 
 def _plain(value: object) -> str:

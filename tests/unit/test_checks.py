@@ -442,6 +442,36 @@ def test_nothing_is_said_of_choices_like_their_labels_or_if_a_method_makes_the_t
     assert check_declarations() == []
 
 
+def test_a_translated_field_is_told_unless_its_languages_are_watched():
+    topic = make_model("Topic", title=models.TextField())
+    thing = make_model(
+        title=models.TextField(),
+        topic=models.ForeignKey(topic, on_delete=models.CASCADE),
+        told=lambda self: "text",
+    )
+    for model in (topic, thing):
+        for language in ("en", "de"):
+            column: Any = models.TextField()
+            column.translated_field = model._meta.get_field("title")
+            model.add_to_class(f"title_{language}", column)
+
+    embeddable(fields=["title"], related=["topic__title", "topic__title_de"])(thing)
+    first, second = check_declarations()
+    assert first.id == second.id == "pgembed.W015"
+    assert first.msg == (
+        "@embeddable on Thing: 'title' of Thing is translated, and update() writes title_en, "
+        "title_de alone."
+    )
+    assert second.msg.startswith("@embeddable on Thing: 'title' of Topic is translated")
+    assert "instead of 'title', in translation.py" in first.hint
+
+    specs._registry.clear()
+    names = ["title", "title_en", "title_de"]
+    of_topic = [f"topic__{name}" for name in names]
+    embeddable(fields=names, related=of_topic, text="told", name="Whole")(thing)
+    assert check_declarations() == []
+
+
 @pytest.fixture
 def family() -> type[models.Model]:
     """A model with a parent of its own kind, and with comments."""
