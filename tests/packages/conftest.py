@@ -1,4 +1,4 @@
-"""Makes the migrations of the app that is tested, and leaves out the others."""
+"""Makes the migrations of the apps that are tested, and leaves out the others."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ collect_ignore = [path.name for path in FOLDER.glob("with_*") if path.name != TE
 collect_ignore += [] if is_chosen else ["test_migrations.py"]
 
 
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(
+    django_db_modify_db_settings: None, django_db_blocker: Any
+) -> None:
+    """Make the migrations before the database."""
+    with django_db_blocker.unblock():
+        if is_chosen:
+            call_command("makemigrations", *settings.MIGRATION_MODULES, verbosity=0)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let the packages use what Django is going to remove."""
     if is_chosen:
         for kind in ("DeprecationWarning", "PendingDeprecationWarning"):
             config.addinivalue_line("filterwarnings", f"ignore::{kind}")
-
-
-@pytest.fixture
-def app_label() -> str:
-    return TESTED
 
 
 @pytest.fixture
@@ -64,13 +69,3 @@ def is_quiet() -> Callable[[], bool]:
         return not Ripple.objects.exists() and not Job.objects.filter(status="pending").exists()
 
     return check
-
-
-@pytest.fixture(scope="session")
-def django_db_modify_db_settings(
-    django_db_modify_db_settings: None, django_db_blocker: Any
-) -> None:
-    """Make the migrations before the database."""
-    with django_db_blocker.unblock():
-        if is_chosen:
-            call_command("makemigrations", TESTED, verbosity=0)
