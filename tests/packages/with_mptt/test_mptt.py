@@ -42,6 +42,16 @@ def test_the_text_has_the_names_of_ancestors(places, run_jobs, texts):
     }
 
 
+def test_a_search_in_a_subtree(places):
+    europe = again(places["Europe"])
+
+    assert set(search(europe.get_descendants(include_self=True), "Asia")) == {
+        places[name] for name in ("Europe", "Norway", "Oslo")
+    }
+    leaves = Place.objects.get_queryset_descendants(Place.objects.filter(name="Norway"))
+    assert list(search(leaves, "Asia")) == [places["Oslo"]]
+
+
 @pytest.mark.parametrize("how", ["move_to", "save", "manager"])
 def test_a_subtree_that_moves(places, run_jobs, texts, how):
     norway, asia = again(places["Norway"]), again(places["Asia"])

@@ -65,3 +65,18 @@ class Book(models.Model):
     title = models.TextField()
 
     genres = TaggableManager(through=TaggedBook)
+
+
+class Shop(models.Model):
+    """A parent whose tags its children share."""
+
+    title = models.TextField()
+
+    tags = TaggableManager()
+
+
+@embeddable(fields=["title", "cuisine"], related=["tags__name"])
+class Restaurant(Shop):
+    """Its tags belong to its parent."""
+
+    cuisine = models.TextField()

@@ -11,9 +11,23 @@ from taggit.models import Tag, TaggedItem
 
 from pgembed_django import search
 from pgembed_django.testing import assert_fresh
-from tests.packages.with_taggit.models import Album, Book, Genre, Photo, Recipe
+from tests.packages.with_taggit.models import Album, Book, Genre, Photo, Recipe, Restaurant
 
 pytestmark = pytest.mark.django_db
+
+TRIGGERED = """
+    SELECT DISTINCT tgrelid::regclass::text
+    FROM pg_trigger
+    JOIN pg_proc ON pg_proc.oid = tgfoid
+    WHERE strpos(prosrc, 'with_taggit.') > 0
+"""
+
+
+def triggered_tables():
+    """Return the tables with triggers for declarations of this app."""
+    with connection.cursor() as cursor:
+        cursor.execute(TRIGGERED)
+        return {table for [table] in cursor.fetchall()}
 
 
 def test_tags_that_are_added_renamed_and_removed(run_jobs, texts):
@@ -151,3 +165,38 @@ def test_tags_and_a_through_model_of_ones_own(run_jobs, texts):
     one.genres.through.objects.filter(content_object=one).update(content_object=two)
     run_jobs()
     assert texts(Book) == {one.pk: "Emma", two.pk: "Dune\n\nromance"}
+
+
+def test_tags_of_a_parent(run_jobs, texts):
+    restaurant = Restaurant.objects.create(title="Ivy", cuisine="Thai")
+    restaurant.tags.add("hot")
+    run_jobs()
+    assert texts(Restaurant) == {restaurant.pk: "Ivy\n\nThai\n\nhot"}
+
+    restaurant.shop_ptr.tags.add("cheap")  # of another content type
+    Tag.objects.filter(name="hot").update(name="spicy")
+    run_jobs()
+    assert texts(Restaurant) == {restaurant.pk: "Ivy\n\nThai\n\nspicy\n\ncheap"}
+
+
+def test_a_search_among_tagged_rows_finds_each_once(run_jobs):
+    one, two, _ = (Recipe.objects.create(title=f"Trout {name}") for name in "abc")
+    one.tags.add("fish", "quick")
+    two.tags.add("quick")
+    run_jobs()
+
+    found = search(Recipe.objects.filter(tags__name__in=["fish", "quick"]), "trout", limit=2)
+
+    assert set(found) == {one, two}
+    assert found.next_offset is None
+
+
+def test_migrations_take_the_triggers_along_from_the_tables_of_the_package():
+    before = triggered_tables()
+    assert {"taggit_tag", "taggit_taggeditem", "with_taggit_recipe"} <= before
+
+    call_command("migrate", "with_taggit", "zero", verbosity=0)
+    assert not triggered_tables()
+
+    call_command("migrate", "with_taggit", verbosity=0)
+    assert triggered_tables() == before

@@ -30,7 +30,7 @@ class Trail(models.Model):
         abstract = True
 
     def trail(self) -> str:
-        return " > ".join(node.name for node in [*self.get_ancestors(), self])
+        return " > ".join(node.name for node in [*type(self).objects.get_ancestors(self), self])
 
 
 @embeddable(fields=["name", "path"], text="trail")

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.django_db
 
 def grow(model):
     """Make two trees, one of them with three levels. Return their nodes by name."""
-    made = {name: model.add_root(name=name) for name in ("a", "b")}
+    made = {name: model.objects.add_root({"name": name}) for name in ("a", "b")}
     for name, parent in (("a1", "a"), ("a2", "a"), ("a11", "a1"), ("b1", "b")):
-        made[name] = node(model, parent).add_child(name=name)
+        made[name] = model.objects.add_child(node(model, parent), {"name": name})
     return made
 
 
@@ -59,11 +59,15 @@ def test_a_text_of_all_ancestors(model, trails):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "target", "to"), [("a1", "b", "sorted-child"), ("a1", "b", "sorted-sibling")]
-)
-def test_a_subtree_that_moves_is_embedded_alone(model, run_jobs, trails, asked, name, target, to):
-    node(model, name).move(node(model, target), to)
+def test_a_search_in_a_subtree(model):
+    below = model.objects.get_descendants(node(model, "a"))
+
+    assert {one.name for one in search(below, "b")} == {"a1", "a11", "a2"}
+
+
+@pytest.mark.parametrize("to", ["sorted-child", "sorted-sibling"])
+def test_a_subtree_that_moves_is_embedded_alone(model, run_jobs, trails, asked, to):
+    model.objects.move(node(model, "a1"), node(model, "b"), to)
     run_jobs()
 
     assert trails(model) == made_anew(model)
@@ -71,8 +75,8 @@ def test_a_subtree_that_moves_is_embedded_alone(model, run_jobs, trails, asked, 
 
 
 def test_a_new_node_is_embedded_alone(model, run_jobs, trails, asked):
-    node(model, "a").add_child(name="a0")
-    node(model, "a").add_sibling("sorted-sibling", name="0")
+    model.objects.add_child(node(model, "a"), {"name": "a0"})
+    model.objects.add_sibling(node(model, "a"), "sorted-sibling", {"name": "0"})
     run_jobs()  # others are now elsewhere
 
     assert trails(model) == made_anew(model)
@@ -82,7 +86,7 @@ def test_a_new_node_is_embedded_alone(model, run_jobs, trails, asked):
 def test_an_ancestor_that_is_renamed(model, run_jobs, trails, django_capture_on_commit_callbacks):
     model.objects.filter(name="a").update(name="c")
     with django_capture_on_commit_callbacks(execute=True):
-        enqueue(node(model, "c").get_descendants())
+        enqueue(model.objects.get_descendants(node(model, "c")))
     run_jobs()
 
     assert trails(model)["a11"] == "c > a1 > a11"
@@ -103,7 +107,7 @@ def test_paths_that_are_mended(run_jobs, trails, asked):
     asked.clear()
 
     Topic.objects.filter(name="a2").update(path="00010009")
-    Topic.fix_tree(fix_paths=True)
+    Topic.objects.fix_tree(fix_paths=True)
     run_jobs()
 
     assert trails(Topic) == made_anew(Topic)
@@ -111,7 +115,7 @@ def test_paths_that_are_mended(run_jobs, trails, asked):
 
 
 def test_nodes_that_are_loaded_in_bulk(run_jobs, trails):
-    Topic.load_bulk([{"data": {"name": "a"}, "children": [{"data": {"name": "a1"}}]}])
+    Topic.objects.load_bulk([{"data": {"name": "a"}, "children": [{"data": {"name": "a1"}}]}])
     run_jobs()
 
     assert trails(Topic) == {"a": "a", "a1": "a > a1"}
@@ -128,7 +132,7 @@ def test_names_of_ancestors_over_foreign_keys(run_jobs, trails, asked):
     assert trails(Place)["a2"] == "a2\n\nc"
 
     asked.clear()
-    node(Place, "a1").move(node(Place, "b"), "first-child")
+    Place.objects.move(node(Place, "a1"), node(Place, "b"), "first-child")
     run_jobs()
     assert trails(Place)["a11"] == "a11\n\na1\n\nb"
     assert sorted(text for _, text in asked) == ["a1\n\nb", "a11\n\na1\n\nb"]
