@@ -11,6 +11,7 @@ import json
 import re
 import unicodedata
 from datetime import UTC, datetime
+from typing import Any
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -32,6 +33,15 @@ def of(value: object) -> str:
     if isinstance(lasting, str):
         return lasting
     return json.dumps(lasting, ensure_ascii=False, default=_lasting)
+
+
+def of_markup(field: Any, value: object) -> object:
+    """Return the text of a value with markup, if its field can tell it. Else the value.
+
+    Source: Wagtail docs, "Indexing": RichTextField and StreamField have get_searchable_content().
+    """
+    searchable = getattr(field, "get_searchable_content", None)
+    return value if searchable is None or value is None else "\n\n".join(searchable(value))
 
 
 def _lasting(value: object) -> object:

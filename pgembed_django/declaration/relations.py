@@ -24,6 +24,7 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db.models import ForeignObjectRel, Model, Q, TextField
 from django.db.models.functions import Cast
 
+from pgembed_django.core import text as texts
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.triggers import conditions
 from pgembed_django.triggers.related import Link
@@ -49,6 +50,7 @@ class Values:
     relation: str
     accessors: str
     order: tuple[str, ...]
+    column: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class _Walk:
         if problem := conditions.column_problem(read, model=place.model):
             self._refuse(f"{column!r} {problem}")
         self._watch(place, read)
-        return Values(lookup, "__".join(relations), "__".join(accessors), self.order)
+        return Values(lookup, "__".join(relations), "__".join(accessors), self.order, read)
 
     def _to_owner(self, place: _Place, found: Any) -> _Place:
         """Go up to the parent's table that a field is in."""
@@ -264,7 +266,7 @@ def read(spec: Any, keys: Sequence[Any], *, using: str | None) -> Related:
         )
         for source_pk, *of_row in columns:
             for one, value in zip(of_relation, of_row, strict=True):
-                parts[source_pk][places[one.lookup]].append(value)
+                parts[source_pk][places[one.lookup]].append(texts.of_markup(one.column, value))
     return {source_pk: [*chain.from_iterable(lists)] for source_pk, lists in parts.items()}
 
 

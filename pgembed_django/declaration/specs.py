@@ -155,6 +155,7 @@ class Spec(Declaration):
             or of_model.__setattr__ is not Model.__setattr__
             or of_model.__getattribute__ is not Model.__getattribute__
             or any(type(one).value_from_object is not Field.value_from_object for one in fields)
+            or any(hasattr(one, "get_searchable_content") for one in fields)
         )
 
     def text_digest(self, text: str) -> bytes:
@@ -208,7 +209,7 @@ class Spec(Declaration):
                 )
             return texts.clean(written or "")
         fields: list[Any] = [instance._meta.get_field(name) for name in self.fields]
-        values = [field.value_from_object(instance) for field in fields]
+        values = [texts.of_markup(one, one.value_from_object(instance)) for one in fields]
         if self.related:
             if (of_row := vars(instance).get(RELATED)) is None:
                 found = relations.read(self, [instance.pk], using=instance._state.db)

@@ -97,6 +97,17 @@ def test_a_text_has_its_related_values_in_the_stated_order(make_story, run_jobs)
 
 
 @pytest.mark.django_db
+def test_related_rich_text_is_embedded_without_its_markup(make_story, run_jobs, monkeypatch):
+    body = Remark._meta.get_field("body")
+    monkeypatch.setattr(body, "get_searchable_content", lambda _: ["one", "two"], raising=False)
+    story = make_story()
+
+    run_jobs()
+
+    assert "river\n\none\n\ntwo\n\nuser 0" in stored_text(story)
+
+
+@pytest.mark.django_db
 def test_the_recipe_has_the_lookups():
     assert "related author__name, author__city__name" in spec().recipe
     assert "method full_text; related owner__name" in spec("app.EssayEmbedding").recipe

@@ -114,6 +114,22 @@ def test_values_that_are_no_text_are_written_as_such():
     assert spec_of(Contact).text_of(contact) == 'Ada\n\n{"city": "Zürich"}'
 
 
+class RichText(models.TextField):
+    """As that of Wagtail."""
+
+    def get_searchable_content(self, value):
+        return [part.strip("<>") for part in value.split()]
+
+
+def test_rich_text_is_embedded_without_its_markup():
+    thing = embeddable(fields=["body", "rest"])(
+        make_model("Thing", body=RichText(), rest=RichText(null=True))
+    )
+
+    assert spec_of(thing).text_of(thing(body="<one> <two>")) == "one\n\ntwo"
+    assert spec_of(thing).needs_instances  # values alone do not tell their field
+
+
 def test_a_text_method_is_asked_instead_of_the_fields():
     spec = specs.get("app.ProductEmbedding")
 
