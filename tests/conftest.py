@@ -116,7 +116,6 @@ def start_command(
                 cwd=REPOSITORY,
                 env={
                     **os.environ,
-                    "DJANGO_SETTINGS_MODULE": "tests.settings",
                     "DATABASE_URL": testing_url(),
                     "TEST_SETTINGS": json.dumps(settings),
                 },
