@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -23,7 +23,9 @@ from django.test import TransactionTestCase
 
 from pgembed_django import testing
 from tests import cleanup
-from tests.app.models import Article, ArticleEmbedding
+
+if TYPE_CHECKING:
+    from tests.app.models import Article
 
 PUBLISHED = "2026-01-01T00:00:00Z"
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -47,6 +49,8 @@ def make_article() -> Callable[..., Article]:
     numbers = itertools.count(1)
 
     def make(**values: Any) -> Article:
+        from tests.app.models import Article  # may not be installed
+
         number = next(numbers)
         defaults = {
             "title": f"Title {number}",
@@ -82,6 +86,8 @@ def second_connection(connect: Callable[[], psycopg.Connection]) -> psycopg.Conn
 
 def embedded_text(article: Article) -> str | None:
     """Return the stored passages of an article that have vectors, joined."""
+    from tests.app.models import ArticleEmbedding
+
     rows = ArticleEmbedding.objects.filter(source=article, embedding__isnull=False)
     passages = rows.order_by("position").values_list("passage", flat=True)
     return "\n".join(passages) if passages else None
