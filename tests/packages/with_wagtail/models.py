@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 from modelcluster.contrib.taggit import ClusterTaggableManager
-from modelcluster.fields import ParentalKey
+from modelcluster.fields import ParentalKey, ParentalManyToManyField
 from modelcluster.models import ClusterableModel
 from taggit.models import TaggedItemBase
 from wagtail.admin.panels import FieldPanel, InlinePanel
@@ -61,19 +61,19 @@ class Question(Orderable):
 
 @embeddable(
     fields=["title"],
-    related=["tags__name", "stops__name"],
+    related=["tags__name", "stops__name", "speakers__name"],
     text="programme",
     when=Q(live=True),
 )
 class EventPage(Page):
-    """Its text is made by a method, which reads its children and tags."""
+    """Its text is made by a method, which reads its children, its tags and snippets."""
 
     tags = ClusterTaggableManager(through="EventTag", blank=True)
+    speakers = ParentalManyToManyField("Speaker", blank=True)
 
     def programme(self) -> str:
-        stops = ", ".join(stop.name for stop in self.stops.all())
-        tags = ", ".join(sorted(tag.name for tag in self.tags.all()))
-        return f"{self.title}: {stops} ({tags})"
+        related = [*self.stops.all(), *self.speakers.all(), *self.tags.all()]
+        return f"{self.title}: {', '.join(one.name for one in related)}"
 
 
 class EventTag(TaggedItemBase):
@@ -83,6 +83,14 @@ class EventTag(TaggedItemBase):
 class Stop(Orderable):
     page = ParentalKey(EventPage, on_delete=models.CASCADE, related_name="stops")
     name = models.TextField()
+
+
+@register_snippet
+class Speaker(models.Model):
+    name = models.TextField()
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @register_snippet

@@ -30,6 +30,7 @@ from tests.packages.with_wagtail.models import (
     EventPage,
     EventPageEmbedding,
     Question,
+    Speaker,
     Stop,
 )
 
@@ -92,29 +93,44 @@ def test_a_page_is_embedded_without_markup(make_page, run_jobs):
     assert texts() == [text]
 
 
-def test_a_text_method_finds_children_and_tags_prefetched(home, run_jobs):
-    page = EventPage(title="Tour", stops=[Stop(name="Bergen"), Stop(name="Oslo")])
-    page.tags.add("north")
-    home.add_child(instance=page)
+@pytest.fixture
+def make_event(home: Page) -> Callable[[str], EventPage]:
+    def make(title: str) -> EventPage:
+        event = EventPage(title=title, stops=[Stop(name="Bergen"), Stop(name="Oslo")])
+        event.tags.add("north")
+        event.speakers = [Speaker.objects.get_or_create(name="Ann")[0]]
+        return home.add_child(instance=event)
+
+    return make
+
+
+def test_a_text_method_reads_children_snippets_and_tags(make_event, run_jobs):
+    event = make_event("Tour")
     run_jobs()
-    assert texts(EventPageEmbedding) == ["Tour: Bergen, Oslo (north)"]
+    assert texts(EventPageEmbedding) == ["Tour: Bergen, Oslo, Ann, north"]
 
     Stop.objects.filter(name="Oslo").update(name="Røros")
+    Speaker.objects.update(name="Bo")
     Tag.objects.update(name="east")
     run_jobs()
-    assert texts(EventPageEmbedding) == ["Tour: Bergen, Røros (east)"]
+    assert texts(EventPageEmbedding) == ["Tour: Bergen, Røros, Bo, east"]
+
+    event.stops = []
+    event.speakers = []
+    event.tags.clear()
+    event.save()
+    run_jobs()
+    assert texts(EventPageEmbedding) == ["Tour:"]
 
 
-def test_no_query_is_made_for_each_page(home, run_jobs):
+def test_no_query_is_made_for_each_page(home, make_event, run_jobs):
     image = Image.objects.create(title="A fish", file=get_test_image_file())
     for number in range(40):
         body = [("paragraph", "fish"), ("image", image)]
         page = BlogPage(title=f"Trout {number}", body=body, questions=[Question(answer="Lemon")])
         page.tags.add("cold")
         home.add_child(instance=page)
-        event = EventPage(title=f"Tour {number}", stops=[Stop(name="Oslo")])
-        event.tags.add("north")
-        home.add_child(instance=event)
+        make_event(f"Tour {number}")
 
     with CaptureQueriesContext(connection) as queries:
         run_jobs()
@@ -247,9 +263,8 @@ def test_each_translation_is_found_in_its_locale(home, make_page, run_jobs, germ
 # Search
 
 
-def test_search_returns_pages_of_their_own_type(home, make_page, run_jobs):
-    blog = make_page("Trout in Oslo")
-    event = home.add_child(instance=EventPage(title="Oslo"))
+def test_search_returns_pages_of_their_own_type(make_event, make_page, run_jobs):
+    blog, event = make_page("Trout in Oslo"), make_event("Tour")
     run_jobs()
 
     results = search([BlogPage, EventPage], "oslo")
