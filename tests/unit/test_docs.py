@@ -228,6 +228,16 @@ def test_every_path_that_a_newcomer_is_sent_to_is_there(page: Path) -> None:
         assert (ROOT / path).exists() or (ROOT / "pgembed_django" / path).exists(), path
 
 
+def test_the_code_for_wagtail_is_that_of_its_tests() -> None:
+    site = ROOT / "tests/packages/with_wagtail"
+    code = "".join(path.read_text() for path in (*site.glob("*.py"), *site.rglob("*.html")))
+    page = DOCS / "how-to/wagtail.md"
+
+    for block in (*blocks(page, "python"), *blocks(page, "html")):
+        for part in block.split("\n\n\n"):
+            assert part in code
+
+
 # All pages
 
 

@@ -10,6 +10,7 @@ INSTALLED_APPS = [
     "tests.packages.with_wagtail",
     "wagtail.users",
     "wagtail.snippets",
+    "wagtail.documents",
     "wagtail.images",
     "wagtail.search",
     "wagtail.admin",
