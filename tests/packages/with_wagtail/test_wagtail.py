@@ -12,7 +12,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from django.utils import timezone
+from django.utils import timezone, translation
 from taggit.models import Tag
 from wagtail.images.models import Image
 from wagtail.images.tests.utils import get_test_image_file
@@ -237,13 +237,17 @@ def test_copies_and_aliases_are_pages_of_their_own(home, make_page, run_jobs):
 
 def test_a_subtree_takes_its_vectors_along(make_page, run_jobs):
     section = make_page("Fish")
-    make_page("Trout", parent=make_page("Rivers", parent=section))
+    rivers = make_page("Rivers", parent=section)
+    make_page("Trout", parent=rivers)
     run_jobs()
     assert len(texts()) == 3
+    Page.objects.filter(pk=rivers.pk).update(title="Lakes")
 
     Page.objects.get(pk=section.pk).delete()
 
     assert texts() == []
+    run_jobs()
+    assert is_quiet()
 
 
 def test_each_translation_is_found_in_its_locale(home, make_page, run_jobs, german):
@@ -276,7 +280,9 @@ def test_search_returns_pages_of_their_own_type(make_event, make_page, run_jobs)
 
 def test_the_view_shows_what_visitors_may_see(client, home, make_page, run_jobs, german):
     page, hidden = make_page(intro="fish & river"), make_page("Hidden", intro="river")
-    page.copy_for_translation(german).save_revision().publish()
+    translated = page.copy_for_translation(german)
+    translated.title = "Forelle"
+    translated.save_revision().publish()
     PageViewRestriction.objects.create(page=hidden, restriction_type="login")
     make_page("Draft", intro="river").unpublish()
     run_jobs()
@@ -284,6 +290,10 @@ def test_the_view_shows_what_visitors_may_see(client, home, make_page, run_jobs,
     html = client.get(reverse("search"), {"q": "river"}).content.decode()
 
     assert '<a href="/en/trout/">Trout</a> Trout fish &amp; <mark>river</mark>' in html
+    assert html.count("<a href") == 1
+    with translation.override("de"):
+        html = client.get(reverse("search"), {"q": "river"}).content.decode()
+    assert '<a href="/de/trout/">Forelle</a>' in html
     assert html.count("<a href") == 1
 
 
