@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import psycopg
@@ -113,8 +113,8 @@ class UserCode:
         self._depth = len(self._wrapper.savepoint_ids)
         self._pid = os.getpid()
         self._connection = self._wrapper.connection
-        self._changing = ""
-        """The first statement of the code that may change the session, or empty."""
+        self._changing: list[str] = []
+        """The statements that may have changed the session."""
         self._is_local = False
 
     @contextmanager
@@ -223,8 +223,8 @@ class UserCode:
             text = str(statement)
         if LOCAL.match(text):
             self._is_local = True
-        if not self._changing and CHANGES.search(text):
-            self._changing = " ".join(text.split()[:2])[:50]
+        if CHANGES.search(text):
+            self._changing.append(text)
         return execute(statement, *rest)
 
     def _refuse_changes(self) -> None:
@@ -232,16 +232,23 @@ class UserCode:
         if not self._has_savepoints:
             return
         is_local, self._is_local = self._is_local, False
-        if self._changing:
-            raise Failed(self._changed())
+        if changed := self._changed():
+            raise Failed(changed)
         if is_local:
             # It would have ended with the transaction of the code, but that is part of ours.
             transaction.set_rollback(True, using=self._using)
 
     def _changed(self) -> str:
         """Return what the code has done to the session, for people. Empty: nothing."""
-        changing, self._changing = self._changing, ""
-        return CHANGED.format(statement=changing) if changing else ""
+        if not self._changing:
+            return ""
+        changing, self._changing = self._changing, []
+        # The backend may run some itself for each cursor: that of django-tenants sets search_path.
+        with suppress(DatabaseError, InterfaceError):
+            self._wrapper.cursor().close()
+        of_cursors, self._changing = self._changing, []
+        of_code = [text for text in changing if text not in of_cursors]
+        return CHANGED.format(statement=" ".join(of_code[0].split()[:2])[:50]) if of_code else ""
 
     def _put_right(self, failure: str, call: Call | None = None) -> None:
         """Put right what the code has left behind. Raise if it must not, and has not failed."""
@@ -254,7 +261,7 @@ class UserCode:
             lost = psycopg.OperationalError("the connection is lost")
             raise OperationalError(str(lost)) from lost
         if self._is_inside:
-            self._changed()
+            self._changing = []
             is_ours = connection is self._connection and status == TransactionStatus.INTRANS
             if not is_ours or len(self._wrapper.savepoint_ids) != self._depth:
                 raise faults.Harmed("A row's code has ended a transaction that it did not begin.")
@@ -269,7 +276,7 @@ class UserCode:
             wrapper.close()
             wrapper.connect()
         # After that: those who configure new connections run statements, too.
-        self._changing, self._is_local = "", False
+        self._changing, self._is_local = [], False
         if left and not failure:
             raise Failed(left)
 

@@ -256,6 +256,25 @@ def session() -> set[tuple[str, str]]:
         return {row for row in cursor.fetchall() if row[0] != "lock_timeout"}
 
 
+@pytest.mark.django_db
+def test_what_the_backend_runs_for_each_cursor_is_not_the_codes(work, monkeypatch):
+    """That of django-tenants sets the search_path."""
+    opened = connection._cursor
+
+    def of_tenant(name: str | None = None) -> Any:
+        cursor = opened(name)
+        cursor.execute("SET search_path = public")
+        return cursor
+
+    monkeypatch.setattr(connection, "_cursor", of_tenant)
+
+    ended = work({"reads": Product.objects.count, "sets": lambda: run("SET search_path = x")})
+
+    assert ended["reads"] == ("succeeded", "")
+    assert ended["sets"][0] == "failed"
+    assert "SET search_path" in ended["sets"][1]
+
+
 @pytest.mark.django_db(transaction=True)  # another thread gives the jobs back
 def test_a_row_whose_code_never_returns_is_charged_alone(make_worker, monkeypatch):
     begun, gate = threading.Event(), threading.Event()
