@@ -12,6 +12,8 @@ from psycopg import sql as psycopg_sql
 from pgembed_django.core import postgres
 from pgembed_django.triggers import conditions, sql
 
+ENQUEUE = "pgembed_enqueue_v1"
+
 
 class CompiledTrigger(compiler.Trigger):
     """A trigger as a migration contains it.
@@ -121,6 +123,18 @@ class CompiledTrigger(compiler.Trigger):
         END
         $$;
     """
+    # Routers let a proxy's triggers into every schema that has the table. In one without our
+    # functions, as that of shared apps, each write would fail.
+    UNMIGRATED: ClassVar[str] = """
+        DO $$
+        BEGIN
+            IF to_regprocedure({function}) IS NULL THEN
+                DROP TRIGGER {pgid} ON {rows};
+                DROP FUNCTION {pgid}();
+            END IF;
+        END
+        $$;
+    """
     # With a schema per tenant, a row may be written under another tenant's search_path or an empty
     # one. Its job must still go into the row's own schema.
     PIN: ClassVar[str] = "ALTER FUNCTION {pgid}() SET search_path FROM CURRENT;"
@@ -139,8 +153,16 @@ class CompiledTrigger(compiler.Trigger):
         """The SQL that creates the function and the trigger."""
         table = literal(postgres.quoted_name(self.sql.table))
         # A statement trigger tests the condition in its body, with operators of the search_path.
-        is_pinned = self.sql.kwargs.get("referencing") or not sql.is_in_one_schema()
-        pin = self.PIN.format(pgid=self.sql.pgid) if is_pinned else ""
+        by_tenant = not sql.is_in_one_schema()
+        pin = ""
+        if self.sql.kwargs.get("referencing") or by_tenant:
+            pin = self.PIN.format(pgid=self.sql.pgid)
+        if by_tenant:
+            pin += self.UNMIGRATED.format(
+                pgid=self.sql.pgid,
+                rows=postgres.quoted_name(self.sql.table),
+                function=literal(f"{ENQUEUE}({sql.FUNCTIONS[ENQUEUE]})"),
+            )
         # A condition in the body may contain the $$ that pgtrigger quotes the body with.
         func = self.sql.kwargs["func"]
         before, _, after = super().install_sql.partition(func)
@@ -150,7 +172,7 @@ class CompiledTrigger(compiler.Trigger):
         refuse = self.MISSING + self.MISSING_COLUMNS
         refuse += self.PARTITIONED if self.sql.kwargs.get("referencing") else ""
         is_related = str(self.name).startswith("pgembed_ripple_")
-        refuse += self.SHARED if is_related and not sql.is_in_one_schema() else ""
+        refuse += self.SHARED if is_related and by_tenant else ""
         refuse = refuse.replace("{table}", table).replace("{columns}", self._columns())
         return refuse + install + pin
 

@@ -283,6 +283,24 @@ def test_a_table_of_the_shared_schema_is_no_tenants(request_of):
     assert [spec.key for spec in specs.on("acme")] == ["app.NoteEmbedding"]
 
 
+def test_a_schema_without_our_functions_gets_no_triggers():
+    """The table of a proxy may be in the schema of shared apps as well."""
+    execute("web", "CREATE TABLE public.app_note (LIKE acme.app_note)")
+    try:
+        with connections["web"].schema_editor() as editor:
+            for trigger in note_triggers():
+                editor.execute(trigger.compile(Note).install_sql, params=None)
+
+        Note.objects.using("web").create(body="a")
+        Note.objects.using("web").all().delete()
+
+        assert (
+            rows("web", "SELECT FROM pg_trigger WHERE tgrelid = 'public.app_note'::regclass") == []
+        )
+    finally:
+        execute("web", "DROP TABLE public.app_note")
+
+
 class TestMishaps:
     def test_one_schema_for_all_functions_is_refused_at_the_second_tenant(self, settings):
         """They would write the first tenant's jobs to the second one's table, in silence."""
