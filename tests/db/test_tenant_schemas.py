@@ -40,6 +40,13 @@ class TenantApps:
         return app_label in ("app", "pgembed") if db in ALIASES else None
 
 
+class OneAlias:
+    """Migrates all tenants through one alias, as that of django-tenants does."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return db == "default"
+
+
 @pytest.fixture(scope="module", autouse=True)
 def database(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """A database of its own: an alias for each tenant's worker, and one that requests share."""
@@ -324,7 +331,9 @@ class TestMishaps:
             connections["acme"].close()
             execute("web", """DROP SCHEMA "Smith ""& Sons"", Inc" CASCADE""")
 
-    def test_a_renamed_schema_is_told_and_mended_as_the_page_says(self, request):
+    @pytest.mark.parametrize("router", ["TenantApps", "OneAlias"])
+    def test_a_renamed_schema_is_told_and_mended_as_the_page_says(self, request, settings, router):
+        settings.DATABASE_ROUTERS = [f"{__name__}.{router}"]
         page = (request.config.rootpath / "docs/how-to/schema-per-tenant.md").read_text()
         mend = page.partition("```python\nfrom django.db import connections\n")[2]
         execute("web", "ALTER SCHEMA umbra RENAME TO moved; CREATE SCHEMA umbra")
