@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 
 
-def made_migrations(label: str) -> dict[str, str]:
-    """Return ``MIGRATION_MODULES`` of an app whose migrations each run makes, as a user would."""
+def made_migrations(*labels: str) -> dict[str, str]:
+    """Return ``MIGRATION_MODULES`` of apps whose migrations each run makes, as a user would."""
     folder = Path(tempfile.mkdtemp(prefix="pgembed-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    package = folder / f"{label}_migrations"
-    package.mkdir()
-    (package / "__init__.py").touch()
+    packages = {label: folder / f"{label}_migrations" for label in labels}
+    for package in packages.values():
+        package.mkdir()
+        (package / "__init__.py").touch()
     sys.path.append(str(folder))
-    return {label: package.name}
+    return {label: package.name for label, package in packages.items()}
