@@ -270,8 +270,17 @@ def on(using: str) -> list[Spec]:
 
 
 def written_to(using: str) -> list[Spec]:
-    """Return the declarations whose rows the database routers write to a database."""
-    return [spec for spec in all() if router.db_for_write(spec.model) == using]
+    """Return the declarations whose rows the database routers write to a database.
+
+    Those whose table they keep out of it are left out: with a schema per tenant, not every tenant
+    may have every app.
+    """
+    return [
+        spec
+        for spec in all()
+        if router.db_for_write(spec.model) == using
+        and router.allow_migrate_model(using, spec.model)
+    ]
 
 
 def without_table(declared: Iterable[Spec], *, using: str) -> list[Spec]:

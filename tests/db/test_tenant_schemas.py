@@ -290,6 +290,26 @@ def test_a_table_of_the_shared_schema_is_no_tenants(request_of):
     assert [spec.key for spec in specs.on("acme")] == ["app.NoteEmbedding"]
 
 
+class SomeModels:
+    """Knows all tenants by one alias, and that the one has notes, but no articles."""
+
+    def db_for_write(self, model: Any, **hints: Any) -> str:
+        return "acme"
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str, **hints: Any) -> bool:
+        return model_name != "article"
+
+
+def test_what_a_router_keeps_out_of_a_tenant_is_not_there(settings):
+    assert specs.get("app.ArticleEmbedding") not in specs.on("acme")
+    settings.DATABASE_ROUTERS = [f"{__name__}.SomeModels"]
+
+    here = specs.on("acme")
+
+    assert specs.get("app.NoteEmbedding") in here
+    assert specs.get("app.ArticleEmbedding") not in here
+
+
 def test_a_schema_without_our_functions_gets_no_triggers():
     """The table of a proxy may be in the schema of shared apps as well."""
     execute("web", "CREATE TABLE public.app_note (LIKE acme.app_note)")

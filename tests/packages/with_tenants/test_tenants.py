@@ -22,8 +22,6 @@ from tests.packages.with_tenants.settings import WORKERS as TENANTS
 
 pytestmark = pytest.mark.django_db(databases=["default", *TENANTS], transaction=True)
 
-SPECS = [f"with_tenants.{name}Embedding" for name in ("Article", "Shop", "Member")]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def tenants(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
@@ -111,7 +109,7 @@ def test_a_worker_embeds_for_its_tenant_alone():
 
 def test_a_worker_is_run_by_tenant_command(country):
     def drain() -> None:
-        command = ["embed_worker", "--drain", "--verbosity=0", "--specs", *SPECS]
+        command = ["embed_worker", "--drain", "--verbosity=0"]
         call_command("tenant_command", *command, schema_name="umbra")
         connection.set_schema_to_public()
 
