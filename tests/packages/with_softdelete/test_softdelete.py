@@ -99,3 +99,10 @@ def test_a_hard_deletion_leaves_nothing(article, run_jobs, is_deleted):
     assert passages("Article") == passages("Note") == []
     run_jobs()
     assert passages("Article") == passages("Note") == []
+
+
+def test_a_hard_deletion_cascades(article):
+    article.author.hard_delete()
+
+    assert not Article.global_objects.exists()
+    assert passages("Article") == []

@@ -70,6 +70,12 @@ def test_each_tenant_is_migrated():
         }
 
 
+def test_the_checks_find_nothing_in_a_tenant():
+    with schema_context("acme"):
+        call_command("check", databases=["default"], fail_level="WARNING")
+    call_command("check", databases=["acme"], fail_level="WARNING")
+
+
 def test_rows_and_related_rows_are_embedded_in_their_own_schema():
     for tenant in TENANTS:
         with schema_context(tenant):
@@ -94,17 +100,24 @@ def test_rows_and_related_rows_are_embedded_in_their_own_schema():
         assert hit.title == "Trout of acme"
 
 
-def test_a_worker_embeds_for_its_tenant_alone():
+@pytest.fixture
+def country() -> Country:
+    return Country.objects.create(name="Norway")
+
+
+def test_a_worker_embeds_for_its_tenant_alone(country):
     for tenant in TENANTS:
         with schema_context(tenant):
             make_article(f"Trout of {tenant}")
+            Shop.objects.create(name="Fish", country=country)
 
     call_command("embed_worker", "--drain", database="umbra", verbosity=0)
 
     with schema_context("umbra"):
         assert_fresh(Article.objects.get())
+        assert_fresh(Shop.objects.get())
     with schema_context("acme"):
-        assert Job.objects.filter(status="pending").count() == 1
+        assert Job.objects.filter(status="pending").count() == 2
 
 
 def test_a_worker_is_run_by_tenant_command(country):
@@ -129,11 +142,6 @@ def test_a_worker_is_run_by_tenant_command(country):
     drain()
     with schema_context("umbra"):
         assert passages() == ["Trout of umbra\n\nBo"]
-
-
-@pytest.fixture
-def country() -> Country:
-    return Country.objects.create(name="Norway")
 
 
 def test_a_shared_table_in_related_is_refused(settings):
