@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -168,7 +168,15 @@ def test_rows_that_a_shared_table_is_part_of_are_enqueued_by_each_tenant(country
 
 
 @pytest.fixture
-def moved() -> Iterator[None]:
+def mend(request) -> Callable[[str], None]:
+    """Install in a schema what the page says."""
+    page = (request.config.rootpath / "docs/how-to/schema-per-tenant.md").read_text()
+    code = page.rpartition("```python\n")[2].partition("```")[0]
+    return lambda alias: exec(code, {"ALIAS": alias})
+
+
+@pytest.fixture
+def moved(mend) -> Iterator[None]:
     """The schema of one tenant has the other one's name."""
     with connection.cursor() as cursor:
         cursor.execute("ALTER SCHEMA umbra RENAME TO former; ALTER SCHEMA acme RENAME TO umbra")
@@ -176,6 +184,7 @@ def moved() -> Iterator[None]:
     connections["umbra"].close()
     with connection.cursor() as cursor:
         cursor.execute("ALTER SCHEMA umbra RENAME TO acme; ALTER SCHEMA former RENAME TO umbra")
+    mend("acme")
 
 
 @pytest.mark.parametrize(("alias", "schema"), [("umbra", "public"), ("default", "umbra")])
@@ -183,6 +192,32 @@ def test_a_schema_that_was_renamed_is_told_of(moved, alias, schema):
     # The second is what `tenant_command check` does.
     with schema_context(schema), pytest.raises(SystemCheckError, match=r"pgembed\.E016"):
         call_command("check", databases=[alias])
+
+
+def test_a_schema_that_was_renamed_is_mended_as_the_page_says(moved, mend):
+    mend("umbra")
+
+    with schema_context("umbra"):
+        call_command("check", databases=["default"], fail_level="WARNING")
+        article = make_article("Trout")
+        Author.objects.update(name="Bo")
+        run_jobs()
+        assert passages() == ["Trout\n\nBo"]
+        article.delete()
+        assert passages() == []
+
+
+def test_a_tenant_is_migrated_back_alone():
+    for target in (["zero"], []):
+        call_command("migrate_schemas", "with_tenants", *target, schema_name="acme", verbosity=0)
+        with schema_context("umbra"):
+            make_article("Trout")
+            Author.objects.update(name="Bo")
+            run_jobs()
+            assert "Trout\n\nBo" in passages()
+    with schema_context("acme"):
+        make_article("Trout of acme")
+        assert run_jobs() == 1
 
 
 def test_users_of_a_tenant_are_embedded_and_shared_ones_are_not():
