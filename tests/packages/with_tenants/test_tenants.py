@@ -244,3 +244,33 @@ def test_a_tenant_that_goes_leaves_nothing():
         make_article("Trout of acme")
         assert run_jobs() == 1
         assert passages() == ["Trout of acme\n\nAnn"]
+
+
+def test_a_copied_schema_is_told_of_and_mended_as_the_page_says(settings, mend):
+    template = Customer(schema_name="template")
+    template.save(verbosity=0)
+    with schema_context("template"), connection.cursor() as cursor:
+        make_article("Trout")
+        run_jobs()
+        # CREATE TABLE ... (LIKE ...) refuses a CHECK of the whole row.
+        cursor.execute("ALTER TABLE pgembed_job DROP CONSTRAINT pgembed_job_is_possible")
+    settings.TENANT_CREATION_FAKES_MIGRATIONS = True
+    settings.TENANT_BASE_SCHEMA = "template"
+
+    copy = Customer(schema_name="copy")
+    copy.save(verbosity=0)
+
+    with schema_context("copy"):
+        with pytest.raises(SystemCheckError, match=r"pgembed\.E016"):
+            call_command("check", databases=["default"])
+        mend("default")
+        call_command("check", databases=["default"], fail_level="WARNING")
+        Author.objects.update(name="Bo")
+        make_article("Trout of the copy")
+        run_jobs()
+        assert passages() == ["Trout\n\nBo", "Trout of the copy\n\nAnn"]
+    with schema_context("template"):
+        assert run_jobs() == 0
+        assert passages() == ["Trout\n\nAnn"]
+    for customer in (copy, template):
+        customer.delete(force_drop=True)
