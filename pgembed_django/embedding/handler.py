@@ -38,6 +38,9 @@ FOLLOW_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 """How long, and how often, to try a renaming that another process or a lock puts off."""
 
+RIPPLES_SECONDS = 0.1
+"""How soon to look for ripples if each claim brings jobs."""
+
 
 class EmbeddingHandler(Handler):
     """Embeds the chunks of units in batches across units, and stores what came back."""
@@ -79,6 +82,7 @@ class EmbeddingHandler(Handler):
         self.settings = setting.settings
         self.live = Live(self.worked_on, using=using, clock=clock)
         self.ripples = Expander(self.worked_on.values(), using=using, clock=clock)
+        self._ripples_at = float("-inf")
         self.units = Units(setting.held, using=using, settings=setting.settings)
         self.writer = Writer(units=self.units, clock=clock)
         self.embedder = Embedder(
@@ -132,6 +136,10 @@ class EmbeddingHandler(Handler):
 
     def take(self, claims: Sequence[Claim]) -> None:
         """Take in claimed units. They are read in ``advance``."""
+        # At once if it may fall asleep or was woken for a ripple, else soon: a look in each round
+        # would cost all writes time.
+        wait = RIPPLES_SECONDS if claims else 0.0
+        self._ripples_at = min(self._ripples_at, self.clock() + wait)
         for claim in claims:
             unit = Unit(claim, self.worked_on[claim.spec])
             self.units.by_id[claim.id] = unit
@@ -154,7 +162,8 @@ class EmbeddingHandler(Handler):
     def advance(self, *, may_begin: bool) -> bool:
         """Plan and send. Expand a page of ripples. Store the text of late units."""
         moved = may_begin and self.planner.step()
-        moved |= may_begin and self._expand_ripples()
+        if may_begin and self.clock() >= self._ripples_at:
+            moved |= self._expand_ripples()
         moved |= self.embedder.send()
         if self.units.failed:
             outcomes.end_failed(self.units, self.writer)
@@ -315,10 +324,9 @@ class EmbeddingHandler(Handler):
 
     def _expand_ripples(self) -> bool:
         """Enqueue a page of the units whose related rows have changed. Return whether any moved."""
-        if not self.ripples.paths:
-            return False
         spec = self.ripples.next_spec(self.units.quarantined)
         if spec is None:
+            self._ripples_at = float("inf")  # until the next claim
             return False
         try:
             return self.ripples.expand(spec)

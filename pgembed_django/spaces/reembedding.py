@@ -1,16 +1,11 @@
-"""Enqueue units at request: rows that changed unseen, or that a person wants embedded again.
-
-Units are enqueued a few at a time, in transactions of our own that give way to writers.
-"""
+"""Enqueue units at request: rows that changed unseen, or that a person wants embedded again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.db.models import Manager, Model, OuterRef, Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.db.models.query import ModelIterable
@@ -25,12 +20,11 @@ from pgembed_django.models import Job
 from pgembed_django.models.job import PENDING, RUNNING
 from pgembed_django.queue import jobs
 from pgembed_django.spaces.coverage import LookedUp, jobs_of_row
+from pgembed_django.spaces.ripples import UNIT
 from pgembed_django.triggers import sql as functions
 
-# What a trigger calls, with its rights: the application's role needs none on the job table.
-ENQUEUE = "SELECT {schema}.pgembed_enqueue_all_v1(%(spec)s, %(source_pks)s::text[], %(lane)s)"
-# With a schema per tenant, a commit may find another tenant's schema in the search_path.
-SCHEMA = "SELECT pronamespace::regnamespace::text FROM pg_proc WHERE oid = %(function)s::regproc"
+# What a trigger calls, with its rights: the application's role needs none on our tables.
+ENQUEUE = "SELECT {function}(%(spec)s, %(path)s, %(source_pks)s::text[])"
 
 AT_ONCE = 50
 """How many units to enqueue in one transaction: writers may have to wait for their jobs."""
@@ -42,9 +36,10 @@ MAX_BUSY = 20
 def enqueue(rows: QuerySet[Any] | Manager[Any], *, name: str | None = None) -> int:
     """Enqueue rows whose text has changed without their triggers noticing. Returns how many.
 
-    In a transaction they are chosen at once, and enqueued after its commit. Rows that do not match
-    ``when`` are left out, unless they have vectors: then a worker deletes these. A model that is
-    decorated several times has a unit for each declaration, and ``name`` chooses one.
+    That is part of the caller's transaction, and waits for no other: a worker adds the jobs. Rows
+    that do not match ``when`` are left out, unless they have vectors: then a worker deletes these.
+    A model that is decorated several times has a unit for each declaration, and ``name`` chooses
+    one.
 
     Raises:
         TypeError: that is no queryset, or one that is sliced or of ``values()``.
@@ -54,15 +49,16 @@ def enqueue(rows: QuerySet[Any] | Manager[Any], *, name: str | None = None) -> i
     using = queryset.db
     if other := postgres.not_postgres(using, remedy="using()"):
         raise ImproperlyConfigured(other)
-    chosen = specs.of(queryset.model, name=name)
-    units = {spec: _units_of(spec, queryset, using=using) for spec in chosen}
-    function = functions.qualified("pgembed_enqueue_all_v1")
-    [[schema]] = database.rows(using, SCHEMA, function=function)
-    statement = sql.SQL(ENQUEUE).format(schema=sql.SQL(schema)).as_string(None)
-    # Within the caller's transaction the jobs would stay locked until its end, although their
-    # rows are not: writers who had nothing in common would wait for each other, or deadlock.
-    transaction.on_commit(partial(_enqueue, statement, units, using=using), using=using)
-    return sum(map(len, units.values()))
+    function = sql.SQL(functions.qualified("pgembed_ripple_v1"))
+    statement = sql.SQL(ENQUEUE).format(function=function).as_string(None)
+    enqueued = 0
+    for spec in specs.of(queryset.model, name=name):
+        source_pks = _units_of(spec, queryset, using=using)
+        # Not their jobs, which would stay locked until the transaction's end, although their rows
+        # are not: writers who had nothing in common would wait for each other, or deadlock.
+        database.rows(using, statement, spec=spec.key, path=UNIT, source_pks=source_pks)
+        enqueued += len(source_pks)
+    return enqueued
 
 
 def _queryset(rows: object) -> QuerySet[Any]:
@@ -100,29 +96,6 @@ def _units_of(spec: Spec, queryset: QuerySet[Any], *, using: str) -> list[str]:
     return list(rows.order_by("pk").values_list(Cast("pk", TextField()), flat=True))
 
 
-def _enqueue(statement: str, units: Mapping[Spec, Sequence[str]], *, using: str) -> None:
-    def attempt(spec: Spec, some: Sequence[str]) -> list[Sequence[str]]:
-        lane = Job.Kind.WRITE.priority(spec.priority)
-        run = partial(database.rows, using, statement, spec=spec.key, lane=lane)
-        if len(some) == 1:
-            # It may wait for the row's writer, who may yet roll back, as it holds nothing else.
-            run(source_pks=some)
-            return []
-        try:
-            with database.giving_way(using, wait=database.BRIEFLY):
-                run(source_pks=some)
-        except database.Busy:
-            return halves(some)
-        return []
-
-    for spec, source_pks in units.items():
-        isolate(partial(attempt, spec), *_pieces(source_pks))
-
-
-def _pieces(source_pks: Sequence[str]) -> list[Sequence[str]]:
-    return [source_pks[n : n + AT_ONCE] for n in range(0, len(source_pks), AT_ONCE)]
-
-
 class Reembedded(NamedTuple):
     """How many units were enqueued, and the source_pks of those that writers had locked."""
 
@@ -153,7 +126,7 @@ def reembed(
         return []
 
     # First all pieces, then the halves of the busy ones.
-    isolate(attempt, *_pieces(wanted))
+    isolate(attempt, *(wanted[n : n + AT_ONCE] for n in range(0, len(wanted), AT_ONCE)))
     enqueued = len(wanted) - len(busy)
     if enqueued:
         jobs.nudge(using=using)

@@ -33,7 +33,7 @@ PAGE_UNITS = 1000
 MOST_RIPPLES = 1000
 
 UNIT = "pk"
-"""The path of a ripple of one unit."""
+"""The path of a ripple of one unit, whether its row matches the condition or not."""
 
 BUSY_SECONDS = 0.05
 MAX_BUSY_SECONDS = 1.0
@@ -91,8 +91,7 @@ class Expander:
         using: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.paths = {spec: _paths(spec) for spec in specs if spec.relations.links}
-        """The paths of each spec whose texts span tables."""
+        self._paths = {spec: _paths(spec) for spec in specs}
         self.due_at = float("inf")
         """When to look again at what an open writer has locked, by the clock."""
         self._using = using
@@ -106,7 +105,7 @@ class Expander:
             return None
         known = [
             (spec, path)
-            for spec, paths in self.paths.items()
+            for spec, paths in self._paths.items()
             if spec not in left_alone
             for path in paths
         ]
@@ -147,7 +146,7 @@ class Expander:
     def _page(self, spec: Spec) -> tuple[int, int]:
         """Return how many units the page has, and how many of them are busy."""
         rows = database.rows(
-            self._using, TAKE, spec=spec.key, paths=self.paths[spec], limit=MOST_RIPPLES
+            self._using, TAKE, spec=spec.key, paths=self._paths[spec], limit=MOST_RIPPLES
         )
         if not rows:
             return 0, 1  # another worker has just taken them
@@ -171,10 +170,11 @@ class Expander:
     ) -> list[tuple[Any, str]]:
         """Return the next units of ripples of one path and cursor, each with its key.
 
-        Of all rows, if a trigger does not test the condition: a row may no longer match.
+        Of all rows, if a trigger does not test the condition, or the ripple names the unit: a row
+        may no longer match.
         """
         rows = spec.all_rows(using=self._using)
-        if spec.when and not spec.when_spans_tables:
+        if spec.when and not spec.when_spans_tables and first.path != UNIT:
             rows = rows.filter(spec.when)
         if first.path:
             compared = spec.relations.compared.get(first.path, spec.model._meta.pk)

@@ -13,12 +13,13 @@ from pgembed_django import sources, spaces, store
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
 from pgembed_django.models import Job, Ripple
+from pgembed_django.spaces.ripples import UNIT
 
 
 def assert_embedding_pending(
     instance: Model, *, name: str | None = None, using: str | None = None
 ) -> None:
-    """Assert that the row has a pending or running job, which will bring new vectors.
+    """Assert that the row has a pending or running job, or is enqueued: it gets new vectors.
 
     ``name`` chooses one of several ``@embeddable`` of the model; all of them, unless given.
 
@@ -79,7 +80,9 @@ def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     is_of_this_text = bool(chunks) and all(chunk.text_digest == digest for chunk in chunks)
     found = Job.objects.using(using).filter(spec=spec.key, source_pk=source_pk, settled_at=None)
     jobs = list(found.exclude(status=Job.Status.SUCCEEDED).order_by("pk"))
+    ripples = Ripple.objects.using(using).filter(spec=spec.key)
     is_pending = any(job.status in (Job.Status.PENDING, Job.Status.RUNNING) for job in jobs)
+    is_pending |= ripples.filter(path=UNIT, key=source_pk).exists()
 
     said = []
     if key is None:
@@ -101,7 +104,7 @@ def _unit(spec: Spec, instance: Model, *, using: str) -> _Unit:
     for job in jobs:
         last = f", last error: {job.last_error}" if job.last_error else ""
         said.append(f"A job is {job.status} (attempts: {job.attempts}{last}).")
-    if Ripple.objects.using(using).filter(spec=spec.key).exists():
+    if ripples.exists():
         said.append("run_jobs() has yet to find the rows whose related rows have changed.")
     if is_pending:
         said.append("run_jobs() runs what is due and not backing off.")

@@ -152,23 +152,12 @@ class Writer:
         self._future: Future[Any] | None = None
         self._go = threading.Event()
 
-    def start(
-        self,
-        statement: str,
-        *parameters: Any,
-        once_waits: int | None = None,
-        for_seconds: float = 0,
-    ) -> None:
-        """Run a statement; with ``once_waits`` when that backend waits for a lock, or ``go``.
-
-        ``for_seconds``: not before it has waited for so long.
-        """
+    def start(self, statement: str, *parameters: Any, once_waits: int | None = None) -> None:
+        """Run a statement; with ``once_waits`` when that backend waits for a lock, or ``go``."""
 
         def run() -> None:
             if once_waits is not None:
-                while not self._go.is_set() and not _waits(
-                    self._observer, once_waits, for_seconds=for_seconds
-                ):
+                while not self._go.is_set() and not _waits(self._observer, once_waits):
                     pass
             self.connection.execute(statement, parameters or None)
 
@@ -203,20 +192,8 @@ def writer(connect: Callable[..., psycopg.Connection]) -> Iterator[Writer]:
     one.close()
 
 
-WAITS = """
-    SELECT cardinality(pg_blocking_pids(%(pid)s)) > 0
-       AND NOT EXISTS (
-            SELECT
-            FROM pg_locks
-            WHERE pid = %(pid)s
-              AND NOT granted
-              AND waitstart > clock_timestamp() - make_interval(secs => %(for_seconds)s)
-       )
-"""
-
-
-def _waits(observer: psycopg.Connection, pid: int, *, for_seconds: float = 0) -> bool:
-    row = observer.execute(WAITS, {"pid": pid, "for_seconds": for_seconds}).fetchone()
+def _waits(observer: psycopg.Connection, pid: int) -> bool:
+    row = observer.execute("SELECT cardinality(pg_blocking_pids(%s)) > 0", [pid]).fetchone()
     return bool(row and row[0])
 
 

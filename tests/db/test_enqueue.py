@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
+from django.db import connection, transaction
 
 from pgembed_django import enqueue
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
-from pgembed_django.spaces.reembedding import AT_ONCE
-from pgembed_django.testing import without_triggers
+from pgembed_django.embedding.handler import RIPPLES_SECONDS
+from pgembed_django.models import Job, Ripple
+from pgembed_django.spaces.ripples import MOST_RIPPLES, Expander
+from pgembed_django.testing import assert_embedding_pending, without_triggers
 from tests.app.models import (
     Article,
     ArticleEmbedding,
@@ -22,7 +23,7 @@ from tests.app.models import (
     PinnedPageComment,
     Product,
 )
-from tests.db.conftest import backend_pid, claim
+from tests.db.conftest import claim
 
 pytestmark = pytest.mark.django_db
 
@@ -40,15 +41,17 @@ def make_articles(make_article):
     return make
 
 
-@pytest.fixture
-def enqueue_now(django_capture_on_commit_callbacks):
-    """Enqueue in a test that never commits."""
+def expand() -> None:
+    """Expand the ripples, as workers do."""
+    expander = Expander(specs.all(), using="default")
+    while (spec := expander.next_spec()) and expander.expand(spec):
+        pass
 
-    def run(rows: Any, **keywords: Any) -> int:
-        with django_capture_on_commit_callbacks(execute=True):
-            return enqueue(rows, **keywords)
 
-    return run
+def enqueue_now(rows: Any, **keywords: Any) -> int:
+    count = enqueue(rows, **keywords)
+    expand()
+    return count
 
 
 def units(spec: str = "app.ArticleEmbedding") -> set[str]:
@@ -60,7 +63,7 @@ def keys(*rows: Any) -> set[str]:
     return {str(row.pk) for row in rows}
 
 
-def test_rows_get_the_jobs_that_a_write_would_give_them(enqueue_now):
+def test_rows_get_jobs_behind_those_of_writes():
     with without_triggers():
         page, _ = (Page.objects.create(slug=slug, body="x") for slug in ("one", "two"))
 
@@ -68,10 +71,10 @@ def test_rows_get_the_jobs_that_a_write_would_give_them(enqueue_now):
 
     [job] = Job.objects.all()
     assert (job.spec, job.source_pk) == ("app.PageEmbedding", "one")
-    assert (job.kind, job.is_awaited, job.priority) == ("write", True, 10)
+    assert (job.kind, job.is_awaited, job.priority) == ("ripple", True, -490)
 
 
-def test_a_job_that_backs_off_is_due_again(enqueue_now):
+def test_a_job_that_backs_off_is_due_again():
     Note.objects.create(body="x")
     Job.objects.update(run_at="2100-01-01T00:00:00Z", attempts=3)
 
@@ -80,7 +83,7 @@ def test_a_job_that_backs_off_is_due_again(enqueue_now):
     assert [held.attempts for held in claim()] == [0]
 
 
-def test_a_text_that_has_not_changed_is_not_embedded_again(enqueue_now, provider, run_jobs):
+def test_a_text_that_has_not_changed_is_not_embedded_again(provider, run_jobs):
     Note.objects.create(body="trout")
     run_jobs()
 
@@ -90,7 +93,7 @@ def test_a_text_that_has_not_changed_is_not_embedded_again(enqueue_now, provider
     assert provider.embedded == ["trout"]
 
 
-def test_a_running_job_is_followed_by_another(enqueue_now, monkeypatch, make_worker):
+def test_a_running_job_is_followed_by_another(monkeypatch, make_worker):
     monkeypatch.setattr(Product, "pitch", lambda row: "old")
     Product.objects.create(title="Pen")
     worker = make_worker()
@@ -105,15 +108,17 @@ def test_a_running_job_is_followed_by_another(enqueue_now, monkeypatch, make_wor
     assert [chunk.passage for chunk in stored.all()] == ["new"]
 
 
-def test_many_rows_are_all_enqueued(enqueue_now, make_articles):
-    articles = make_articles(2 * AT_ONCE + 1)
+def test_many_rows_are_all_enqueued():
+    with without_triggers():
+        notes = Note.objects.bulk_create(Note(body="x") for _ in range(MOST_RIPPLES + 1))
 
-    assert enqueue_now(Article.objects.all()) == len(articles)
+    assert enqueue_now(Note.objects.all()) == len(notes)
 
-    assert units() == keys(*articles)
+    assert units("app.NoteEmbedding") == keys(*notes)
+    assert not Ripple.objects.exists()
 
 
-def test_a_queryset_that_finds_a_row_twice_enqueues_it_once(enqueue_now, make_articles):
+def test_a_queryset_that_finds_a_row_twice_enqueues_it_once(make_articles):
     first, second = make_articles(2)
     with without_triggers():
         for _ in range(2):
@@ -128,14 +133,14 @@ def test_a_queryset_that_finds_a_row_twice_enqueues_it_once(enqueue_now, make_ar
 
 
 class TestARowThatDoesNotMatchTheCondition:
-    def test_is_left_out(self, enqueue_now, make_articles):
+    def test_is_left_out(self, make_articles):
         [shown], _ = make_articles(1), make_articles(1, published_time=None)
 
         assert enqueue_now(Article.objects.all()) == 1
 
         assert units() == keys(shown)
 
-    def test_loses_the_vectors_that_it_has(self, enqueue_now, make_article, run_jobs):
+    def test_loses_the_vectors_that_it_has(self, make_article, run_jobs):
         make_article()
         run_jobs()
         with without_triggers(Article):
@@ -146,9 +151,7 @@ class TestARowThatDoesNotMatchTheCondition:
         run_jobs()
         assert not ArticleEmbedding.objects.exists()
 
-    def test_gets_none_from_a_worker_that_read_it_before(
-        self, enqueue_now, make_article, make_worker
-    ):
+    def test_gets_none_from_a_worker_that_read_it_before(self, make_article, make_worker):
         make_article()
         worker = make_worker()
         worker.step()
@@ -162,7 +165,7 @@ class TestARowThatDoesNotMatchTheCondition:
         assert not ArticleEmbedding.objects.exists()
 
 
-def test_all_declarations_of_a_model_are_meant_unless_one_is_named(enqueue_now):
+def test_all_declarations_of_a_model_are_meant_unless_one_is_named():
     with without_triggers():
         product = Product.objects.create(title="Pen")
 
@@ -173,7 +176,7 @@ def test_all_declarations_of_a_model_are_meant_unless_one_is_named(enqueue_now):
     assert units("app.ProductEmbedding") == units("app.ProductTitle") == keys(product)
 
 
-def test_rows_of_a_child_are_embedded_by_their_parents_declaration(enqueue_now):
+def test_rows_of_a_child_are_embedded_by_their_parents_declaration():
     with without_triggers():
         page = Page.objects.create(slug="one", body="x")
         comment = PinnedPageComment.objects.create(page=page, text="trout")
@@ -207,28 +210,74 @@ def test_a_model_without_a_declaration_is_refused_with_those_that_have_one():
         enqueue(Category.objects.all())
 
 
+def test_rows_are_chosen_at_once(make_articles):
+    [article] = make_articles(1, title="old")
+
+    assert enqueue(Article.objects.filter(title="old")) == 1
+
+    with without_triggers(Article):
+        Article.objects.update(title="new")
+    assert not Job.objects.exists()
+    assert_embedding_pending(article)
+    expand()
+    assert units() == keys(article)
+
+
+def test_a_process_that_is_killed_at_its_commit_loses_nothing(
+    make_articles, django_capture_on_commit_callbacks
+):
+    [article] = make_articles(1)
+
+    with django_capture_on_commit_callbacks(execute=False):
+        enqueue(Article.objects.all())
+
+    expand()
+    assert units() == keys(article)
+
+
+def test_nothing_is_enqueued_if_the_transaction_is_rolled_back(make_articles):
+    make_articles(1)
+
+    with transaction.atomic():
+        enqueue(Article.objects.all())
+        transaction.set_rollback(True)
+
+    assert not Ripple.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_a_worker_finds_them_at_once_if_it_claims_nothing(make_articles, make_worker):
+    [article] = make_articles(1)
+    worker = make_worker()
+    worker.step()  # it has just looked, and its clock stands still
+
+    enqueue(Article.objects.all())
+    worker.step()
+
+    assert units() == keys(article)
+
+
+def test_a_worker_finds_them_beside_a_steady_load_of_writes(make_articles, make_worker, clock):
+    [article] = make_articles(1)
+    worker = make_worker()
+    worker.step()
+    enqueue(Article.objects.all())
+
+    for _ in range(3):
+        Note.objects.create(body="x")
+        worker.step()
+        assert Ripple.objects.exists()  # a look in each round would cost each write time
+    clock.now += RIPPLES_SECONDS
+    Note.objects.create(body="x")
+    worker.step()
+
+    assert units() == keys(article)
+
+
 @pytest.mark.django_db(transaction=True)
-class TestInATransaction:
-    def test_rows_are_chosen_at_once_and_enqueued_after_the_commit(self, make_articles):
-        [article] = make_articles(1, title="old")
-        with transaction.atomic():
-            assert enqueue(Article.objects.filter(title="old")) == 1
-            with without_triggers(Article):
-                Article.objects.update(title="new")
-            assert not Job.objects.exists()
-
-        assert units() == keys(article)
-
-    def test_nothing_is_enqueued_if_it_is_rolled_back(self, make_articles):
-        make_articles(1)
-
-        with transaction.atomic():
-            enqueue(Article.objects.all())
-            transaction.set_rollback(True)
-
-        assert not Job.objects.exists()
-
-    def test_no_writer_of_these_rows_waits_for_its_end(self, make_articles, second_connection):
+@pytest.mark.usefixtures("impatient")
+class TestBesideWriters:
+    def test_none_of_these_rows_waits_for_its_end(self, make_articles, second_connection):
         [article] = make_articles(1)
 
         with transaction.atomic():
@@ -237,31 +286,19 @@ class TestInATransaction:
             second_connection.execute(TOUCH, [article.pk])
             second_connection.commit()
 
+        expand()
         assert units() == keys(article)
 
-
-@pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("impatient")
-class TestBesideAnOpenWriter:
-    def test_no_deadlock(self, make_articles, writer):
-        first, second, third = make_articles(3)
-        # The first is locked while we wait for the second; then the writer wants the first.
-        writer.connection.execute(TOUCH, [second.pk])
-        writer.start(f"{TOUCH % first.pk}; COMMIT", once_waits=backend_pid())
-
-        assert enqueue(Article.objects.all()) == 3
-
-        writer.end()
-        assert units() == keys(first, second, third)
-
-    def test_a_row_is_enqueued_even_if_the_writer_rolls_back(self, make_articles, writer):
+    def test_it_waits_for_none_and_needs_none_to_commit(self, make_articles, second_connection):
         articles = make_articles(2)
-        writer.connection.execute(TOUCH, [articles[0].pk])
-        # Later than all that give way would have given up.
-        writer.start("ROLLBACK", once_waits=backend_pid(), for_seconds=1)
+        second_connection.execute(TOUCH, [articles[0].pk])
 
-        enqueue(Article.objects.all())
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '1ms'")
+            enqueue(Article.objects.all())
 
-        writer.go()
-        writer.end()
+        expand()
+        assert units() == keys(articles[1])
+        second_connection.rollback()  # and with it its job
+        expand()
         assert units() == keys(*articles)

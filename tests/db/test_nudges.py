@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from pgembed_django import spaces
+from pgembed_django import enqueue, spaces
 from pgembed_django.admin import actions
 from pgembed_django.declaration import specs
 from pgembed_django.models import Job
@@ -119,6 +119,17 @@ def test_a_write_wakes_who_sleeps_and_spares_who_is_awake(article: Article, is_w
         assert not is_woken()
         assert listener.watch()
         Article.objects.update(title="asleep")
+        assert is_woken()
+
+
+def test_rows_that_are_enqueued_wake_who_sleeps(article: Article, is_woken: Any) -> None:
+    with closing(Listener([SPEC], using="default")) as listener:
+        assert listener.open()
+        assert is_woken()
+        assert listener.watch()
+
+        enqueue(Article.objects.all())
+
         assert is_woken()
 
 

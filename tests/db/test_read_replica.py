@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext, override_settings
 
 from pgembed_django import asearch, enqueue, search, similar_to
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job
+from pgembed_django.models import Ripple
 from pgembed_django.ops import status
 from pgembed_django.retrieval.results import Mode
 from pgembed_django.testing import assert_fresh, run_jobs
@@ -113,8 +113,7 @@ def test_rows_are_enqueued_where_they_are_written(wool):
         assert enqueue(Article.objects.filter(title="red wool")) == 1
 
     assert not queries.captured_queries
-    pending = Job.objects.using("default").filter(status="pending")
-    assert [job.source_pk for job in pending] == [str(wool[0].pk)]
+    assert [one.key for one in Ripple.objects.using("default")] == [str(wool[0].pk)]
 
 
 def test_the_assertions_and_the_status_read_only(wool):

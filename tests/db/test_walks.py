@@ -61,8 +61,7 @@ def awake_worker(settings, monkeypatch) -> Iterator[Worker]:
     monkeypatch.setattr(listener, "LAST_LOOK_SECONDS", 1.0)
     with serving(Ollama()) as server:
         settings.PGEMBED_PROVIDERS = providers(server)
-        # The text of the row is in one table: nothing is to be expanded.
-        known = {spec.key: spec for spec in specs.all() if not spec.relations.links}
+        known = {spec.key: spec for spec in specs.all()}
         handler = EmbeddingHandler(known, using="default", settings=conf.current())
         worker = Worker([handler], using="default")
         thread = threading.Thread(target=worker.run)

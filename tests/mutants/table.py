@@ -84,12 +84,29 @@ MUTANTS = [
     ),
     Mutant(
         "I1",
-        "enqueue-leaves-it-to-the-writer",
+        "enqueue-after-the-commit",
         "spaces/reembedding.py",
-        "if len(some) == 1:",
-        "if False:",
-        "db/test_enqueue.py::TestBesideAnOpenWriter::"
-        "test_a_row_is_enqueued_even_if_the_writer_rolls_back",
+        "database.rows(using, statement, spec=spec.key, path=UNIT, source_pks=source_pks)",
+        "given = dict(spec=spec.key, path=UNIT, source_pks=source_pks); "
+        "run = lambda given=given: database.rows(using, statement, **given); "
+        "__import__('django.db').db.transaction.on_commit(run, using=using)",
+        "db/test_enqueue.py::test_a_process_that_is_killed_at_its_commit_loses_nothing",
+    ),
+    Mutant(
+        "I1",
+        "steady-writes-starve-ripples",
+        "embedding/handler.py",
+        "RIPPLES_SECONDS if claims",
+        'float("inf") if claims',
+        "db/test_enqueue.py::test_a_worker_finds_them_beside_a_steady_load_of_writes",
+    ),
+    Mutant(
+        "I1",
+        "sleep-before-ripples",
+        "embedding/handler.py",
+        "if claims else 0.0",
+        "if True else 0.0",
+        "db/test_enqueue.py::test_a_worker_finds_them_at_once_if_it_claims_nothing",
     ),
     # I2: the application's transactions never fail or wait because of us.
     Mutant(
@@ -140,11 +157,11 @@ MUTANTS = [
     ),
     Mutant(
         "I2",
-        "enqueue-in-the-callers-transaction",
+        "enqueue-locks-jobs",
         "spaces/reembedding.py",
-        "transaction.on_commit(partial(_enqueue, statement, units, using=using), using=using)",
-        "_enqueue(statement, units, using=using)",
-        "db/test_enqueue.py::TestInATransaction::test_no_writer_of_these_rows_waits_for_its_end",
+        "SELECT {function}(%(spec)s, %(path)s, %(source_pks)s::text[])",
+        "SELECT pgembed_enqueue_all_v1(%(spec)s, %(source_pks)s::text[], length(%(path)s))",
+        "db/test_enqueue.py::TestBesideWriters::test_none_of_these_rows_waits_for_its_end",
     ),
     # I3: only the holder writes.
     Mutant(
@@ -172,6 +189,15 @@ MUTANTS = [
         "db/test_i3_only_the_holder_writes.py::test_a_worker_stops_spending_requests_on_what_it_lost",
     ),
     # I4: nothing searchable outlives its row.
+    Mutant(
+        "I4",
+        "enqueued-row-must-match",
+        "spaces/ripples.py",
+        " and first.path != UNIT:",
+        ":",
+        "db/test_enqueue.py::TestARowThatDoesNotMatchTheCondition::"
+        "test_loses_the_vectors_that_it_has",
+    ),
     Mutant(
         "I4",
         "what-left-is-ranked",
