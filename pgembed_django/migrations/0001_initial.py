@@ -176,6 +176,7 @@ class Migration(migrations.Migration):
                 ('path', models.TextField()),
                 ('key', models.TextField()),
                 ('cursor', models.TextField(help_text='The key of the last unit that it was expanded to.', null=True)),
+                ('units', models.BigIntegerField(db_default=0, help_text='How many units it was expanded to so far.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
         ),

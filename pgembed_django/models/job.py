@@ -216,6 +216,7 @@ class Ripple(NotFromFixtures):
     """A change of rows of another table that texts of a spec are made of, yet to be expanded.
 
     It is of the units that the lookup ``path`` finds with ``key``; of all if ``path`` is empty.
+    ``enqueue`` leaves some whose path is ``pk``.
     Triggers only insert here, and no index is unique but that of the ids: writers never wait.
     """
 
@@ -225,6 +226,9 @@ class Ripple(NotFromFixtures):
     key = models.TextField()
     cursor = models.TextField(  # noqa: DJ001 - NULL is "from the start", "" a key
         null=True, help_text=_("The key of the last unit that it was expanded to.")
+    )
+    units = models.BigIntegerField(
+        db_default=0, help_text=_("How many units it was expanded to so far.")
     )
     created_at = models.DateTimeField(db_default=Now())
 

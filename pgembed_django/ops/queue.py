@@ -59,7 +59,8 @@ COUNTS = """
         count(*),
         sum(count(*)) OVER (PARTITION BY lane.spec, lane.priority) >= %(limit)s,
         extract(epoch FROM statement_timestamp() - min(created_at))::float8,
-        NULL::float8
+        NULL::float8,
+        NULL::bigint
     FROM lane
     CROSS JOIN LATERAL (
         SELECT kind, created_at, run_at <= statement_timestamp() AS is_due
@@ -84,7 +85,8 @@ COUNTS = """
         count(*),
         sum(count(*)) OVER () >= %(running)s,
         extract(epoch FROM statement_timestamp() - min(created_at))::float8,
-        extract(epoch FROM statement_timestamp() - min(started_at))::float8
+        extract(epoch FROM statement_timestamp() - min(started_at))::float8,
+        NULL
     FROM (
         SELECT spec, worker_id, kind, created_at, started_at
         FROM pgembed_job
@@ -95,7 +97,8 @@ COUNTS = """
     GROUP BY spec, worker_id, kind
   UNION ALL
     SELECT
-        'failed', failing.spec, NULL, NULL, NULL, NULL, count, count >= %(limit)s, NULL, NULL
+        'failed', failing.spec, NULL, NULL, NULL, NULL,
+        count, count >= %(limit)s, NULL, NULL, NULL
     FROM failing
     CROSS JOIN LATERAL (
         SELECT count(*)
@@ -113,7 +116,7 @@ COUNTS = """
   UNION ALL
     SELECT
         'dismissed', spec, NULL, NULL, NULL, NULL,
-        count(*), sum(count(*)) OVER () >= %(limit)s, NULL, NULL
+        count(*), sum(count(*)) OVER () >= %(limit)s, NULL, NULL, NULL
     FROM (
         SELECT spec
         FROM pgembed_job
@@ -126,9 +129,9 @@ COUNTS = """
   UNION ALL
     SELECT
         'ripple', spec, NULL, NULL, NULL, NULL, count(*), sum(count(*)) OVER () >= %(limit)s,
-        extract(epoch FROM statement_timestamp() - min(created_at))::float8, NULL
+        extract(epoch FROM statement_timestamp() - min(created_at))::float8, NULL, max(units)
     FROM (
-        SELECT spec, created_at
+        SELECT spec, created_at, units
         FROM pgembed_ripple
         ORDER BY id
         LIMIT %(limit)s
@@ -230,6 +233,21 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class Ripples:
+    """Changes of related rows that have yet to become jobs.
+
+    ``units``: how many jobs the one that is expanded now has become so far.
+    """
+
+    waiting: Count = NONE
+    oldest_seconds: float = 0.0
+    units: Count = NONE
+
+
+NO_RIPPLES = Ripples()
+
+
+@dataclass(frozen=True, slots=True)
 class HeldJobs:
     """The jobs of one spec that one worker holds."""
 
@@ -250,13 +268,7 @@ class Queue:
     held: dict[int, dict[str, HeldJobs]] = field(default_factory=lambda: defaultdict(dict))
     failures: dict[str, Count] = field(default_factory=dict)
     dismissed: dict[str, Count] = field(default_factory=dict)
-    ripples: dict[str, Count] = field(default_factory=dict)
-    """Changes of related rows that have yet to become jobs."""
-
-    def of_status(self, status: str) -> dict[str, Count]:
-        """Return the counts of failures, dismissals or ripples, by spec."""
-        counts = {"failed": self.failures, "dismissed": self.dismissed, "ripple": self.ripples}
-        return counts[status]
+    ripples: dict[str, Ripples] = field(default_factory=dict)
 
 
 def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None) -> Queue:
@@ -264,7 +276,7 @@ def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None
     limit = max_count or max(MIN_COUNT, min(MAX_COUNT, BUDGET // (4 * len(specs) or 1)))
     queue = Queue()
     rows = database.rows(using, COUNT, specs=list(specs), limit=limit, running=MAX_COUNT)
-    for status, spec, _, worker_id, kind, is_due, number, is_capped, age, held_for in rows:
+    for status, spec, _, worker_id, kind, is_due, number, is_capped, age, held_for, units in rows:
         count = Count(number, is_capped)
         if status == "pending":
             backlog = queue.backlog[spec].get(kind, Backlog(kind))
@@ -280,8 +292,10 @@ def count_jobs(specs: Sequence[str], *, using: str, max_count: int | None = None
             queue.held[worker_id][spec] = HeldJobs(
                 spec, held.jobs + number, max(held.oldest_seconds, held_for)
             )
+        elif status == "ripple":
+            queue.ripples[spec] = Ripples(count, age, Count(units))
         else:
-            queue.of_status(status)[spec] = count
+            (queue.failures if status == "failed" else queue.dismissed)[spec] = count
         if kind in CHANGES or status == "ripple":
             queue.oldest_change[spec] = max(queue.oldest_change.get(spec, 0.0), age)
     # Dismissals of all specs share one limit: once it is reached, any spec may have some.

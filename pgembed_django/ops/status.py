@@ -23,6 +23,7 @@ from pgembed_django.models.job import CHANGES
 from pgembed_django.ops import verdicts
 from pgembed_django.ops.coverage import Table, read_coverage, read_tables
 from pgembed_django.ops.queue import (
+    NO_RIPPLES,
     NONE,
     Backlog,
     Count,
@@ -242,7 +243,7 @@ def _spec(spec: Spec, read: Read) -> SpecStatus:
         building=_space(building, read, pace if has_jobs or not failures else 0.0),
         backlog=backlog,
         running=running,
-        ripples=read.queue.ripples.get(key, NONE),
+        ripples=read.queue.ripples.get(key, NO_RIPPLES),
         oldest_change_seconds=read.queue.oldest_change.get(key),
         open_failures=failures,
         dismissed=read.queue.dismissed.get(key, NONE),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from pgembed_django.models.job import CHANGES
 from pgembed_django.ops.formatting import duration
-from pgembed_django.ops.queue import NONE, Backlog, Count
+from pgembed_django.ops.queue import NO_RIPPLES, NONE, Backlog, Count, Ripples
 from pgembed_django.spaces import Coverage, are_few
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class SpecStatus:
     backlog: tuple[Backlog, ...]
     """One for each kind that has pending jobs, the most urgent first."""
     running: Count
-    ripples: Count = NONE
-    """Changes of related rows that have yet to become jobs."""
+    ripples: Ripples = NO_RIPPLES
     oldest_change_seconds: float | None
     """Age of the oldest write, related change or manual retry that is pending or running."""
     open_failures: Count
@@ -123,7 +122,7 @@ def judge(
     is_short = coverage is not None and coverage.missing > spec.dismissed.value
     oldest_seconds = spec.oldest_change_seconds or 0.0
     is_stuck = oldest_seconds >= STUCK_SECONDS and not completed
-    has_work = bool(spec.waiting or spec.ripples) or is_short or is_stuck
+    has_work = bool(spec.waiting or spec.ripples.waiting) or is_short or is_stuck
     waiting = f"a search finds {coverage}" if is_short else _changes(spec)
     waiting = _jobs(spec.waiting) if spec.waiting else waiting
 
@@ -236,12 +235,13 @@ def _exchanged(spec: SpecStatus) -> str:
 
 def _changes(spec: SpecStatus) -> str:
     oldest = duration(spec.oldest_change_seconds or 0.0)
-    if not spec.changes and spec.ripples:
-        return f"{spec.ripples} of related rows for {oldest}"
-    if not spec.changes:
+    count, of = spec.changes, ""
+    if not count:
+        count, of = spec.ripples.waiting, " of related rows"
+    if not count:
         return f"one change has been in progress for {oldest}"
-    changes = "change is waiting" if spec.changes == Count(1) else "changes are waiting"
-    return f"{spec.changes} {changes}, the oldest for {oldest}"
+    waits = f"change{of} is waiting" if count == Count(1) else f"changes{of} are waiting"
+    return f"{count} {waits}, the oldest for {oldest}"
 
 
 def _jobs(count: Count) -> str:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.core.exceptions import ValidationError
 from django.db import DatabaseError
-from django.db.models import TextField
+from django.db.models import F, TextField
 from django.db.models.functions import Cast, Now
 
 from pgembed_django.core import database
@@ -61,7 +61,7 @@ TAKE = """
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    SELECT ripple.id, ripple.path, ripple.key, ripple.cursor
+    SELECT ripple.id, ripple.path, ripple.key, ripple.cursor, ripple.created_at
     FROM pgembed_ripple AS ripple, oldest
     WHERE ripple.spec = %(spec)s
       AND ripple.path = oldest.path
@@ -79,6 +79,7 @@ class Taken(NamedTuple):
     path: str
     key: str
     cursor: str | None
+    created_at: datetime
 
 
 class Expander:
@@ -160,9 +161,14 @@ class Expander:
         )
         ripples = Ripple.objects.using(self._using)
         kept = ids.values() if len(found) > size else ()
-        ripples.filter(pk__in=kept).update(cursor=page[-1][1] if page else None)
+        ripples.filter(pk__in=kept).update(
+            cursor=page[-1][1] if page else None, units=F("units") + len(page)
+        )
         database.delete(ripples.filter(pk__in={one.id for one in taken}.difference(kept)))
-        ripples.bulk_create([Ripple(spec=spec.key, path=UNIT, key=unit) for unit in busy])
+        since = min(one.created_at for one in taken)
+        ripples.bulk_create(
+            [Ripple(spec=spec.key, path=UNIT, key=unit, created_at=since) for unit in busy]
+        )
         return len(page), len(busy)
 
     def _units(

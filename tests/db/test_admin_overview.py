@@ -23,7 +23,7 @@ from django.utils.http import urlencode
 
 from pgembed_django.admin import overview
 from pgembed_django.declaration import specs
-from pgembed_django.models import Job, Pause, Worker
+from pgembed_django.models import Job, Pause, Ripple, Worker
 from pgembed_django.queue import jobs
 from pgembed_django.queue.work import Work
 from tests.app.models import Article, Page
@@ -85,6 +85,16 @@ def test_the_overview_tells_a_fresh_spec_from_one_that_failed(
     assert "<strong>Degraded.</strong> 1 row has failed" in page
     assert "host-1:17" in page
     assert "50 % of 2 rows" in page
+
+
+def test_changes_of_related_rows_are_shown_while_they_are_expanded(viewer: Client) -> None:
+    Ripple.objects.create(spec=KEY, path="pk", key="1")
+    Ripple.objects.create(spec=KEY, path="", key="", cursor="7", units=12_000)
+    Ripple.objects.update(created_at=Now() - timedelta(minutes=5))
+
+    page = text(viewer)
+
+    assert "related changes to expand: 2, the oldest for 5 min; 12,000 jobs so far" in page
 
 
 def test_staff_that_may_not_see_jobs_sees_no_overview(make_client: Callable[..., Client]) -> None:

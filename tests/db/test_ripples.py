@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import StringIO
 from typing import Any
 
 import psycopg
@@ -247,6 +248,9 @@ def test_many_units_are_expanded_in_pages(make_story, run_jobs):
     [ripple] = ripples()
     in_order = Story.objects.order_by("pk").values_list("pk", flat=True)
     assert ripple.cursor == str(in_order[PAGE_UNITS - 1])
+    told = StringIO()
+    call_command("embed_status", specs=["app.StoryEmbedding"], stdout=told)
+    assert "related changes to expand: 1 (1,000 jobs so far); oldest change" in told.getvalue()
     author.name = "Cy"
     author.save()  # in the middle of it
     expand()
@@ -305,8 +309,9 @@ def test_the_status_tells_of_ripples(make_story, run_jobs):
 
     [found] = status.overview(using="default", specs=[spec()]).specs
 
-    assert found.ripples.value == 1
-    assert found.oldest_change_seconds is not None
+    assert (found.ripples.waiting, found.ripples.units) == (status.Count(1), status.Count(0))
+    assert found.oldest_change_seconds == found.ripples.oldest_seconds
+    assert "1 change of related rows is waiting, the oldest for" in found.verdict.reason
 
 
 # Parents
@@ -556,6 +561,7 @@ def test_a_unit_that_a_writer_has_locked_goes_back_to_a_ripple(make_story, two_w
     one, two = make_story(), make_story()
     run_jobs()
     Author.objects.update(name="Bo")
+    ripples().update(created_at="2020-01-01T00:00:00Z")
     [writer, _] = two_writers
     writer.execute("UPDATE app_story SET title = 'other' WHERE id = %s", [one.pk])
 
@@ -564,6 +570,7 @@ def test_a_unit_that_a_writer_has_locked_goes_back_to_a_ripple(make_story, two_w
     assert pending() == [str(two.pk)]
     [ripple] = ripples()
     assert (ripple.path, ripple.key) == ("pk", str(one.pk))
+    assert ripple.created_at.year == 2020
     writer.rollback()  # and with it its job
     finish(two_writers, run_jobs, one, two)
 

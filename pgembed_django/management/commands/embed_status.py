@@ -158,8 +158,9 @@ def _waiting(spec: status.SpecStatus) -> str:
     for backlog in spec.backlog:
         later = f" ({backlog.later} backing off)" if backlog.later else ""
         parts.append(f"{backlog.waiting} {backlog.kind.replace('_', ' ')}{later}")
-    if spec.ripples:
-        parts.append(f"{spec.ripples} changes of related rows to expand")
+    if (ripples := spec.ripples).waiting:
+        so_far = f" ({ripples.units} jobs so far)" if ripples.units else ""
+        parts.append(f"related changes to expand: {ripples.waiting}{so_far}")
     text = ", ".join(parts) or "nothing"
     if spec.running:
         text += f"; {spec.running} running"
