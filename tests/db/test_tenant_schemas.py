@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import ProgrammingError, connections, transaction
 from django.db.backends.signals import connection_created
 from django.test.utils import override_settings
 
@@ -24,7 +24,7 @@ from pgembed_django.retrieval import statistics
 from pgembed_django.spaces import indexes, repairs
 from pgembed_django.testing import assert_fresh, run_jobs
 from pgembed_django.triggers import sql, triggers
-from tests.app.models import Note, NoteEmbedding
+from tests.app.models import Author, Note, NoteEmbedding
 from tests.conftest import testing_url
 
 TENANTS = ("acme", "umbra")
@@ -325,6 +325,20 @@ def test_a_schema_without_our_functions_gets_no_triggers():
 
 
 class TestMishaps:
+    def test_a_trigger_on_a_related_table_that_tenants_share_is_refused(self):
+        """The second tenant's would take the place of the first one's."""
+        trigger = next(
+            trigger.compile(model)
+            for model, trigger in pgtrigger.registered()
+            if model is Author and trigger.name.startswith("pgembed_ripple_update")
+        )
+        shared = "CREATE TABLE public.app_author (id int, name text, city_id int);"
+        with (
+            pytest.raises(ProgrammingError, match=r"app_author.* is shared by all tenants"),
+            connections["acme"].schema_editor() as editor,
+        ):
+            editor.execute(shared + trigger.install_sql, params=None)
+
     def test_one_schema_for_all_functions_is_refused_at_the_second_tenant(self, settings):
         """They would write the first tenant's jobs to the second one's table, in silence."""
         settings.PGTRIGGER_SCHEMA = "acme"
