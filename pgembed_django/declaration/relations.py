@@ -157,7 +157,9 @@ class _Walk:
     def _ends(self, model: type[Model], joined: Any) -> tuple[Any, Any, tuple[Any, ...]]:
         """Return the far column of a reverse join, the near one, and all that link the row."""
         far, near = self._only(joined.related_fields)
-        # A generic relation, or tags of django-taggit: the row's key and its kind link it.
+        # A generic relation, or tags of django-taggit: the row's key and its kind link it. No
+        # trigger can test the kind, whose id a migration cannot know. So a row of another model's
+        # object with the same key leads to a job that finds nothing new.
         generic = [one for one in model._meta.private_fields if hasattr(one, "ct_field")]
         kinds = [one.ct_field for one in generic if one.fk_field == far.name]
         return far, near, tuple(model._meta.get_field(name) for name in kinds)
