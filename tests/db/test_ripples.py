@@ -391,6 +391,25 @@ def test_what_left_by_its_parents_column_is_not_found_and_then_removed(make_essa
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("mode", ["lexical", "semantic", "hybrid"])
+def test_the_nearest_that_left_take_no_place_of_the_results(make_essay, run_jobs, mode):
+    farther = [make_essay(title="Trout among others", intro=word) for word in ("lakes", "seas")]
+    left = [make_essay(title="Trout", intro="") for _ in range(5)]
+    left.append(make_essay(title="Trout among others", intro="lakes"))  # as the first
+    run_jobs()
+    Leaf.objects.filter(pk__in=[one.pk for one in left]).update(live=False)
+
+    found = search(Essay, "trout", name="EssayPlain", limit=2, mode=mode)
+
+    assert {hit.pk for hit in found} == {one.pk for one in farther}
+    similar = similar_to(farther[0], name="EssayPlain", limit=1)
+    assert [hit.pk for hit in similar] == [farther[1].pk]
+    assert EssayPlain.objects.count() == 8
+    [told] = status.overview(using="default", specs=[spec("app.EssayPlain")]).specs
+    assert (told.active.coverage.rows, told.active.coverage.covered) == (2, 2)
+
+
+@pytest.mark.django_db
 def test_what_left_is_not_even_ranked(make_essay, run_jobs):
     live = make_essay(title="Trout", intro="")
     left = make_essay(title="Trout among many other words", intro="of another kind")
