@@ -103,12 +103,13 @@ def length_of(spec: Spec) -> Any:
     """Return an expression for roughly how many bytes are read of a row.
 
     It does not read long values: they are stored outside the row, but the row has their length.
+    The values of ``related`` count, too. What else is prefetched for a text method does not.
     """
     fields: list[Any] = [spec.model._meta.get_field(name) for name in spec.fields]
     if spec.reads_whole_rows:
         concrete = spec.model._meta.concrete_model or spec.model
         fields = list(concrete._meta.concrete_fields)
-    lengths = [
+    lengths: list[Any] = [
         models.Func(
             models.F(field.attname),
             template=LENGTH if isinstance(field, TEXTUAL) else STORED_LENGTH,
@@ -116,6 +117,13 @@ def length_of(spec: Spec) -> Any:
         )
         for field in fields
     ]
+    for one in spec.relations.values:
+        values = models.Func(
+            models.F(one.lookup), template=LENGTH, output_field=models.BigIntegerField()
+        )
+        of_row = spec.model._base_manager.filter(pk=models.OuterRef("pk")).order_by().values("pk")
+        of_row = of_row.annotate(pgembed_length=models.Sum(values)).values("pgembed_length")
+        lengths.append(models.Subquery(of_row, output_field=models.BigIntegerField()))
     return reduce(add, (Coalesce(length, 0) for length in lengths))
 
 

@@ -109,6 +109,18 @@ def test_related_rich_text_is_embedded_without_its_markup(make_story, run_jobs, 
 
 
 @pytest.mark.django_db
+def test_values_of_related_rows_count_in_what_is_read_at_once(make_story):
+    long, short = make_story(), make_story()
+    for _ in range(2):
+        Remark.objects.create(story=long, body="x" * 10_000)
+    reading = sources.Reading(spec(), using="default")
+    units = [str(short.pk), str(long.pk)]
+
+    assert reading.fitting(units, room=20_000) == units[:1]
+    assert reading.fitting(units, room=21_000) == units
+
+
+@pytest.mark.django_db
 def test_the_recipe_has_the_lookups():
     assert "related author__name, author__city__name" in spec().recipe
     assert "method full_text; related owner__name" in spec("app.EssayEmbedding").recipe
