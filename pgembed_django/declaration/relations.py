@@ -278,8 +278,9 @@ def _forward(model: type[Model], name: str) -> Any:
         found: Any = model._meta.get_field(name)
     except FieldDoesNotExist:
         return None
-    is_column = found.concrete and found.column is not None and not found.many_to_many
-    return found if is_column else None
+    # Django 5.2 gives a many-to-many field a column.
+    has_column = found.concrete and found.column is not None and not found.many_to_many
+    return found if has_column else None
 
 
 def _concrete(model: type[Model]) -> type[Model]:
