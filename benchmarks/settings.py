@@ -39,4 +39,7 @@ PGEMBED_PROVIDERS = {
 }
 
 # Settings that a benchmark overrides for itself and for the processes that it starts.
-globals().update(json.loads(os.environ.get("BENCHMARK_SETTINGS", "{}")))
+given = json.loads(os.environ.get("BENCHMARK_SETTINGS", '{"SPANS_TABLES": true}'))
+if given.pop("SPANS_TABLES", False):
+    INSTALLED_APPS.append("benchmarks.related")
+globals().update(given)

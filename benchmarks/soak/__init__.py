@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         logs.mkdir(parents=True, exist_ok=True)
         workers = processes.Workers(options.workers, logs)
         try:
-            _prepare(served.port)
+            _prepare(served.port, options.seed)
             return _soak(options, database, served, workers)
         finally:
             workers.stop()
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
             connections.close_all()
 
 
-def _prepare(port: int) -> None:
+def _prepare(port: int, seed: int) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
     os.environ["BENCHMARK_SETTINGS"] = json.dumps(_settings(port))
     import django
@@ -59,6 +59,10 @@ def _prepare(port: int) -> None:
 
     django.setup()
     call_command("migrate", verbosity=0)
+    # Import late: our models need Django to be set up.
+    from benchmarks.soak import spanning
+
+    spanning.fill(seed)
     connections.close_all()
 
 
@@ -78,6 +82,7 @@ def _settings(port: int) -> dict[str, Any]:
                 },
             }
         },
+        "SPANS_TABLES": True,
         "PGEMBED_LEASE_SECONDS": faults.LEASE_SECONDS,
         "PGEMBED_REAP_SECONDS": 1,
         "PGEMBED_RECONCILE_SECONDS": 0,
@@ -147,7 +152,9 @@ def _soak(
         "texts embedded again after a blow": repeated.explained,
         "leases that ran out without a blow": len(ran_out),
         "snapshots looked at": seen.looks,
+        **report.sizes(),
         "workers started": workers.started,
+        "workers killed in an expansion": fire.killed_expanders,
         **{f"fault: {what}": times for what, times in sorted(fire.happened.items())},
     }
     return report.tell(

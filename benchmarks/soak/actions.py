@@ -16,7 +16,9 @@ from django.db import connection, models
 
 from benchmarks.app.models import Article, Note, Page
 from benchmarks.soak.server import POISON
+from pgembed_django import sources
 from pgembed_django.declaration import specs
+from pgembed_django.declaration.specs import Spec
 
 WORDS = ("river", "stone", "copper", "window", "lantern", "garden", "silver", "meadow", "harbour")
 POISONED = 0.02
@@ -79,6 +81,13 @@ def pieces(row: Any) -> list[str]:
     """Return the texts of a row as the embedding server sees them."""
     [spec] = specs.of(type(row))
     return [chunk.text for chunk in spec.chunker.split(spec.text_of(row))]
+
+
+def texts_of(spec: Spec) -> dict[str, str]:
+    """Return the texts of all rows of a spec, by their keys as text."""
+    found = sources.read(spec, spec.rows(using="default"))
+    assert not found.errors, found.errors
+    return found.texts
 
 
 def insert(model: type[models.Model], count: int, texts: Texts) -> Done:

@@ -20,7 +20,8 @@ OUTAGE_SECONDS = 12.0
 """How long a restart of Postgres may have consequences for a worker: a lease, and its backoff."""
 
 WORKER_FAULTS = {
-    "SIGKILL": 4,
+    "SIGKILL": 3,
+    "SIGKILL in an expansion": 3,
     "SIGTERM": 3,
     "freeze": 3,
     "terminate one": 3,
@@ -47,6 +48,20 @@ LISTENERS = """
       AND (query LIKE 'LISTEN%' OR query LIKE 'NOTIFY%' OR query = 'SELECT 1'
            OR query LIKE '%pg_try_advisory_lock%' OR query LIKE '%pg_advisory_unlock%')
 """
+# Workers that have enqueued a page of units, and have not committed yet.
+EXPANDERS = """
+    SELECT application_name
+    FROM pg_stat_activity
+    JOIN pg_locks USING (pid)
+    WHERE (mode, relation) IN (
+        ('RowShareLock', 'pgembed_ripple'::regclass::oid),
+        ('RowExclusiveLock', 'pgembed_job'::regclass::oid)
+    )
+    GROUP BY application_name
+    HAVING count(DISTINCT relation) = 2
+"""
+EXPANSION_SECONDS = 2.0
+"""How long to wait for an expansion."""
 
 
 class Event(NamedTuple):
@@ -98,6 +113,7 @@ class Faults:
         self, events: list[Event], *, postgres: Postgres, served: Server, workers: Workers
     ) -> None:
         self.happened: Counter[str] = Counter()
+        self.killed_expanders = 0
         self._events = events
         self._postgres = postgres
         self._server = served
@@ -117,7 +133,9 @@ class Faults:
             self._workers.signal(slot, signal.SIGCONT)
 
     def _do(self, event: Event) -> None:
-        if event.what.startswith("SIG"):
+        if event.what == "SIGKILL in an expansion":
+            self._kill_expander()
+        elif event.what.startswith("SIG"):
             # On a busy machine, faults would otherwise come faster than workers can start.
             if event.what == "SIGCONT" or any(
                 one.has_begun for one in self._workers.alive.values()
@@ -134,6 +152,18 @@ class Faults:
             self._terminate(OTHERS)
         else:
             self._server.be(event.what)
+
+    def _kill_expander(self) -> None:
+        """Kill the first worker that is seen to expand ripples."""
+        until = time.monotonic() + EXPANSION_SECONDS
+        with psycopg.connect(self._postgres.url, autocommit=True) as connection:
+            while time.monotonic() < until:
+                names = {name for [name] in connection.execute(EXPANDERS)}
+                for slot, worker in self._workers.alive.items():
+                    if worker.name in names:
+                        self._workers.signal(slot, signal.SIGKILL)
+                        self.killed_expanders += 1
+                        return
 
     def _restart(self, how: str) -> None:
         before = time.monotonic()

@@ -182,7 +182,7 @@ class Workers:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 ["nice", "-n", str(self.nice), sys.executable, "-m", "django", "embed_worker"],
-                env={**os.environ, "SOAK_WORKER": name},
+                env={**os.environ, "SOAK_WORKER": name, "PGAPPNAME": name},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from django.db import connection
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
@@ -16,7 +17,7 @@ from benchmarks.soak.server import POISON, REFUSAL, vector_of
 from pgembed_django import spaces
 from pgembed_django.declaration import specs
 from pgembed_django.declaration.specs import Spec
-from pgembed_django.models import Job, StagedVector
+from pgembed_django.models import Job, Ripple, StagedVector
 
 USING = "default"
 IGNORED = actions.BESIDE
@@ -47,6 +48,15 @@ def tell(figures: dict[str, Any], found: Findings, *, file: Path | None) -> int:
     return 1 if any(found.values()) else 0
 
 
+def sizes() -> dict[str, int]:
+    """Return how many rows there are of each spec, and how many ripples there were."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT last_value FROM pgembed_ripple_id_seq")
+        [ripples] = cursor.fetchone() or [0]
+    rows = {f"rows of {spec.key}": spec.rows(using=USING).count() for spec in specs.all()}
+    return {**rows, "ripples": ripples}
+
+
 def findings() -> Findings:
     """Return all faults of rows, vectors and jobs, by kind."""
     found: Findings = {
@@ -60,6 +70,7 @@ def findings() -> Findings:
         for kind, finding in _of_rows(spec):
             found[kind].append(f"{spec.key} {finding}")
     found["units stuck"] = list(_stuck())
+    found["ripples left"] = [str(ripple) for ripple in Ripple.objects.all()]
     found["jobs failed without poison"] = list(_failed())
     found["staged vectors left"] = [str(staged) for staged in _staged()]
     return found
@@ -97,12 +108,12 @@ def _of_rows(spec: Spec) -> Iterator[tuple[str, str]]:
     stored = defaultdict(list)
     everything = spec.embedding_model._base_manager.order_by("position")
     for chunk in everything.filter(space=space):
-        stored[chunk.source_id].append(chunk)
-    existing = set(spec.model._base_manager.values_list("pk", flat=True))
-    rows = {row.pk: row for row in spec.rows(using=USING)}
-    for source_pk in stored.keys() - rows.keys():
+        stored[str(chunk.source_id)].append(chunk)
+    existing = {str(pk) for pk in spec.model._base_manager.values_list("pk", flat=True)}
+    texts = actions.texts_of(spec)
+    for source_pk in stored.keys() - texts.keys():
         is_there = source_pk in existing
-        yield "vectors outside the condition" if is_there else "orphan vectors", str(source_pk)
+        yield "vectors outside the condition" if is_there else "orphan vectors", source_pk
     for chunk in everything.exclude(space=space):
         yield "orphan vectors", f"{chunk.source_id} in space {chunk.space_id}"
     open_failures = set(
@@ -110,15 +121,14 @@ def _of_rows(spec: Spec) -> Iterator[tuple[str, str]]:
             "source_pk", flat=True
         )
     )
-    for source_pk, row in rows.items():
-        text = spec.text_of(row)
+    for source_pk, text in texts.items():
         if POISON in text:
             # The last good vectors of a failed row may stay.
-            if str(source_pk) not in open_failures:
-                yield "poison rows not failed", str(source_pk)
+            if source_pk not in open_failures:
+                yield "poison rows not failed", source_pk
         else:
             for kind in _of_row(spec, text, stored[source_pk]):
-                yield kind, str(source_pk)
+                yield kind, source_pk
 
 
 def _of_row(spec: Spec, text: str, stored: list[Any]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from django.db import Error, connection, transaction
 
 from benchmarks.app.models import Article, Note, Page
-from benchmarks.soak import actions, pages
+from benchmarks.related.models import Comment, Essay
+from benchmarks.soak import actions, pages, spanning
 
 HOT = -1
 """The key of the hot row, which all writers write all the time."""
@@ -25,7 +26,8 @@ WARM_SHARE = 0.5
 """So many rows get this share of the writes, so that they are written again while pending."""
 
 ROWS_KEPT = 3000
-HOT_SHARE = 0.4
+HOT_SHARE = 0.3
+SPANNING_SHARE = 0.35
 TRUNCATE_SHARE = 0.012
 ROLLBACK_SHARE = 0.25
 SAVEPOINT_ROLLBACK_SHARE = 0.1
@@ -87,10 +89,13 @@ class Writer:
             with transaction.atomic():
                 if is_repeatable_read:
                     connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                is_hot = self.draw.random() < HOT_SHARE
-                done = (
-                    self._hot() if is_hot else self._tables(is_repeatable_read=is_repeatable_read)
-                )
+                share = self.draw.random()
+                if share < HOT_SHARE:
+                    done = self._hot()
+                elif share < HOT_SHARE + SPANNING_SHARE:
+                    done = self._spanning(is_repeatable_read=is_repeatable_read)
+                else:
+                    done = self._tables(is_repeatable_read=is_repeatable_read)
                 self._pause()
                 self._perhaps_roll_back(ROLLBACK_SHARE)
                 # Note it before the commit, whose reply may be lost.
@@ -128,6 +133,27 @@ class Writer:
             else:
                 done = self._table(model, self._size())
                 rows, carried = rows + done.rows, [*carried, *done.carried]
+        if self.draw.random() < truncate_share:
+            actions.truncate(self.draw.choice((Comment, spanning.Through, Essay)))
+        elif self.draw.random() < 0.5:
+            done = self._spanning(is_repeatable_read=is_repeatable_read)
+            rows, carried = rows + done.rows, [*carried, *done.carried]
+        return actions.Done(rows, carried)
+
+    def _spanning(self, *, is_repeatable_read: bool) -> actions.Done:
+        """Write the tables that texts span: lock rows, pause, and do a few actions on them."""
+        chosen = spanning.choose(self.draw, is_repeatable_read=is_repeatable_read)
+        taken = spanning.lock(chosen, self.draw, self._size())
+        self._pause()
+        rows, carried = 0, []
+        for action in chosen:
+            try:
+                with transaction.atomic():
+                    texts = action.do(taken, self.texts) or []
+                    self._perhaps_roll_back(SAVEPOINT_ROLLBACK_SHARE)
+                rows, carried = rows + 1, [*carried, *texts]
+            except RolledBack:
+                """Roll back to the savepoint only."""
         return actions.Done(rows, carried)
 
     def _table(self, model: Any, size: int) -> actions.Done:
