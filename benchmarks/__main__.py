@@ -15,6 +15,7 @@ BENCHMARKS = {
     "pipeline": "Rows embedded a second, compared with pgai and a hand-written script.",
     "providers": "Requests and bytes for 1,000 rows; base64 compared with JSON floats.",
     "queue": "Jobs a second of one worker process, compared with other queues.",
+    "ripples": "An author of 100,000 stories is renamed: its writer, the worker, and other writes.",
     "scale": "Claims, reconciling, memory and locks, from a thousand rows to a million.",
     "search-latency": "How long hybrid searches take, compared with hand-written SQL.",
     "search-quality": "Judged questions: recall, MRR and nDCG of each mode.",

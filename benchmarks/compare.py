@@ -23,7 +23,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A ratio to be reached: a figure of one contender, divided by that of another."""
+    """A ratio, to be reached if it says so: a figure of one contender, divided by another's."""
 
     figure: str
     of: str
@@ -103,12 +103,13 @@ class Comparison:
         return f"{_short(statistics.median(values))} ({spread})"
 
     def _line(self, bar: Bar, *, missed: bool) -> str:
-        wanted = f"at least {bar.least}" if bar.least is not None else f"at most {bar.most}"
+        wanted = f", to reach: at most {bar.most}" if bar.most is not None else ""
+        wanted = f", to reach: at least {bar.least}" if bar.least is not None else wanted
         beside = bar.beside[0] if len(bar.beside) == 1 else f"best of {', '.join(bar.beside)}"
         beside = f" / {beside}" if bar.beside else ""
         return (
-            f"{bar.figure}, {bar.of}{beside}: {self.ratio(bar):.2f}, "
-            f"to reach: {wanted}{' **missed**' if missed else ''}"
+            f"{bar.figure}, {bar.of}{beside}: {self.ratio(bar):.2f}"
+            f"{wanted}{' **missed**' if missed else ''}"
         )
 
 

@@ -92,7 +92,7 @@ def _measure(name: str, server: Server, options: argparse.Namespace) -> dict[str
         subprocess.run([*asked, "fill"], env=environment, check=True)
         worker = subprocess.Popen([*asked, "embed"], env=environment, stderr=subprocess.DEVNULL)
         try:
-            saving = functools.partial(save, url, table)
+            saving = functools.partial(save, url, f"INSERT INTO {table} VALUES (%s, %s, true, 0)")
             saving(pause=0.02, count=WARM_UP_SAVES)
             return {rate: saving(**_pace(RATES[rate], options.seconds)) for rate in options.rates}
         finally:
@@ -106,10 +106,10 @@ def _pace(per_second: int, seconds: float) -> dict[str, float | int]:
     return {"pause": 1 / per_second, "count": int(per_second * seconds)}
 
 
-def save(url: str, table: str, *, pause: float, count: int) -> Figures:
+def save(url: str, insert: str, *, pause: float, count: int) -> Figures:
     """Save ``count`` rows, one per transaction, ``pause`` seconds apart, and await each vector."""
     committed: dict[int, float] = {}
-    thread = threading.Thread(target=_write, args=(url, table, pause, count, committed))
+    thread = threading.Thread(target=_write, args=(url, insert, pause, count, committed))
     thread.start()
     waits = _watch(url, committed, count)
     thread.join()
@@ -120,14 +120,14 @@ def save(url: str, table: str, *, pause: float, count: int) -> Figures:
     }
 
 
-def _write(url: str, table: str, pause: float, count: int, committed: dict[int, float]) -> None:
-    insert = sql.SQL("INSERT INTO {} VALUES (%s, %s, true, 0) RETURNING id").format(sql.SQL(table))
+def _write(url: str, insert: str, pause: float, count: int, committed: dict[int, float]) -> None:
+    returning = sql.SQL("{} RETURNING id").format(sql.SQL(insert))
     with psycopg.connect(url, autocommit=True) as connection:
         due = time.monotonic()
         for number in range(count):
             due += pause
             time.sleep(max(0.0, due - time.monotonic()))
-            [[key]] = connection.execute(insert, [f"{number}", f"{number}: {TEXT}"]).fetchall()
+            [[key]] = connection.execute(returning, [f"{number}", f"{number}: {TEXT}"]).fetchall()
             committed[key] = time.monotonic()
 
 

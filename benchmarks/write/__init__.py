@@ -5,7 +5,8 @@ notifies and loses writes (see docs/how-it-works.md), with pgai's trigger, with 
 notification at each save, and for INSERT with what ``trigger_level="statement"`` installs.
 ``pgbench`` saves the single rows of a table of 10,000, each in a transaction of its own. Ours is
 then measured without a worker, with a real ``embed_worker`` that sleeps when the saves begin, and
-with one that is at work, whose provider takes 200 ms. All server settings are Postgres's defaults,
+with one that is at work, whose provider takes 200 ms. Last, comments are inserted, which the texts
+of 10,000 stories are made of. All server settings are Postgres's defaults,
 so ``fsync`` and ``synchronous_commit`` are on.
 """
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=1, help="of single saves, in each run")
     parser.add_argument("--rows", type=int, default=100_000, help="of a bulk write")
-    parser.add_argument("--only", choices=["single", "bulk"])
+    parser.add_argument("--only", choices=["single", "bulk", "comments"])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,6 +51,7 @@ def _prepare(provider: served.Server) -> None:
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
     os.environ["BENCHMARK_SETTINGS"] = json.dumps(
         {
+            "SPANS_TABLES": True,
             "PGEMBED_PROVIDERS": {"default": provider.provider()},
             "PGEMBED_RECONCILE_SECONDS": 0,
             "PGEMBED_KEEP_SUCCEEDED_SECONDS": 0,
@@ -70,16 +72,17 @@ def _measure(
 ) -> list[Comparison]:
     # Import late: our models need Django to be set up.
     from benchmarks.write import bulk, single
+    from benchmarks.write.comments import Comments
     from benchmarks.write.table import Table
 
     comparisons: list[Comparison] = []
     with Table(server.url) as table:
-        if options.only != "bulk":
+        if options.only in (None, "single"):
             comparisons += [
                 _singles(single.Saves(table, folder, clients, options.seconds), options)
                 for clients in options.clients
             ]
-        if options.only != "single":
+        if options.only in (None, "bulk"):
             writes = bulk.Writes(table, options.rows)
             names = [
                 name for name in ("none", "bare", "pgai", "ours", "statement") if table.has(name)
@@ -90,12 +93,16 @@ def _measure(
             )
             comparison.bars += _bulk_bars()
             comparisons.append(comparison)
+        if options.only in (None, "comments"):
+            comparisons += [
+                _comments(Comments(table, folder, clients, options.seconds), options)
+                for clients in options.clients
+            ]
     return comparisons
 
 
 def _singles(saves: Any, options: argparse.Namespace) -> Comparison:
-    clients = f"{saves.clients} client{'s' * (saves.clients > 1)}"
-    comparison = Comparison(f"One row a transaction, {clients}")
+    comparison = Comparison(f"One row a transaction, {_clients(saves)}")
     wanted = ("none", "bare", "pgai", "notify", "ours") if saves.clients > 1 else ("none", "ours")
     names = [name for name in wanted if saves.table.has(name)]
     contenders = {_TITLES[name]: saves.of(name) for name in names}
@@ -107,6 +114,19 @@ def _singles(saves: Any, options: argparse.Namespace) -> Comparison:
             Bar("saves/s", "ours, worker busy", [_TITLES["bare"]], least=LEAST_BUSY)
         )
     return comparison
+
+
+def _comments(saves: Any, options: argparse.Namespace) -> Comparison:
+    comparison = Comparison(f"One comment a transaction, {_clients(saves)}")
+    contenders = {_TITLES[name]: saves.of(name) for name in ("none", "ours")}
+    contenders["ours, worker busy"] = lambda: saves.beside_worker(is_busy=True)
+    comparison.alternate(contenders, runs=options.runs)
+    comparison.bars.append(Bar("latency, ms", _TITLES["ours"], [_TITLES["none"]]))
+    return comparison
+
+
+def _clients(saves: Any) -> str:
+    return f"{saves.clients} client{'s' * (saves.clients > 1)}"
 
 
 def _bulk_bars() -> list[Bar]:

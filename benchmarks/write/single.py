@@ -23,50 +23,56 @@ ON_WATCH = """
         pg_try_advisory_lock_shared(key)
         AND pg_advisory_unlock_shared(key)
     )
-    FROM hashtextextended('app.ArticleEmbedding', 'pgembed_job'::regclass::oid::bigint) AS key
-"""
-SCRIPT = r"""
-\set id random(1, {rows})
-\set salt random(1, 1000000000)
-UPDATE app_article SET title = 'Article :salt' WHERE id = :id;
+    FROM hashtextextended('{spec}', 'pgembed_job'::regclass::oid::bigint) AS key
 """
 
 
 class Saves:
     """Measures saves with a number of clients."""
 
+    # Not within quotes, where pgbench would not replace a variable.
+    SCRIPT = rf"""
+\set id random(1, {ROWS})
+\set salt random(1, 1000000000)
+UPDATE app_article SET title = 'Article ' || :salt WHERE id = :id;
+"""
+    SPEC = "app.ArticleEmbedding"
+    WORK = "UPDATE app_article SET title = title || ' before'"
+    """Keeps a worker busy."""
+
     def __init__(self, table: Table, folder: Path, clients: int, seconds: float) -> None:
         self.table = table
         self.clients = clients
         self._seconds = seconds
         self._folder = folder
-        self._script = folder / "save.sql"
-        # Quoted by pgbench: a variable is not replaced within quotes.
-        script = SCRIPT.format(rows=ROWS).replace("'Article :salt'", "'Article ' || :salt")
-        self._script.write_text(script)
+        self._script = folder / f"{self.SPEC}.sql"
+        self._script.write_text(self.SCRIPT)
 
     def of(self, name: str) -> Callable[[], Figures]:
         """Return a function that measures one contender without a worker."""
 
         def measure() -> Figures:
-            self.table.begin(name, rows=ROWS)
+            self._begin(name)
             return self._run()
 
         return measure
 
     def beside_worker(self, *, is_busy: bool) -> Figures:
         """Measure ours beside a worker that sleeps until the first save, or that is at work."""
-        self.table.begin("ours", rows=ROWS)
+        self._begin("ours")
         workers = Workers(1, self._folder)
         if is_busy:
-            self.table.connection.execute("UPDATE app_article SET title = title || ' before'")
+            self.table.connection.execute(self.WORK)
         workers.tend()
         try:
-            self._wait(RUNNING if is_busy else ON_WATCH)
+            self._wait(RUNNING if is_busy else ON_WATCH.format(spec=self.SPEC))
             return self._run()
         finally:
             workers.stop()
             assert not workers.deaths, workers.deaths
+
+    def _begin(self, name: str) -> None:
+        self.table.begin(name, rows=ROWS)
 
     def _wait(self, question: str) -> None:
         deadline = time.monotonic() + 30
