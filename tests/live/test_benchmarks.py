@@ -56,12 +56,30 @@ def test_providers() -> None:
 def test_write(tmp_path: Path) -> None:
     found = run("write", "--counts-only", "--clients", "2", "--rows", "500", folder=tmp_path)
 
-    assert list(found) == ["One row a transaction, 2 clients", "500 rows in one statement, seconds"]
-    single, bulk = found.values()
+    assert list(found) == [
+        "One row a transaction, 2 clients",
+        "500 rows in one statement, seconds",
+        "One comment a transaction, 2 clients",
+    ]
+    single, bulk, comments = found.values()
     assert {"no trigger", "a bare INSERT", "ours, no worker", "ours, worker idle"} <= single.keys()
     assert all(one["saves/s"] > 0 for runs in single.values() for one in runs)
     # How many jobs there are is asserted in the benchmark.
     assert bulk["ours, no worker"][0].keys() == bulk["no trigger"][0].keys()
+    assert {"no trigger", "ours, no worker", "ours, worker busy"} == comments.keys()
+
+
+def test_ripples(tmp_path: Path) -> None:
+    few = ("--rows", "2500", "--seconds", "0.5")
+
+    renamed, drained, saved = run("ripples", "--counts-only", *few, folder=tmp_path).values()
+
+    assert {"no trigger", "ours"} == renamed.keys()
+    # Each story once, and again those that were embedded before the last rename.
+    assert drained["one rename"][0]["jobs"] == 2500
+    assert 2500 <= drained["100 renames"][0]["jobs"] < 100 * 2500
+    # Each story's vector was seen, or it would not have ended.
+    assert {"worker idle", "worker busy with the rename"} == saved.keys()
 
 
 def test_scale(tmp_path: Path) -> None:
