@@ -51,6 +51,12 @@ class Server:
         first: float | None = self._control.recv()
         return first
 
+    def texts(self) -> int:
+        """Return how many texts came since the last call."""
+        self._control.send("texts")
+        texts: int = self._control.recv()
+        return texts
+
     def stop(self) -> None:
         """End the process."""
         self._control.close()
@@ -71,6 +77,7 @@ class _State:
         self.delay = delay
         self.slots = asyncio.Semaphore(delay.at_once)
         self.first: float | None = None
+        self.texts = 0
         drawn = random.Random(1)
         self.vectors = [
             json.dumps([round(drawn.gauss(0, 1), 8) for _ in range(width)]).encode()
@@ -84,6 +91,7 @@ class _State:
         count = 1 if isinstance(texts, str) else len(texts)
         if self.first is None:
             self.first = time.monotonic()
+        self.texts += count
         seconds = self.delay.batch_seconds + self.delay.text_seconds * count
         if seconds:
             async with self.slots:
@@ -131,12 +139,12 @@ async def _serve_until_closed(control: Connection, delay: Delay, width: int) -> 
 
     def told() -> None:
         try:
-            control.recv()
+            wanted = control.recv()
         except EOFError:
             over.set()
             return
-        control.send(state.first)
-        state.first = None
+        control.send(getattr(state, wanted))
+        setattr(state, wanted, None if wanted == "first" else 0)
 
     server = await asyncio.start_server(talk, "127.0.0.1", 0, limit=2**24)
     asyncio.get_running_loop().add_reader(control.fileno(), told)
