@@ -54,6 +54,7 @@ IDS = {
     "pgembed.W013": "A server does not list the model. Only looked at with --deploy.",
     "pgembed.W014": "A field is embedded as it is stored, not as people read it.",
     "pgembed.W015": "A translated field is watched, and not the columns of its languages.",
+    "pgembed.W016": "A text method may read columns of parents, which are not watched.",
 }
 
 register(check_settings)

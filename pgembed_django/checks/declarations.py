@@ -54,6 +54,7 @@ def check_declarations(**_: Any) -> list[CheckMessage]:
         _condition_and_chunker,
         _key_and_fields,
         _stored_values,
+        _parents,
         _translations,
         _prefetch,
         _migrations,
@@ -171,19 +172,21 @@ def _condition_and_chunker(spec: Spec) -> Iterator[CheckMessage]:
 
 
 def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
-    key: Any = spec.model._meta.pk
-    while key.is_relation:
-        key = key.target_field
-    if isinstance(key, UNSTABLE_KEYS):
-        yield _error(
-            spec,
-            f"its primary key is a {type(key).__name__}, and how Postgres prints it depends "
-            "on the connection.",
-            hint="Give the model a key of integers, a UUID or a text.",
-            id="pgembed.E007",
-        )
-    for name in spec.fields:
-        kinds = type(spec.model._meta.get_field(name)).__mro__
+    keys: dict[str, Any] = {"its primary key": spec.model._meta.pk}
+    keys |= {f"{one.key.name!r} of {one.model.__name__}": one.key for one in spec.relations.links}
+    for what, key in keys.items():
+        while key.is_relation:
+            key = key.target_field
+        if isinstance(key, UNSTABLE_KEYS):
+            yield _error(
+                spec,
+                f"{what} is a {type(key).__name__}, and how Postgres prints it depends "
+                "on the connection.",
+                hint="Give the model a key of integers, a UUID or a text.",
+                id="pgembed.E007",
+            )
+    for name, field in _columns(spec).items():
+        kinds = type(field).__mro__
         names = [f"{one.__module__}.{one.__qualname__}" for one in kinds]
         if spec.store_text in STORED and any(ENCRYPTED.search(one) for one in names):
             yield _warning(
@@ -197,9 +200,14 @@ def _key_and_fields(spec: Spec) -> Iterator[CheckMessage]:
             )
 
 
+def _columns(spec: Spec) -> dict[str, Any]:
+    """Return the fields that a text is made of, by their names in the declaration."""
+    own: dict[str, Any] = {name: spec.model._meta.get_field(name) for name in spec.fields}
+    return own | {one.lookup: one.column for one in spec.relations.values}
+
+
 def _stored_values(spec: Spec) -> Iterator[CheckMessage]:
-    for name in [] if spec.text else spec.fields:
-        field: Any = spec.model._meta.get_field(name)
+    for name, field in _columns(spec).items() if not spec.text else ():
         labels = [one for one in field.flatchoices if one[0] and _plain(one[0]) != _plain(one[1])]
         if isinstance(field, (models.FileField, models.FilePathField)):
             what = "a path is embedded, and not what the file contains"
@@ -207,7 +215,7 @@ def _stored_values(spec: Spec) -> Iterator[CheckMessage]:
         elif labels:
             value, label = labels[0]
             what = f"choices are embedded as they are stored, {value!r} and not {str(label)!r}"
-            remedy = f"Name a method that calls get_{name}_display(): text='...'."
+            remedy = f"Name a method that calls get_{field.name}_display(): text='...'."
         else:
             continue
         yield _warning(
@@ -216,6 +224,22 @@ def _stored_values(spec: Spec) -> Iterator[CheckMessage]:
             hint=f"{remedy} If that is how it should be, add 'pgembed.W014' to "
             "SILENCED_SYSTEM_CHECKS.",
             id="pgembed.W014",
+        )
+
+
+def _parents(spec: Spec) -> Iterator[CheckMessage]:
+    """Warn of a text method on a child model that may read columns of parents that none watches."""
+    concrete: Any = spec.model._meta.concrete_model or spec.model
+    own = [spec.model._meta.get_field(name) in concrete._meta.local_fields for name in spec.fields]
+    parents = [one for one in concrete._meta.get_parent_list() if len(one._meta.local_fields) > 1]
+    if spec.text and parents and not spec.related and all(own):
+        names = " and ".join(one.__name__ for one in parents)
+        yield _warning(
+            spec,
+            f"{spec.text}() may read columns of {names}, and no trigger watches any.",
+            hint="Name those that it reads in fields. If it reads none, add 'pgembed.W016' to "
+            "SILENCED_SYSTEM_CHECKS.",
+            id="pgembed.W016",
         )
 
 

@@ -397,6 +397,21 @@ def test_a_key_that_prints_differently_for_each_connection_is_refused(key):
     assert f"@embeddable on Thing: its primary key is a {key.__name__}" in messages[-1].msg
 
 
+def test_such_a_key_of_a_related_row_is_refused_too():
+    host = make_model(
+        "Host", address=models.GenericIPAddressField(primary_key=True), label=models.TextField()
+    )
+    thing = make_model(
+        title=models.TextField(), host=models.ForeignKey(host, on_delete=models.CASCADE)
+    )
+    embeddable(fields=["title"], related=["host__label"])(thing)
+
+    [message] = check_declarations()
+
+    assert message.id == "pgembed.E007"
+    assert "'address' of Host is a GenericIPAddressField" in message.msg
+
+
 @pytest.mark.parametrize(
     ("field", "said", "remedy"),
     [
@@ -440,6 +455,39 @@ def test_nothing_is_said_of_choices_like_their_labels_or_if_a_method_makes_the_t
     embeddable(fields=["title", "kind"], text=text)(model)
 
     assert check_declarations() == []
+
+
+def test_so_are_columns_of_related_rows():
+    class EncryptedTextField(models.TextField):
+        pass
+
+    topic = make_model(
+        "Topic",
+        kind=models.IntegerField(choices={1: "Draft"}),
+        secret=EncryptedTextField(),
+    )
+    thing = make_model(
+        title=models.TextField(), topic=models.ForeignKey(topic, on_delete=models.CASCADE)
+    )
+    embeddable(fields=["title"], related=["topic__kind", "topic__secret"])(thing)
+
+    encrypted, stored = check_declarations()
+
+    assert (encrypted.id, stored.id) == ("pgembed.W012", "pgembed.W014")
+    assert "'topic__secret' looks encrypted" in encrypted.msg
+    assert "calls get_kind_display()" in stored.hint
+
+
+@pytest.mark.parametrize(("fields", "is_told"), [(["body"], True), (["body", "title"], False)])
+def test_a_text_method_of_a_child_that_names_nothing_of_its_parent_is_told(fields, is_told):
+    parent = make_model("Parent", title=models.TextField())
+    child = make_model(bases=(parent,), body=models.TextField(), told=lambda self: self.title)
+    embeddable(fields=fields, text="told")(child)
+
+    messages = check_declarations()
+
+    assert [one.id for one in messages] == ["pgembed.W016"] * is_told
+    assert all("told() may read columns of Parent" in one.msg for one in messages)
 
 
 def test_a_translated_field_is_told_unless_its_languages_are_watched():
