@@ -21,7 +21,7 @@ from itertools import chain
 from typing import Any, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import ForeignObjectRel, Model, Q, TextField
+from django.db.models import BinaryField, ForeignObjectRel, Model, Q, TextField
 from django.db.models.functions import Cast
 
 from pgembed_django.core import text as texts
@@ -89,6 +89,7 @@ class _Walk:
     """Follows the lookups of one spec."""
 
     model: type[Model]
+    text: str | None = None
     links: dict[tuple[str, str, str], Link] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     lookup: str = ""
@@ -115,6 +116,8 @@ class _Walk:
         place = self._to_owner(place, read)
         if problem := conditions.column_problem(read, model=place.model):
             self._refuse(f"{column!r} {problem}")
+        if isinstance(read, BinaryField) and not self.text:
+            self._refuse(f"{column!r} is binary. Name a method that reads it: text='...'.")
         self._watch(place, read)
         return Values(lookup, "__".join(relations), "__".join(accessors), self.order, read)
 
@@ -213,14 +216,19 @@ class _Walk:
 
 
 def resolve(
-    model: type[Model], *, fields: Sequence[str], related: Sequence[str], when: Q | None
+    model: type[Model],
+    *,
+    fields: Sequence[str],
+    related: Sequence[str],
+    when: Q | None,
+    text: str | None = None,
 ) -> Relations:
     """Return how texts of a model's rows span tables.
 
     Raises:
         ImproperlyConfigured: a lookup cannot be watched. The message says what to do instead.
     """
-    walk = _Walk(model)
+    walk = _Walk(model, text)
     values = tuple(walk.follow(lookup) for lookup in related)
     for name in (*fields, *conditions.names(when)):
         walk.lookup = name

@@ -100,8 +100,9 @@ class Spec(Declaration):
     @cached_property
     def relations(self) -> Relations:
         """How its texts span tables. All models must be loaded."""
-        given = {"fields": self.fields, "related": self.related, "when": self.when}
-        return relations.resolve(self.model, **given)  # type: ignore[arg-type]
+        return relations.resolve(
+            self.model, fields=self.fields, related=self.related, when=self.when, text=self.text
+        )
 
     @cached_property
     def when_spans_tables(self) -> bool:

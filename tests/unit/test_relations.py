@@ -94,6 +94,10 @@ def test_what_cannot_be_watched_is_refused_with_a_remedy():
     assert "it ends in a relation. Name a column, for instance 'author__city__name'" in refusal(
         app.Story, "author__city"
     )
+    binary = "space__canary"
+    assert "'canary' is binary. Name a method that reads it" in refusal(
+        app.ArticleEmbedding, binary
+    )
 
 
 def test_a_method_finds_it_prefetched_by_the_names_on_instances():
