@@ -56,8 +56,12 @@ class Link:
 
     def keys(self, *rows: str) -> str:
         """Return the SQL of the keys of these versions of a row."""
-        column = postgres.quoted_name(self.key.column)
-        return ", ".join(f"{row}.{column}::text" for row in rows)
+        return ", ".join(key_of(row, self.key.column) for row in rows)
+
+
+def key_of(row: str, column: str) -> str:
+    """Return the SQL of a column of a version of a row, as text."""
+    return f"{row}.{postgres.quoted_name(column)}::text"
 
 
 class RelatedTrigger(SpecTrigger):
@@ -207,11 +211,12 @@ class RelatedTables:
         super().generate_deleted_models()  # type: ignore[misc]
 
 
-class UnwatchedColumns:
-    """Lets a migration of any app drop a column that triggers on its table read for other apps.
+class WatchedColumns:
+    """Lets a migration of any app drop or rename what triggers on its table read for other apps.
 
-    Postgres refuses that, and their own migrations may come later. Without the column, there is no
-    text to be kept fresh by them. The type of one may change: pgtrigger sees to that.
+    Their own migrations may come later. Postgres refuses to drop a column that a trigger reads, and
+    without it there is no text to be kept fresh. Of a renamed column, it renames only what the
+    trigger's condition reads. The type of one may change: pgtrigger sees to that.
     """
 
     DROP_READERS: ClassVar[str] = r"""
@@ -235,15 +240,44 @@ class UnwatchedColumns:
         $$;
     """
 
+    RENAME_IN_READERS: ClassVar[str] = r"""
+        DO $$
+        DECLARE
+            reader oid;
+        BEGIN
+            FOR reader IN
+                SELECT tgfoid
+                FROM pg_catalog.pg_trigger
+                WHERE tgrelid = to_regclass({table})
+                  AND tgname LIKE 'pgtrigger\_pgembed\_ripple\_%'
+            LOOP
+                EXECUTE pg_catalog.replace(pg_catalog.pg_get_functiondef(reader), {old}, {new});
+            END LOOP;
+        END
+        $$;
+    """
+
     def remove_field(self, model: type[Model], field: Any) -> None:
         """Drop the triggers that read a field, then the field."""
-        editor: Any = self
-        table = literal(postgres.quoted_name(model._meta.db_table))
         if field.column:
-            column = literal(field.column)
-            statement = self.DROP_READERS.replace("{table}", table).replace("{column}", column)
-            editor.execute(statement, params=None)
+            self._run(self.DROP_READERS, model, column=field.column)
         super().remove_field(model, field)  # type: ignore[misc]
+
+    def alter_field(
+        self, model: type[Model], old_field: Any, new_field: Any, strict: bool = False
+    ) -> None:
+        """Alter a field. If it is renamed, so it is in the functions of triggers that read it."""
+        super().alter_field(model, old_field, new_field, strict)  # type: ignore[misc]
+        if old_field.column and new_field.column and old_field.column != new_field.column:
+            read = [key_of("", one.column) for one in (old_field, new_field)]
+            self._run(self.RENAME_IN_READERS, model, old=read[0], new=read[1])
+
+    def _run(self, statement: str, model: type[Model], **values: str) -> None:
+        values = {"table": postgres.quoted_name(model._meta.db_table), **values}
+        for name, value in values.items():
+            statement = statement.replace(f"{{{name}}}", literal(value))
+        editor: Any = self
+        editor.execute(statement, params=None)
 
 
 def extend_migrations() -> None:
@@ -253,8 +287,8 @@ def extend_migrations() -> None:
     for config in connections.databases.values():
         wrapper: Any = load_backend(config["ENGINE"]).DatabaseWrapper
         editor = wrapper.SchemaEditorClass
-        if wrapper.vendor == "postgresql" and not issubclass(editor, UnwatchedColumns):
-            extended: Any = type("DatabaseSchemaEditor", (UnwatchedColumns, editor), {})
+        if wrapper.vendor == "postgresql" and not issubclass(editor, WatchedColumns):
+            extended: Any = type("DatabaseSchemaEditor", (WatchedColumns, editor), {})
             wrapper.SchemaEditorClass = extended
     base = makemigrations.Command.autodetector
     if issubclass(base, RelatedTables):

@@ -167,6 +167,27 @@ def test_a_migration_of_another_app_may_drop_a_watched_column(project):  # noqa:
     assert project.ask(FUNCTIONS) == [(0,)]
 
 
+def test_a_migration_of_another_app_may_rename_the_key_of_a_watched_table(project):  # noqa: F811
+    folder = add_vendor(project)
+    keyed = VENDOR.format(field="TextField()\n    code = models.TextField(primary_key=True)")
+    (folder / "migrations/0001_initial.py").unlink()
+    (folder / "models.py").write_text(keyed)
+    project.manage("makemigrations", "vendor")
+    project.migrated(VENDORED)
+    (folder / "models.py").write_text(keyed.replace("code", "slug"))
+    project.manage("makemigrations", "vendor", answers="y\n")
+
+    project.manage("migrate", "vendor")
+
+    project.ask("INSERT INTO vendor_brand (slug, name) VALUES ('a', 'b')")
+    project.ask("UPDATE vendor_brand SET name = 'c'")
+    assert project.ask("SELECT path, key FROM pgembed_ripple") == [("brand__pk", "a")]
+    project.manage("makemigrations", "shop")
+    project.manage("migrate")
+    project.ask("UPDATE vendor_brand SET name = 'd'")
+    assert project.ask("SELECT count(*) FROM pgembed_ripple") == [(2,)]
+
+
 def test_without_migrations_the_triggers_are_there_too(project):  # noqa: F811
     settings = project.folder / "shop_settings.py"
     settings.write_text(
