@@ -140,8 +140,9 @@ class _Walk:
                 key=model._meta.pk,
                 compared=model._meta.pk,
                 columns=(far,),
-                # Only a constraint keeps a row that others point to from going, or from coming.
-                may_vanish=not getattr(joined, "db_constraint", True),
+                # A constraint keeps a row from coming where others point to, but for one that
+                # takes another's place: by ``to_field``, it may have another primary key.
+                may_vanish=not getattr(joined, "db_constraint", True) or far is not model._meta.pk,
             )
         else:
             far, near, columns = self._ends(model, joined.field)

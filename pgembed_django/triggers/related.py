@@ -42,8 +42,10 @@ class Link:
 
     A row that is reached by its own foreign key (a comment, a through row) is named by that: the
     units before and after a change are those of both values, even if the row is gone. One that
-    others point to is named by its primary key, and these have to change before it can go.
-    ``may_vanish``: it can come or go while they point to it, or has the foreign key itself.
+    others point to is named by its primary key, and these have to change before it can go, unless
+    another one takes its place: Django's constraints are tested at the commit. So each that goes is
+    named. ``may_vanish``: it can also come while they point to it, under a key of its own or none
+    that a constraint tests, or has the foreign key itself.
     """
 
     model: type[Model]
@@ -177,8 +179,9 @@ def triggers(watch: Watch, links: Sequence[Link]) -> Iterator[RelatedTrigger]:
     for table in dict.fromkeys(link.model._meta.db_table for link in links):
         of_table = [link for link in links if link.model._meta.db_table == table]
         yield RelatedUpdated(watch, of_table)
+        yield RelatedDeleted(watch, of_table)
         if vanishing := [link for link in of_table if link.may_vanish]:
-            for kind in (RelatedInserted, RelatedDeleted, RelatedTruncated):
+            for kind in (RelatedInserted, RelatedTruncated):
                 yield kind(watch, vanishing)
 
 

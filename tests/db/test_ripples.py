@@ -488,6 +488,21 @@ def finish(two_writers: Any, run_jobs: Callable[[], int], *rows: Any) -> None:
     assert not ripples().exists()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_takes_anothers_place_in_one_transaction(make_story, connect, run_jobs):
+    story = make_story()
+    run_jobs()
+
+    writer = connect()
+    writer.execute("DELETE FROM app_author WHERE id = %s", [story.author_id])
+    writer.execute(
+        "INSERT INTO app_author (id, name, seen) VALUES (%s, 'Bo', 0)", [story.author_id]
+    )
+    finish([writer], run_jobs, story)
+
+    assert "Bo" in stored_text(story)
+
+
 def test_tags_in_opposite_order(make_story, two_writers, run_jobs):
     one, two = make_story(), make_story()
     run_jobs()

@@ -127,6 +127,10 @@ class Migration(migrations.Migration):
             model_name='essay',
             trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_update_related_sheet_re_a7074178', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS DISTINCT FROM "new"."id" OR "old"."title"::text COLLATE "C" IS DISTINCT FROM "new"."title"::text COLLATE "C" OR "old"."is_live" IS DISTINCT FROM "new"."is_live"))', func='-- Columns: 5bb307ec9391\nPERFORM "public".pgembed_ripple_v1(\'related.EssayEmbedding\', \'sheet_ptr__pk\', ARRAY[OLD."id"::text, NEW."id"::text]);\nRETURN NULL;', hash='6644da890a983fb57031b292e26516f6831e6e28', operation='UPDATE', pgid='pgtrigger_pgembed_ripple_update_related_sheet_re_a7074178_94f8a', table='related_sheet', when='AFTER')),
         ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_sheet_re_a7074178', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'related.EssayEmbedding\', \'sheet_ptr__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='c6d234c6016ed3885dd36a35b77e72d3d6b03283', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_sheet_re_a7074178_412ec', table='related_sheet', when='AFTER')),
+        ),
         migrations.AddConstraint(
             model_name='storyembedding',
             constraint=models.UniqueConstraint(deferrable=django.db.models.constraints.Deferrable['DEFERRED'], fields=('source', 'space', 'position'), name='pgembed_related_storyembedding_position'),
@@ -157,15 +161,19 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_author_r_30a392c4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'author__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='38f99877cd4a8ac64c585972aa7096725ca64fc1', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_author_r_30a392c4_53da7', table='related_author', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
             trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_update_related_story_ta_622b8dc4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS DISTINCT FROM "new"."story_id" OR "old"."tag_id" IS DISTINCT FROM "new"."tag_id"))', func='-- Columns: fc9621cec194\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text, NEW."story_id"::text]);\nRETURN NULL;', hash='a25e9b3249824c609eb5bb7d536019c44397e22a', operation='UPDATE', pgid='pgtrigger_pgembed_ripple_update_related_story_ta_622b8dc4_aa032', table='related_story_tags', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_insert_related_story_ta_622b8dc4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[NEW."story_id"::text]);\nRETURN NULL;', hash='fb3878294627280bcfffdb395e29da92a5c54875', operation='INSERT', pgid='pgtrigger_pgembed_ripple_insert_related_story_ta_622b8dc4_d03de', table='related_story_tags', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_story_ta_622b8dc4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text]);\nRETURN NULL;', hash='a97c96185f4eea343ea2e02795ccf3b138484521', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_story_ta_622b8dc4_37e30', table='related_story_tags', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_story_ta_622b8dc4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text]);\nRETURN NULL;', hash='a97c96185f4eea343ea2e02795ccf3b138484521', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_story_ta_622b8dc4_37e30', table='related_story_tags', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_insert_related_story_ta_622b8dc4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[NEW."story_id"::text]);\nRETURN NULL;', hash='fb3878294627280bcfffdb395e29da92a5c54875', operation='INSERT', pgid='pgtrigger_pgembed_ripple_insert_related_story_ta_622b8dc4_d03de', table='related_story_tags', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
@@ -177,15 +185,19 @@ class Migration(migrations.Migration):
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_tag_rela_35abc209', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'tags__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='acbb8dea072929db1876fde3e4b5b83e4415bb4f', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_tag_rela_35abc209_bd86b', table='related_tag', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
             trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_update_related_comment__ccdd13af', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS DISTINCT FROM "new"."story_id" OR "old"."body"::text COLLATE "C" IS DISTINCT FROM "new"."body"::text COLLATE "C"))', func='-- Columns: b0b9e820064d\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text, NEW."story_id"::text]);\nRETURN NULL;', hash='1c7476a3ee87d911e3a272cb9419ead264139948', operation='UPDATE', pgid='pgtrigger_pgembed_ripple_update_related_comment__ccdd13af_9a256', table='related_comment', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_insert_related_comment__ccdd13af', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[NEW."story_id"::text]);\nRETURN NULL;', hash='ee3ee6fd6d00e227b761a4aae1436e05d7f5e5e8', operation='INSERT', pgid='pgtrigger_pgembed_ripple_insert_related_comment__ccdd13af_36883', table='related_comment', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_comment__ccdd13af', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text]);\nRETURN NULL;', hash='aab3fbec8b619058cf9d003f73f1cb2798a1216a', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_comment__ccdd13af_30d0f', table='related_comment', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',
-            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_related_comment__ccdd13af', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[OLD."story_id"::text]);\nRETURN NULL;', hash='aab3fbec8b619058cf9d003f73f1cb2798a1216a', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_related_comment__ccdd13af_30d0f', table='related_comment', when='AFTER')),
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_insert_related_comment__ccdd13af', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("new"."story_id" IS NOT NULL))', func='-- Columns: d683296477a5\nPERFORM "public".pgembed_ripple_v1(\'related.StoryEmbedding\', \'pk\', ARRAY[NEW."story_id"::text]);\nRETURN NULL;', hash='ee3ee6fd6d00e227b761a4aae1436e05d7f5e5e8', operation='INSERT', pgid='pgtrigger_pgembed_ripple_insert_related_comment__ccdd13af_36883', table='related_comment', when='AFTER')),
         ),
         pgtrigger.migrations.AddTrigger(
             model_name='story',

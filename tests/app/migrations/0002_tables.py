@@ -1178,4 +1178,40 @@ class Migration(migrations.Migration):
             model_name='essayembedding',
             constraint=models.UniqueConstraint(deferrable=django.db.models.constraints.Deferrable['DEFERRED'], fields=('source', 'space', 'position'), name='pgembed_app_essayembedding_position'),
         ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_sheet_app_EssayPlain', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."leaf_ptr_id" IS NOT NULL))', func='-- Columns: 5f10b493a382\nPERFORM "public".pgembed_ripple_v1(\'app.EssayPlain\', \'sheet_ptr__pk\', ARRAY[OLD."leaf_ptr_id"::text]);\nRETURN NULL;', hash='6c1ee58f48e984f69c03be255d5833ac926ec658', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_sheet_app_essayplain_d2c2d', table='app_sheet', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_leaf_app_EssayPlain', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.EssayPlain\', \'sheet_ptr__leaf_ptr__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='4558309dc60ed07f63a2fcdf45df67e8a763227c', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_leaf_app_essayplain_c8c37', table='app_leaf', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_sheet_app_Es_18e4317c', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."leaf_ptr_id" IS NOT NULL))', func='-- Columns: 5f10b493a382\nPERFORM "public".pgembed_ripple_v1(\'app.EssayEmbedding\', \'sheet_ptr__pk\', ARRAY[OLD."leaf_ptr_id"::text]);\nRETURN NULL;', hash='b569d1459657ec7b016a68917c5601b51c88e1d0', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_sheet_app_es_18e4317c_9a9e2', table='app_sheet', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_leaf_app_Ess_bc73fc97', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.EssayEmbedding\', \'sheet_ptr__leaf_ptr__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='3e93fe1b425afd64111d7533511f2e0242a39aee', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_leaf_app_ess_bc73fc97_a938d', table='app_leaf', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='essay',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_author_app_E_3dc1f1c5', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.EssayEmbedding\', \'sheet_ptr__leaf_ptr__owner__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='d8459a9538f870dd699520ee7bbad6df4329a7b1', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_author_app_e_3dc1f1c5_43755', table='app_author', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_author_app_S_c4f521b4', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.StoryEmbedding\', \'author__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='c0baaa7f99dcd465150ce97b8369c60736d1d1c1', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_author_app_s_c4f521b4_05ed3', table='app_author', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_city_app_Sto_b4a03a04', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.StoryEmbedding\', \'author__city__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='8806cec4fde04175ab8c46ba353c9d1bb6f8783e', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_city_app_sto_b4a03a04_445b0', table='app_city', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_app_tag_app_Stor_9a8572cc', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 522b5b0c4445\nPERFORM "public".pgembed_ripple_v1(\'app.StoryEmbedding\', \'tags__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='71f7ca93b8dcb441aeccf3ba6a698147b66592ba', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_app_tag_app_stor_9a8572cc_35aa0', table='app_tag', when='AFTER')),
+        ),
+        pgtrigger.migrations.AddTrigger(
+            model_name='story',
+            trigger=pgembed_django.triggers.CompiledTrigger(name='pgembed_ripple_delete_auth_user_app_St_16704473', sql=pgtrigger.compiler.UpsertTriggerSql(condition='WHEN (("old"."id" IS NOT NULL))', func='-- Columns: 1bb46990283c\nPERFORM "public".pgembed_ripple_v1(\'app.StoryEmbedding\', \'remarks__by__pk\', ARRAY[OLD."id"::text]);\nRETURN NULL;', hash='6ee927a29d13ce1294097bd29302299d46221824', operation='DELETE', pgid='pgtrigger_pgembed_ripple_delete_auth_user_app_st_16704473_8983f', table='auth_user', when='AFTER')),
+        ),
     ]
