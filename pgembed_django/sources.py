@@ -23,6 +23,7 @@ from pgembed_django.core import database, faults
 from pgembed_django.core.adapting import halves
 from pgembed_django.core.user_code import Failed, UserCode
 from pgembed_django.declaration import relations
+from pgembed_django.declaration.relations import TEXTUAL
 from pgembed_django.declaration.specs import RELATED, Spec
 
 READ_BYTES = 2**24
@@ -31,7 +32,6 @@ READ_BYTES = 2**24
 MADE_SECONDS = 5.0
 """How long to make texts without a break. No lease is renewed meanwhile."""
 
-TEXTUAL = (models.CharField, models.TextField)
 LENGTH = "octet_length(%(expressions)s::text)"
 # The text length of JSON is only known by reading it, so estimate it from the stored size. Long
 # values are stored compressed, hence the factor.
@@ -117,7 +117,7 @@ def length_of(spec: Spec) -> Any:
         )
         for field in fields
     ]
-    for one in spec.relations.values:
+    for one in [one for one in spec.relations.values if not one.is_cast]:
         values = models.Func(
             models.F(one.lookup), template=LENGTH, output_field=models.BigIntegerField()
         )

@@ -15,13 +15,23 @@ All models must be loaded. ``own_columns`` needs only the model itself and its p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db.models import BinaryField, ForeignObjectRel, Model, Q, TextField
+from django.db.models import (
+    BinaryField,
+    CharField,
+    ForeignObjectRel,
+    Manager,
+    Model,
+    Q,
+    QuerySet,
+    TextField,
+)
 from django.db.models.functions import Cast
 
 from pgembed_django.core import text as texts
@@ -34,6 +44,8 @@ INSTEAD = (
     "the rows where it changes."
 )
 
+TEXTUAL = (CharField, TextField)
+
 Related = Mapping[str, list[Any]]
 """The values of ``related`` by source_pk."""
 
@@ -43,7 +55,8 @@ class Values:
     """What a lookup of ``related`` reads. ``relation`` is the lookup without the column.
 
     ``accessors`` is the same for ``prefetch_related``. ``order`` has the keys of the rows of each
-    to-many relation on the way.
+    to-many relation on the way. ``is_cast``: a join would compare keys of text, of a generic
+    relation, as another type. It could use no index, and a single key that is none would fail it.
     """
 
     lookup: str
@@ -51,6 +64,7 @@ class Values:
     accessors: str
     order: tuple[str, ...]
     column: Any
+    is_cast: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +106,12 @@ class _Walk:
     text: str | None = None
     links: dict[tuple[str, str, str], Link] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    is_cast: bool = False
     lookup: str = ""
 
     def follow(self, lookup: str) -> Values:
         """Follow a lookup to its column, and watch all that it reads."""
-        self.order, self.lookup = (), lookup
+        self.order, self.is_cast, self.lookup = (), False, lookup
         place = _Place(_concrete(self.model))
         *relations, column = lookup.split("__")
         accessors = []
@@ -119,7 +134,8 @@ class _Walk:
         if isinstance(read, BinaryField) and not self.text:
             self._refuse(f"{column!r} is binary. Name a method that reads it: text='...'.")
         self._watch(place, read)
-        return Values(lookup, "__".join(relations), "__".join(accessors), self.order, read)
+        paths = "__".join(relations), "__".join(accessors)
+        return Values(lookup, *paths, self.order, read, self.is_cast)
 
     def _to_owner(self, place: _Place, found: Any) -> _Place:
         """Go up to the parent's table that a field is in."""
@@ -146,6 +162,7 @@ class _Walk:
             )
         else:
             far, near, columns = self._ends(model, joined.field)
+            self.is_cast |= isinstance(far, TEXTUAL) and not isinstance(near, TEXTUAL)
             link = Link(
                 model=model,
                 path=place.at("pk" if near is place.model._meta.pk else near.name),
@@ -272,13 +289,34 @@ def read(spec: Any, keys: Sequence[Any], *, using: str | None) -> Related:
     for relation in dict.fromkeys(one.relation for one in values):
         of_relation = [one for one in values if one.relation == relation]
         rows = spec.all_rows(using=using).filter(pk__in=keys)
-        columns = rows.order_by(*of_relation[0].order).values_list(
-            Cast("pk", TextField()), *(one.lookup for one in of_relation)
-        )
+        if of_relation[0].is_cast:
+            columns = _prefetched(rows, of_relation)
+        else:
+            columns = rows.order_by(*of_relation[0].order).values_list(
+                Cast("pk", TextField()), *(one.lookup for one in of_relation)
+            )
         for source_pk, *of_row in columns:
             for one, value in zip(of_relation, of_row, strict=True):
                 parts[source_pk][places[one.lookup]].append(texts.of_markup(one.column, value))
     return {source_pk: [*chain.from_iterable(lists)] for source_pk, lists in parts.items()}
+
+
+def _prefetched(rows: QuerySet[Model], values: Sequence[Values]) -> Iterator[tuple[Any, ...]]:
+    """Yield the source_pk, and the values of one relation, for each of its rows."""
+    accessors = values[0].accessors
+    found = rows.annotate(pgembed_source_pk=Cast("pk", TextField())).prefetch_related(accessors)
+    for row in found:
+        ends: list[Any] = [row]
+        for name in accessors.split("__"):
+            nearer, ends = ends, []
+            for one in nearer:
+                related = getattr(one, name, None)  # a missing one raises an AttributeError, too
+                if isinstance(related, Manager):
+                    ends += sorted(related.all(), key=attrgetter("pk"))
+                elif related is not None:
+                    ends.append(related)
+        for end in ends:
+            yield row.pgembed_source_pk, *(getattr(end, one.column.attname) for one in values)
 
 
 def _forward(model: type[Model], name: str) -> Any:

@@ -12,12 +12,12 @@ from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
 from django.db import models
 
 from pgembed_django.chunking import Chunker
+from pgembed_django.declaration.relations import TEXTUAL
 from pgembed_django.declaration.specs import Declaration, Stale, TriggerLevel
 from pgembed_django.exceptions import did_you_mean
 from pgembed_django.triggers import conditions
 
 HIGHEST_PRIORITY = 100
-TEXTUAL = (models.CharField, models.TextField)
 
 
 def check(declaration: Declaration, model: type[models.Model]) -> None:

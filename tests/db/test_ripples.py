@@ -109,6 +109,18 @@ def test_related_rich_text_is_embedded_without_its_markup(make_story, run_jobs, 
 
 
 @pytest.mark.django_db
+def test_a_generic_key_of_the_wrong_type_harms_no_other_row(make_story, run_jobs):
+    story = make_story()
+    kind = ContentType.objects.get_for_model(Story)
+    Label.objects.create(content_type=kind, object_id="abc", word="astray")
+    Label.objects.create(target=story, word="newer")
+
+    run_jobs()
+
+    assert stored_text(story).endswith("\n\nnew\n\nnewer")
+
+
+@pytest.mark.django_db
 def test_values_of_related_rows_count_in_what_is_read_at_once(make_story):
     long, short = make_story(), make_story()
     for _ in range(2):
