@@ -99,25 +99,31 @@ class Expander:
         self._clock = clock
         self._size = AdaptiveSize(PAGE_UNITS, most=PAGE_UNITS)
         self._busy_seconds = 0.0
+        self._behind: set[Spec] = set()
+        """Those that could not be expanded: all others go first, and then these again."""
 
     def next_spec(self, left_alone: Iterable[Spec] = ()) -> Spec | None:
         """Return the spec whose ripples come next, if there are any."""
         if self._clock() < self.due_at < float("inf"):
             return None
-        known = [
-            (spec, path)
-            for spec, paths in self._paths.items()
-            if spec not in left_alone
-            for path in paths
-        ]
+        specs = self._paths.keys() - set(left_alone)
+        found = self._oldest(specs - self._behind)
+        if found is None and self._behind:
+            self._behind.clear()
+            found = self._oldest(specs)
+        if found is None:
+            self._busy_seconds, self.due_at = 0.0, float("inf")
+        return found
+
+    def _oldest(self, specs: Iterable[Spec]) -> Spec | None:
+        """Return the spec of the oldest ripple."""
+        known = [(spec, path) for spec in specs for path in self._paths[spec]]
         found = database.prepared(
             self._using,
             WAITING,
             specs=[spec.key for spec, _ in known],
             paths=[path for _, path in known],
         )
-        if not found:
-            self._busy_seconds, self.due_at = 0.0, float("inf")
         return next((spec for spec, _ in known if [(spec.key,)] == found), None)
 
     def expand(self, spec: Spec) -> bool:
@@ -132,7 +138,9 @@ class Expander:
                 units, busy = self._page(spec)
         except database.Busy:
             units, busy = 0, 1  # the whole table is locked
+            self._behind.add(spec)
         except DatabaseError:
+            self._behind.add(spec)
             self._size.failed(self._size.size)
             raise
         if units:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from io import StringIO
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.contrib.contenttypes.models import ContentType
 from django.core.management import call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F, QuerySet
 from django.test.utils import CaptureQueriesContext
 
@@ -667,6 +668,35 @@ def test_two_workers_expand_different_ripples(make_story, connect, run_jobs):
 
     assert pending() == [str(two.pk)]
     assert ripples().count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_canceled", [False, True])
+def test_what_cannot_be_expanded_holds_up_no_other_spec(
+    make_story, make_essay, connect, run_jobs, is_canceled
+):
+    make_story()
+    essay = make_essay()
+    run_jobs()
+    Author.objects.update(name="Bo")
+    Leaf.objects.update(title="Salmon")
+    connect().execute("LOCK TABLE app_story")
+    clock = iter(range(100))
+    both = spec(), spec("app.EssayPlain")
+    expander = Expander(both, using="default", clock=lambda: float(next(clock)))
+    if is_canceled:
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '10ms'")
+
+    for _ in range(3):
+        with suppress(OperationalError):
+            if one := expander.next_spec():
+                expander.expand(one)
+    with connection.cursor() as cursor:
+        cursor.execute("RESET statement_timeout")
+
+    assert Job.objects.filter(status="pending").get().source_pk == str(essay.pk)
+    assert expander.next_spec() == spec()  # and is tried again
 
 
 @pytest.mark.django_db(transaction=True)
